@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
+from kvemb.checks.brief import there_are
 from kvemb.durability.manifest import VariableEntry
 from kvemb.engine.agreement import agreed_optimizer
 from kvemb.engine.arguments import Arguments
@@ -13,7 +14,7 @@ from kvemb.engine.specification import check_name, stored_optimizer
 from kvemb.engine.table import Table
 from kvemb.handle import Handle, inside
 from kvemb.initializers import initializer_from_json
-from kvemb.options import RocksDBCreator
+from kvemb.options import RocksDBCreator, format_count
 from kvemb.restrict import policy_from_json
 from kvemb.variable import Variable
 
@@ -26,7 +27,7 @@ class VariableMap(Mapping[str, Variable]):
 
     def __getitem__(self, name: str) -> Variable:
         if name not in self._names():
-            raise KeyError(f"there is no variable {name!r}; there is {', '.join(self._names()) or 'none'}")
+            raise KeyError(f"there is no variable {name!r}; {there_are(self._names())}")
         return self._get(name)
 
     def __contains__(self, name: object) -> bool:
@@ -97,4 +98,4 @@ def lines_of(engine: Engine) -> Iterator[str]:
             yield f"  {engine.tables[name].variable!r}"
         else:
             entry = engine.described.variables[name]
-            yield f"  {name}: {entry.rows:,} rows of dim {entry.dim} {entry.value_dtype}, not opened yet"
+            yield f"  {name}: {format_count(entry.rows, 'row')} of dim {entry.dim} {entry.value_dtype}, not opened yet"

@@ -54,6 +54,11 @@ def format_bytes(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
+def format_count(count: int, what: str) -> str:
+    """Return a count for people: 1, "row" -> '1 row'; 2000, "row" -> '2,000 rows'."""
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
 def format_time(seconds: float) -> str:
     """Return seconds since 1970 as local time for people: '2026-01-31 23:59:59'."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

@@ -6,7 +6,7 @@ import time
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from kvemb.options import format_bytes
+from kvemb.options import format_bytes, format_count
 
 # Names of a variable's tiers: the host's memory, and rows that are in the cold store only.
 HOST, DISK = "host", "disk"
@@ -93,7 +93,7 @@ class Stats:
 
     def __str__(self) -> str:
         return (
-            f"{self.rows:,} rows: {self.hot}, {format_bytes(self.bytes_cold)} cold\n"
+            f"{format_count(self.rows, 'row')}: {self.hot}, {format_bytes(self.bytes_cold)} cold\n"
             f"{self.hit_rate_in_words}: hits {self.hits:,}, misses {self.misses:,}; absent keys {self.absent:,}\n"
             + (f"refused gradients {self.refused:,}\n" if self.bytes_sightings else "")
             + f"promotions {self.promotions:,}, spills {self.spills:,}, waiting {self.rows_waiting:,}\n"

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from kvemb import many_tables
 from kvemb.catalog import VariableMap, get_or_make, lines_of, opened
+from kvemb.checks.brief import there_are
 from kvemb.defaults import DefaultStore
 from kvemb.durability import paths
 from kvemb.durability.attachments import Attachments, Extra, Files
@@ -135,7 +136,7 @@ class Store(DefaultStore[Engine]):
         with self._inside.lock:
             self.state.check_writable()
             if name not in (names := self._inside.names()):
-                raise KeyError(f"there is no variable {name!r}; there is {', '.join(names) or 'none'}")
+                raise KeyError(f"there is no variable {name!r}; {there_are(names)}")
             drop(self._inside, [name])
 
     @property

@@ -30,7 +30,7 @@ from kvemb.engine.table import Table
 from kvemb.handle import Handle, inside
 from kvemb.initializers import Initializer
 from kvemb.optimizers import Optimizer, as_optimizer
-from kvemb.options import format_bytes
+from kvemb.options import format_bytes, format_count
 from kvemb.restrict import RestrictPolicy
 from kvemb.rows.block import RowBlock
 from kvemb.rows.device_arrays import device_of
@@ -176,7 +176,7 @@ class Variable(Handle[Table]):
             return f"<kvemb.Variable {self.name!r} {kind}, closed>"
         stats = self.stats
         return (
-            f"<kvemb.Variable {self.name!r} {kind}, {stats.rows:,} rows, {stats.hot}, "
+            f"<kvemb.Variable {self.name!r} {kind}, {format_count(stats.rows, 'row')}, {stats.hot}, "
             f"{format_bytes(stats.bytes_cold)} cold, {stats.hit_rate_in_words}>"
         )
 

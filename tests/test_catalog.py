@@ -23,7 +23,7 @@ def test_only_getting_a_variable_opens_it():
 
 
 def test_a_name_that_is_missing_is_told_with_those_there_are():
-    for names, told in (([], "there is none"), (["a", "b"], "there is a, b")):
+    for names, told in (([], "there is none"), (["a", "b"], "there are a, b")):
         with pytest.raises(KeyError, match=f"there is no variable 'x'; {told}"):
             VariableMap(lambda names=names: names, str)["x"]
 

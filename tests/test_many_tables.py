@@ -88,7 +88,7 @@ def sizes(tables):
         (("c", ([1.5], np.ones((1, 4), np.float32))), TypeError, "variable 'c': keys must be int64"),
         (("c", [1, 2]), TypeError, r"variable 'c': expected \(keys, grads\), got \[1, 2\]"),
         (("b", ([1], [[1.0, 1, 1]])), ValueError, "variable 'b' is given twice"),
-        (("d", ([1], [[1.0]])), KeyError, "there is no variable 'd'; there is a, b, c"),
+        (("d", ([1], [[1.0]])), KeyError, "there is no variable 'd'; there are a, b, c"),
         ((7, ([1], [[1.0]])), TypeError, "expected a Variable or its name, got 7"),
     ],
 )

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -48,13 +48,16 @@ class Moved:
 class Difference:
     """The differences in one variable. recorded: True if only recorded changes were read, False if both tables were.
 
-    changed: rows in both whose values, slots, score or step differ; moved: those whose values differ. l2, cosine: how
-    far they moved, as the norm of the difference relative to that of the row before, and as 1 - cosine. most: the rows
-    that moved most; rows with NaN before or after, whose distance is NaN, come first.
+    table: "added" if only the second checkpoint has the variable, "removed" if only the first has it; then all its rows
+    are counted as added, or removed, and none were read. changed: rows in both whose values, slots, score or step
+    differ; moved: those whose values differ. l2, cosine: how far they moved, as the norm of the difference relative to
+    that of the row before, and as 1 - cosine. most: the rows that moved most; rows with NaN before or after, whose
+    distance is NaN, come first.
     """
 
     variable: str
     recorded: bool
+    table: Literal["common", "added", "removed"] = "common"
     added: int = 0
     removed: int = 0
     changed: int = 0
@@ -90,27 +93,30 @@ def diff(
     l2; it takes one variable. batch_rows: rows that are compared at a time. progress(done, total): bytes, while a
     checkpoint is pulled, and rows.
 
-    Raises BadInput if a variable is in only one of them or its schema differs; FileExistsError.
+    Raises BadInput if a variable's schema differs; with out, if either lacks the variable; FileExistsError.
     """
     with readable(a, progress) as place_a, readable(b, progress, since=place_a) as place_b:
         first, second = kvemb.Checkpoint.at(place_a), kvemb.Checkpoint.at(place_b)
-        known = sorted(set(first.variables) | set(second.variables))
+        one, other = set(first.variables), set(second.variables)
+        known = sorted(one | other if out is None else one & other)
         names = known if variable is None and out is None else [chosen(f"{a} and {b}", known, variable, has="have")]
-        for name in names:
-            _check(name, a, first, b, second)
+        for name in one.intersection(other, names):
+            _check_schema(name, a, first, b, second)
         found = []
         for name in names:
-            with ExitStack() as stack:
-                writer = None if out is None else stack.enter_context(_Writer.opened(out, second.variables[name]))
-                found.append(_diff(first, second, name, top, writer, batch_rows, progress))
+            if name not in one:
+                found.append(Difference(name, False, "added", added=second.variables[name].rows))
+            elif name not in other:
+                found.append(Difference(name, False, "removed", removed=first.variables[name].rows))
+            else:
+                with ExitStack() as stack:
+                    writer = None if out is None else stack.enter_context(_Writer.opened(out, second.variables[name]))
+                    found.append(_diff(first, second, name, top, writer, batch_rows, progress))
         return found
 
 
-def _check(name: str, a: object, first: kvemb.Checkpoint, b: object, second: kvemb.Checkpoint) -> None:
-    """Raise BadInput unless both have the variable, with the same schema. a, b: their names in messages."""
-    for path, checkpoint in ((a, first), (b, second)):
-        if name not in checkpoint.variables:
-            raise BadInput(f"{path} has no variable {name!r}; name one that both have with --variable")
+def _check_schema(name: str, a: object, first: kvemb.Checkpoint, b: object, second: kvemb.Checkpoint) -> None:
+    """Raise BadInput unless the variable has the same schema in both. a, b: their names in messages."""
     one, other = first.variables[name], second.variables[name]
     for what in ("key_dtype", "value_dtype", "dim"):
         if getattr(one, what) != getattr(other, what):

@@ -87,7 +87,7 @@ def _usage(failure: Any) -> str:
     message = failure.format_message()
     if len(message) > _MAX_CHARACTERS:  # the message quotes arguments of any length
         message = f"{message[: _MAX_CHARACTERS // 2]} ... {message[-_MAX_CHARACTERS // 2 :]}"
-    return f"{message} (see {command} --help)"
+    return f"{message.removesuffix('.')} (see {command} --help)"
 
 
 def _disk_is_full(failure: BaseException) -> bool:

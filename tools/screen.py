@@ -59,6 +59,11 @@ def local_path(text: str) -> Path:
     return Path(text)
 
 
+def counted(count: int, what: str) -> str:
+    """Return a count in words: 1, "row" -> '1 row'; 2000, "row" -> '2,000 rows'."""
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
 def size(count: float) -> str:
     """Return a number of bytes in words: 1536 -> '1.5 KiB'."""
     for unit in ("B", "KiB", "MiB", "GiB"):

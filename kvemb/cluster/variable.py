@@ -19,6 +19,7 @@ from kvemb.engine.specification import Specification
 from kvemb.engine.table import Table
 from kvemb.errors import Closed, ShardLost
 from kvemb.handle import Handle, StoreHandle, inside
+from kvemb.options import format_count
 from kvemb.stats import Stats
 from kvemb.tiers.budget import Budget
 from kvemb.tiers.hot_tables import HotTables
@@ -60,7 +61,7 @@ def lines_of(cluster: Cluster) -> Iterator[str]:
         elif entry is None:
             yield f"  {name}: open in another client"
         else:
-            yield f"  {name}: {entry.rows:,} rows of dim {entry.dim} {entry.value_dtype}, not opened yet"
+            yield f"  {name}: {format_count(entry.rows, 'row')} of dim {entry.dim} {entry.value_dtype}, not opened yet"
 
 
 class Variable(OneStoresVariable):

@@ -18,7 +18,7 @@ from kvemb.durability.changes import ChangeLog
 from kvemb.durability.journal_segments import Entry
 from kvemb.durability.manifest import Manifest, VariableEntry
 from kvemb.errors import Corruption
-from kvemb.options import format_time
+from kvemb.options import format_count, format_time
 from kvemb.rows.block import REMOVED, RowBlock
 from kvemb.rows.codec import order_keys, unordered_keys, unpack_rows
 from kvemb.rows.schema import Schema
@@ -40,7 +40,7 @@ class Recovery:
 
     def __str__(self) -> str:
         when = format_time(self.created)
-        added = f" and {self.rows:,} rows written later, from the log" if self.rows else ""
+        added = f" and {format_count(self.rows, 'row')} written later, from the log" if self.rows else ""
         return f"the store {self.path} was not closed; recovered: its durable point of {when}{added}"
 
     def log_warning(self) -> None:

@@ -12,7 +12,7 @@ from kvemb.durability import fresh_files, layout, manifest
 from kvemb.durability.checkpoint import Checkpoint, left_by_restore, restoring
 from kvemb.durability.manifest import Manifest
 from kvemb.handle import inside
-from kvemb.options import format_time
+from kvemb.options import format_count, format_time
 from kvemb.store import Store
 
 _logger = logging.getLogger("kvemb")
@@ -68,7 +68,8 @@ def _check(path: Path, found: Manifest, newest: Checkpoint | None) -> None:
         )
     if newest is None and rows:
         raise FileExistsError(
-            f"{path} has {rows:,} rows and the series has no checkpoint yet: open it with kvemb.open, or delete it"
+            f"{path} has {format_count(rows, 'row')} and the series has no checkpoint yet: open it with kvemb.open, "
+            "or delete it"
         )
 
 

@@ -17,7 +17,7 @@ from kvemb.errors import CheckpointNotFound, Corruption, StoreNotFound
 from kvemb.meter import Progress
 from kvemb.offline.places import divided, is_elsewhere
 from kvemb.offline.remote_checking import RemoteChecking
-from kvemb.options import format_time
+from kvemb.options import format_count, format_time
 
 
 @dataclass
@@ -138,5 +138,5 @@ def _verify_store(path: Path, found: Verification, progress: Progress | None) ->
         when = format_time(described.created)
         found.notes.append(
             f"{path} was not closed: opening it recovers its durable point of {when}"
-            + (f" and {rows:,} rows written later, from the log" if rows else "")
+            + (f" and {format_count(rows, 'row')} written later, from the log" if rows else "")
         )

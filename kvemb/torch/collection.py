@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvemb.checks.brief import brief
+from kvemb.checks.brief import brief, there_are
 from kvemb.rows.bags import bounds_of
 from kvemb.store import Store
 from kvemb.torch.bags import JaggedIds, Keys, bags_of, keys_of
@@ -48,7 +48,7 @@ class EmbeddingBagCollection(RowsModule):
             raise TypeError(f"features must be a dict from feature to table, or None, got {brief(features)}")
         features = {name: name for name in tables} if features is None else dict(features)
         if unknown := sorted({*features.values()} - {*tables}):
-            raise ValueError(f"features name the table {unknown[0]!r}; there is {', '.join(tables)}")
+            raise ValueError(f"features name the table {unknown[0]!r}; {there_are(tables)}")
         if unused := [name for name in tables if name not in features.values()]:
             raise ValueError(f"no feature names the table {unused[0]!r}; leave it out, or name it in features")
         modes = dict(mode) if isinstance(mode, Mapping) else dict.fromkeys(tables, mode)
@@ -98,7 +98,7 @@ class EmbeddingBagCollection(RowsModule):
     def _by_feature(self, inputs: Any) -> dict[str, Any]:
         by_feature = inputs if isinstance(inputs, Mapping) else _jagged(inputs)
         if missing := [name for name in self.features if name not in by_feature]:
-            raise ValueError(f"the feature {missing[0]!r} is not given; there is {', '.join(map(str, by_feature))}")
+            raise ValueError(f"the feature {missing[0]!r} is not given; {there_are(by_feature)}")
         return {name: by_feature[name] for name in self.features}
 
     def _bags_of(self, name: str, given: Any) -> JaggedIds:

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import torch
 
+from kvemb.options import format_count
 from kvemb.torch.module import RowsModule, processes
 from kvemb.torch.weights import check_weight, write_weight
 from kvemb.variable import Variable
@@ -43,7 +44,7 @@ class TableModule(RowsModule):
         if rows := module.variable.size():
             name, what = module.variable.name, cls.__name__
             message = (
-                f"variable {name!r} has {rows:,} rows, which from_pretrained would replace; open it as "
+                f"variable {name!r} has {format_count(rows, 'row')}, which from_pretrained would replace; open it as "
                 f"it is with {what}({name!r}), or write over it with load_state_dict"
             )
             if processes() > 1:

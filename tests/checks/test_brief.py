@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvemb.checks.brief import MAX_CHARACTERS, brief
+from kvemb.checks.brief import MAX_CHARACTERS, brief, there_are
 
 
 @pytest.mark.parametrize("value", [7, -1.5, "users", None, True, [1, 2], {"a": 1}])
@@ -31,3 +31,10 @@ def test_lines_become_one():
 def test_an_int_that_python_refuses_to_print_is_told_by_its_length():
     assert brief(1 << 100_000) == "an int of 100,001 bits"
     assert brief([1 << 100_000]) == "[an int of 100,001 bits]"
+
+
+@pytest.mark.parametrize(
+    ("names", "told"), [([], "there is none"), (["u"], "there is u"), (["u", "v", "w"], "there are u, v, w")]
+)
+def test_several_names_are_told_of_in_the_plural(names, told):
+    assert there_are(iter(names)) == told

@@ -123,7 +123,7 @@ def test_calls_by_name_ask_the_coordinator_about_no_variable_that_is_open(cluste
         rows = cluster.lookup({"users": [1], "items": [2]})
     assert set(asked) <= {"exchange"}
     assert [rows["users"].tolist(), rows["items"].tolist()] == [[[-1.5, -1.5]]] * 2
-    with pytest.raises(KeyError, match="there is no variable 'none'; there is items, users"):
+    with pytest.raises(KeyError, match="there is no variable 'none'; there are items, users"):
         cluster.apply_gradients({"users": ([1], ONES[:1]), "none": ([1], ONES[:1])})
     cluster.drop_variable("items")
     with pytest.raises(KeyError, match="there is no variable 'items'; there is users"):

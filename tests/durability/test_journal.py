@@ -231,7 +231,7 @@ def test_a_log_is_replayed_whatever_mode_the_store_is_opened_in_and_once(open_st
     crash = crashed(store.path, tmp_path / "crash")
     reopened = kvemb.open(crash, memory_budget=BUDGET)
     assert str(reopened.recovery) in caplog.text
-    assert "and 1 rows written later, from the log" in caplog.text
+    assert "and 1 row written later, from the log" in caplog.text
     assert list((crash / "log").iterdir()) == []
     put(reopened, 2)
     again = crashed(crash, tmp_path / "again")

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 import kvemb.cluster
-from kvemb.tools.screen import AsJson, Quiet, Screen, local_path
+from kvemb.tools.screen import AsJson, Quiet, Screen, counted, local_path
 
 app = typer.Typer(help="Describe the checkpoints of a cluster, and rewrite one for another number of shards.")
 
@@ -31,7 +31,7 @@ def status(
         ("id", found.id),
         ("shards", f"{len(found.shards):,}"),
         *([("extra", json.dumps(found.extra))] if found.extra else []),
-        *((name, f"{count:,} rows") for name, count in rows.items()),
+        *((name, counted(count, "row")) for name, count in rows.items()),
     ]
     summary: dict[str, Any] = {"url": url, "number": number, "id": found.id, "created": found.created, "rows": rows}
     summary["extra"] = found.extra
@@ -60,6 +60,6 @@ def reshard(
         number = kvemb.cluster.reshard(url, out, shards=shards, scratch=scratch, progress=update)
     made = kvemb.cluster.latest(out, number=number)[1]
     rows = sum(entry.rows for entry in made.variables.values())
-    lines = [("made", f"checkpoint {number} of {shards:,} shards"), ("rows", f"{rows:,}")]
+    lines = [("made", f"checkpoint {number} of {counted(shards, 'shard')}"), ("rows", f"{rows:,}")]
     summary = {"out": out, "number": number, "shards": shards, "rows": rows}
     screen.close(f"kvemb cluster reshard {url} {out}", lines, summary)

@@ -12,7 +12,7 @@ import typer
 from kvemb.tools.destinations import PIPE
 from kvemb.tools.formats.known import FORMATS, names
 from kvemb.tools.limits import MAX_JOBS, MAX_PARTS
-from kvemb.tools.screen import PLACE, AsJson, Quiet, Screen, local_path
+from kvemb.tools.screen import PLACE, AsJson, Quiet, Screen, counted, local_path
 
 _FORMATS = "; ".join(f"{kind.name}: {kind.what}" for kind in FORMATS.values() if kind.writer is not None)
 Variable = Annotated[str | None, typer.Option(help="The variable; required if there are several.")]
@@ -68,9 +68,9 @@ def export(
         )
     if piped:
         return
-    lines = [("variable", done.variable), ("wrote", f"{done.rows:,} rows as {done.format} to {done.out}")]
+    lines = [("variable", done.variable), ("wrote", f"{counted(done.rows, 'row')} as {done.format} to {done.out}")]
     if since is not None:
-        lines.append(("removed", f"{done.removed:,} keys, in {tool.removed_beside(done.out)}"))
+        lines.append(("removed", f"{counted(done.removed, 'key')}, in {tool.removed_beside(done.out)}"))
     if done.left_out:
         lines.append(("note", f"without {' and '.join(done.left_out)}: training cannot continue"))
     screen.close(f"kvemb export {path}", lines, asdict(done))
@@ -119,10 +119,10 @@ def import_(
             progress=update,
         )
     lines = [
-        ("variable", f"{done.variable}, {done.rows:,} rows now"),
-        ("added", f"{done.added:,} rows"),
-        ("replaced", f"{done.replaced:,} rows"),
-        ("kept as they were", f"{done.kept:,} rows"),
+        ("variable", f"{done.variable}, {counted(done.rows, 'row')} now"),
+        ("added", counted(done.added, "row")),
+        ("replaced", counted(done.replaced, "row")),
+        ("kept as they were", counted(done.kept, "row")),
     ]
     if done.made is not None:
         lines.insert(1, ("new, with", ", ".join(f"{what} {name}" for what, name in done.made.items())))

@@ -14,7 +14,7 @@ import typer
 import kvemb
 from kvemb.tools import inspect, table_stats
 from kvemb.tools.limits import MAX_STORED_ROWS
-from kvemb.tools.screen import PLACE, AsJson, Quiet, Screen, local_path, size
+from kvemb.tools.screen import PLACE, AsJson, Quiet, Screen, counted, local_path, size
 
 Place = Annotated[str, typer.Argument(help=PLACE)]
 Variable = Annotated[str | None, typer.Argument(help="The variable; required if there are several.")]
@@ -45,10 +45,10 @@ def info(path: Place, as_json: AsJson = False) -> None:
     for each in found.variables:
         described = each.described
         kind = f"{described['dim']} {described['value_dtype']}, keys {described['key_dtype']}"
-        lines.append((each.name, f"{each.rows:,} rows of {kind}"))
+        lines.append((each.name, f"{counted(each.rows, 'row')} of {kind}"))
         held = [f"{held['rows']:,} {_where(place)} in {size(held['bytes'])}" for place, held in each.tiers.items()]
         lines += [("", f"hot when saved: {', '.join(held)}")] if held else []
-        lines.append(("", f"uses recorded by {described['recording_calls']:,} calls"))
+        lines.append(("", f"uses recorded by {counted(described['recording_calls'], 'call')}"))
         parts = [what for what in ("optimizer", "policy", "initializer") if described[what]]
         lines += [("", f"{what}: {_brief(described[what])}") for what in parts]
     summary = {**asdict(found), "path": str(path), "nbytes": found.nbytes}
@@ -177,10 +177,10 @@ def stats(path: Place, variable: Variable = None, quiet: Quiet = False, as_json:
     keys = f": {', '.join(map(str, found.not_finite_keys))}" if found.not_finite else ""
     lines = [
         ("rows", f"{found.rows:,}"),
-        ("uses recorded by", f"{found.recording_calls:,} calls"),
-        ("as initialized", f"{found.dead:,} rows"),
-        ("equal to another", f"{found.duplicates:,} rows"),
-        ("NaN or infinite", f"{found.not_finite:,} rows{keys}"),
+        ("uses recorded by", counted(found.recording_calls, "call")),
+        ("as initialized", counted(found.dead, "row")),
+        ("equal to another", counted(found.duplicates, "row")),
+        ("NaN or infinite", counted(found.not_finite, "row") + keys),
         ("norm", _histogram(found.norms)),
         ("score", _histogram(found.scores, _moment if found.scores_are_times else _number)),
         ("age in these calls", _histogram(found.ages)),
@@ -212,7 +212,7 @@ def diff(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what differs: rows added, removed and changed, how far rows moved, and which moved most.
+    """Show what differs: tables added and removed; rows added, removed and changed, how far rows moved, which most.
 
     Example: kvemb diff checkpoints/00000041 checkpoints/00000042 --variable users
     """
@@ -227,10 +227,13 @@ def diff(
         found = differing.diff(a, b, variable=variable, top=top, out=target, progress=update)
     lines = []
     for each in found:
+        if each.table != "common":
+            lines.append((each.variable, f"table {each.table}, with {counted(each.added + each.removed, 'row')}"))
+            continue
         how = "read from the recorded changes" if each.recorded else "both tables were read"
         counts = {"added": each.added, "removed": each.removed, "changed": each.changed}
-        counted = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
-        lines.append((each.variable, f"{counted or 'no difference'}; {how}"))
+        told = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+        lines.append((each.variable, f"{told or 'no difference'}; {how}"))
         lines += [("", f"{each.moved:,} moved; relative to the row before:")] * bool(each.moved)
         bins = zip(each.l2.upto, each.l2.counts, strict=True)
         lines += [("", f"  {_upto(most):>11}: {count:,}") for most, count in bins if count]

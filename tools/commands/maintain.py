@@ -13,7 +13,7 @@ from kvemb import bulk
 from kvemb.tools.failures import BadInput, WrongUsage
 from kvemb.tools.limits import MAX_DIM, MAX_STORED_ROWS
 from kvemb.tools.reading import chosen
-from kvemb.tools.screen import AsJson, Quiet, Screen, local_path, size
+from kvemb.tools.screen import AsJson, Quiet, Screen, counted, local_path, size
 
 BUDGET = "128MiB"
 Store = Annotated[Path, typer.Argument(parser=local_path, help="A store that no process has open.")]
@@ -58,7 +58,7 @@ def restrict(
         left = bulk.restrict(table, keep, progress=update, dry_run=dry_run)
         now = rows - left if dry_run else table.size()
     if dry_run:
-        told = f"{rows:,} rows now, {now:,} would stay: {left:,} would be removed"
+        told = f"{counted(rows, 'row')} now, {now:,} would stay: {left:,} would be removed"
         summary = {"variable": table.name, "rows_before": rows, "rows_after": now, "dry_run": True}
         screen.close(
             f"kvemb restrict {path} --dry-run", [(table.name, told), ("policy", str(table.restrict_policy))], summary
@@ -66,7 +66,7 @@ def restrict(
         return
     after = _bytes(path)
     lines = [
-        (table.name, f"{rows:,} rows before, {now:,} after: {left:,} removed"),
+        (table.name, f"{counted(rows, 'row')} before, {now:,} after: {left:,} removed"),
         ("bytes", f"{size(before)} before, {size(after)} after; may grow until kvemb compact frees the space"),
     ]
     summary = {"variable": table.name, "rows_before": rows, "rows_after": now}
@@ -105,11 +105,11 @@ def drop(
         name = chosen(path, list(store.variables), variable)
         rows = kvemb.Checkpoint.at(path).variables[name].rows
         if not as_json:
-            screen.print_line(f"{rows:,} rows of {name!r} will be deleted from {path}")
+            screen.print_line(f"{counted(rows, 'row')} of {name!r} will be deleted from {path}")
         _ask("drop", yes)
         store.drop_variable(name)
     after = _bytes(path)
-    lines = [("dropped", f"{name}, {rows:,} rows"), ("bytes", f"{size(before)} before, {size(after)} after")]
+    lines = [("dropped", f"{name}, {counted(rows, 'row')}"), ("bytes", f"{size(before)} before, {size(after)} after")]
     summary: dict[str, object] = {"variable": name, "rows": rows, "bytes_before": before, "bytes_after": after}
     screen.close(f"kvemb drop {path}", lines, summary)
 
@@ -167,11 +167,11 @@ def migrate(
     )
     screen = Screen(quiet, as_json)
     if not as_json:
-        screen.print_line(f"{found.rows:,} rows of {found.variable!r} to {out}:")
+        screen.print_line(f"{counted(found.rows, 'row')} of {found.variable!r} to {out}:")
         for step in found.steps:
             screen.print_line(f"  {step}")
     _ask("migrate", yes)
     with screen.counting("migrate") as update:
         rows = migrating.migrate(found, progress=update)
-    lines = [("made", f"{out}, {rows:,} rows")]
+    lines = [("made", f"{out}, {counted(rows, 'row')}")]
     screen.close(f"kvemb migrate {path}", lines, {"out": str(out), "rows": rows, "steps": found.steps})

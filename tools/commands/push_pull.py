@@ -10,7 +10,7 @@ import typer
 
 import kvemb
 from kvemb.tools.limits import MAX_JOBS, MAX_SERIES
-from kvemb.tools.screen import AsJson, Quiet, Screen, local_path, size
+from kvemb.tools.screen import AsJson, Quiet, Screen, counted, local_path, size
 
 Number = Annotated[
     int | None, typer.Option(min=1, max=MAX_SERIES, help="The checkpoint's number; default: the newest.")
@@ -45,9 +45,9 @@ def push(
         done = series.push(url, number=number, keep=keep, verify=verify, whole=whole, jobs=jobs, progress=update)
     lines = [
         ("checkpoint", f"{done.number:08d}"),
-        ("sent", f"{done.files:,} files, {size(done.nbytes)}"),
-        ("stored", f"as a base and {done.deltas:,} delta{'s' * (done.deltas != 1)}" if done.deltas else "whole"),
-        ("there already", f"{done.shared:,} files"),
+        ("sent", f"{counted(done.files, 'file')}, {size(done.nbytes)}"),
+        ("stored", f"as a base and {counted(done.deltas, 'delta')}" if done.deltas else "whole"),
+        ("there already", counted(done.shared, "file")),
     ]
     screen.close(f"kvemb push {root} {url}", lines, asdict(done))
 
@@ -74,7 +74,7 @@ def pull(
     known = found.path in existing
     lines = [
         ("checkpoint", f"{found.path}{', was here already' if known else ''}"),
-        ("holds", f"{rows:,} rows, {size(found.nbytes)}"),
+        ("holds", f"{counted(rows, 'row')}, {size(found.nbytes)}"),
     ]
     summary = {"path": str(found.path), "id": found.id, "rows": rows, "nbytes": found.nbytes, "was_here": known}
     screen.close(f"kvemb pull {url} {root}", lines, summary)

@@ -10,7 +10,7 @@ import typer
 import kvemb
 from kvemb import bulk
 from kvemb.tools.failures import WrongUsage
-from kvemb.tools.screen import PLACE, AsJson, Quiet, Screen, local_path, size
+from kvemb.tools.screen import PLACE, AsJson, Quiet, Screen, counted, local_path, size
 
 # No rows are looked up, so this is the smallest budget of a store.
 BUDGET = "32MiB"
@@ -44,7 +44,7 @@ def restore(
     lines = [
         ("made", f"{path}, {size(made.nbytes)}"),
         ("from", place.name),
-        *((name, f"{count:,} rows") for name, count in rows.items()),
+        *((name, counted(count, "row")) for name, count in rows.items()),
     ]
     summary = {"out": str(path), "checkpoint": place.name, "rows": rows, "nbytes": made.nbytes}
     screen.close(f"kvemb restore {checkpoint}", lines, summary)

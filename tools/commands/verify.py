@@ -10,7 +10,7 @@ import typer
 
 import kvemb
 from kvemb.errors import StoreNotFound
-from kvemb.tools.screen import AsJson, Quiet, Screen, local_path, size
+from kvemb.tools.screen import AsJson, Quiet, Screen, counted, local_path, size
 
 # How many lost key ranges of a variable are listed.
 LISTED_GAPS = 5
@@ -39,7 +39,7 @@ def verify(
         screen.print_line(line)
     sound = "sound: every byte was read" if deep else "no damage found; tables were not read: --deep reads them"
     lines = [("outcome", sound if found else f"damaged: findings above, {len(found.findings)}")]
-    lines += [(name, f"{rows:,} rows") for name, rows in found.rows.items()]
+    lines += [(name, counted(rows, "row")) for name, rows in found.rows.items()]
     lines.append(("files", f"{found.files:,}, {size(found.nbytes)}"))
     screen.close(f"kvemb verify {path}", lines, {**asdict(found), "path": str(path), "sound": bool(found)})
     if not found:
@@ -68,11 +68,11 @@ def repair(
         screen.print_line(line)
     lines = [("made", str(out)), ("damages", f"{len(done.damages)}")]
     for name, saved in done.variables.items():
-        lines.append((name, f"{saved.rows:,} rows saved, {saved.lost:,} lost"))
+        lines.append((name, f"{counted(saved.rows, 'row')} saved, {saved.lost:,} lost"))
         lines += [("", f"keys {first} to {last} left out") for first, last in saved.gaps[:LISTED_GAPS]]
         if more := saved.gaps[LISTED_GAPS:]:
             lines.append(("", f"and {len(more):,} more ranges; --json lists all"))
-    lines.append(("from the log", f"{done.logged:,} rows"))
+    lines.append(("from the log", counted(done.logged, "row")))
     screen.close(f"kvemb repair {path}", lines, {**asdict(done), "source": str(done.source), "out": str(out)})
     if any(saved.lost for saved in done.variables.values()):
         raise typer.Exit(1)

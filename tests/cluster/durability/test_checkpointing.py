@@ -227,7 +227,7 @@ def test_variables_open_as_they_are_stored(open_cluster, tmp_path):
         cluster.get_variable("users", dim=2, optimizer=ADAM).apply_gradients([1], np.ones((1, 2), np.float32))
         cluster.get_variable("items", "int32", "float16", 3, initializer=kvemb.Ones())
     cluster = open_cluster(3, url=tmp_path / "series")
-    assert "users: 1 rows of dim 2 float32, not opened yet" in repr(cluster)
+    assert "users: 1 row of dim 2 float32, not opened yet" in repr(cluster)
     assert list(cluster.variables) == ["items", "users"]
     items = cluster.variables["items"]
     assert (items.dim, items.key_dtype, items.value_dtype) == (3, np.int32, np.float16)

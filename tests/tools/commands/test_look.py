@@ -56,7 +56,7 @@ def test_info_and_ls_say_what_is_there(place, capsys):
     assert inspect.info(place / "store").kind == "store"
     assert run(["info", str(place / "2")]) == 0
     out = capsys.readouterr().out
-    parts = ("1,999 rows of 4 float32, keys int64", "uses recorded by 1 calls", "frequency(half_life=None)")
+    parts = ("1,999 rows of 4 float32, keys int64", "uses recorded by 1 call", "frequency(half_life=None)")
     for part in (*parts, found.id):
         assert part in out
     assert "optimizer: adagrad(learning_rate=0.01) " in out, "what it has by default is not printed"
@@ -277,5 +277,38 @@ def test_tables_of_other_shapes_are_refused(place, tmp_path):
         store.get_variable("table", dim=9)
     with pytest.raises(BadInput, match=r"has dim 4 in .* and 9 in .*; convert one of them with kvemb migrate"):
         diff(place / "1", tmp_path / "wide", variable="table")
-    with pytest.raises(BadInput, match="has no variable 'other'"):
-        diff(place / "1", tmp_path / "wide")
+
+
+def test_diff_lists_a_table_that_one_side_lacks_and_compares_the_others(tmp_path, capsys):
+    for name, tables in (("a", ("both", "old")), ("b", ("both", "new"))):
+        with kvemb.open(tmp_path / name, memory_budget=BUDGET) as store:
+            for at, table in enumerate(tables, 1):
+                store.get_variable(table, dim=DIM).upsert(np.arange(at), values(at, at))
+    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+    found = {each.variable: (each.table, each.added, each.removed, each.changed) for each in diff(a, b)}
+    assert found == {"both": ("common", 0, 0, 0), "new": ("added", 2, 0, 0), "old": ("removed", 0, 2, 0)}
+    assert run(["diff", a, b]) == 0
+    told = capsys.readouterr().out
+    for line in (r"both .*no difference", r"new .*table added, with 2 rows", r"old .*table removed, with 2 rows"):
+        assert re.search(line, told), told
+    assert run(["diff", a, b, "--json", "--variable", "new"]) == 0
+    (only,) = json.loads(capsys.readouterr().out)["variables"]
+    assert (only["variable"], only["table"], only["added"], only["most"]) == ("new", "added", 2, [])
+    assert run(["diff", a, b, "--format", "parquet", "--out", str(tmp_path / "o.parquet"), "--variable", "new"]) == 1
+    assert "have no variable 'new'; they have both" in capsys.readouterr().err
+
+
+def test_one_row_is_not_called_rows(tmp_path, capsys):
+    with kvemb.open(tmp_path / "store", memory_budget=BUDGET) as store:
+        table = store.get_variable("table", dim=DIM)
+        table.upsert([1], values(1, 1))
+        assert "1 row, " in repr(table)
+        assert str(table.stats).startswith("1 row: ")
+    place = str(tmp_path / "store")
+    for command in (["info", place], ["verify", place], ["export", place, str(tmp_path / "rows.csv")]):
+        assert run(command) == 0
+        told = capsys.readouterr().out
+        assert re.search(r"\b1 row\b", told), told
+        assert "1 rows" not in told
+    assert run(["info"]) == 2
+    assert "'PATH' (see kvemb info --help)" in capsys.readouterr().err.replace("'path'", "'PATH'")

@@ -29,7 +29,7 @@ def series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_store_is_made_and_the_checkpoint_stays(series, capsys):
     assert run(["restore", "series/00000001", "store"]) == 0
     told = capsys.readouterr().out
-    for part in ("store", "1,000 rows", "items", "1 rows"):
+    for part in ("store", "1,000 rows", "items", "1 row"):
         assert part in told
     with kvemb.open("store", memory_budget=BUDGET) as store:
         store.variables["users"].apply_gradients([5], np.ones((1, 2), np.float32))
