@@ -297,7 +297,7 @@ def test_a_restore_of_some_variables(open_store, tmp_path):
         (changes, "write_keys"),
         (changes.ChangeLog, "link_to"),
         (point_writer, "write_hot"),
-        (inventory, "take"),
+        (inventory.Inventory, "take"),
     ],
 )
 def test_a_store_that_could_not_record_changes_makes_no_checkpoint_without_them(

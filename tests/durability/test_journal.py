@@ -19,7 +19,7 @@ from histories import SMALL_PILES
 from quick import quick
 
 import kvemb
-from kvemb.durability import journal, points
+from kvemb.durability import inventory, journal
 from kvemb.errors import ColdStoreError, Corruption, Poisoned
 from kvemb.handle import inside
 from kvemb.tools.stress.lockstep import LockstepChecker
@@ -51,15 +51,15 @@ def check(path: Path, models: dict[str, Model]) -> kvemb.durability.recovery.Rec
 
 def halted(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
     """Make the next point stop when all but its manifest is written; returns events: it has stopped, it may go on."""
-    reached, go, real = threading.Event(), threading.Event(), points.Points.complete
+    reached, go, real = threading.Event(), threading.Event(), inventory.Inventory.take
 
-    def halting(*args: Any) -> Any:
+    def halting(*args: Any, **named: Any) -> Any:
         if not reached.is_set():
             reached.set()
             go.wait()
-        return real(*args)
+        return real(*args, **named)
 
-    monkeypatch.setattr(points.Points, "complete", halting)
+    monkeypatch.setattr(inventory.Inventory, "take", halting)
     return reached, go
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import kvemb
-from kvemb.durability import layout, points
+from kvemb.durability import inventory, layout, points
 from kvemb.durability.point_writer import PointWriter
 from kvemb.errors import Closed, ColdStoreError, Poisoned, ReadOnly
 from kvemb.handle import inside
@@ -105,7 +105,7 @@ def test_a_crash_between_any_steps_leaves_it_whole_or_gone(monkeypatch, open_sto
 
         return call
 
-    monkeypatch.setattr(points.Points, "complete", copying(points.Points.complete))
+    monkeypatch.setattr(inventory.Inventory, "take", copying(inventory.Inventory.take))
     monkeypatch.setattr(layout, "set_current", copying(layout.set_current))
     monkeypatch.setattr(type(inside(store).database), "drop", copying(type(inside(store).database).drop))
     store.drop_variable("users")

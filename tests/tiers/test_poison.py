@@ -196,6 +196,7 @@ def test_whichever_call_meets_the_failure_sizes_and_rows_agree(twin: LockstepChe
         pass
     except FileExistsError:
         assert name == "checkpoint"
+    fail("", 0)  # the calls may have written less often than that
     twin.variable.prefetch(KEYS)
     _, exists = twin.variable.lookup(KEYS, return_exists=True)
     assert twin.variable.size() == int(exists.sum())
