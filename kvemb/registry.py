@@ -52,7 +52,9 @@ def parse_device(spec: object) -> str:
         raise TypeError(f"a device must be text such as 'cpu', got {spec!r}")
     kind, _, number = spec.lower().removeprefix("/").removeprefix("device:").partition(":")
     if kind not in ("cpu", "gpu", "cuda") or not (number.isdigit() or (number == "" and ":" not in spec)):
-        raise ValueError(f"a device must be 'cpu', 'gpu:N' or TensorFlow's '/GPU:N', got {spec!r}")
+        elsewhere = any(part in spec.lower() for part in ("job:", "replica:", "task:"))
+        advice = "; kvemb.cluster places rows on several machines" if elsewhere else ""
+        raise ValueError(f"a device must be 'cpu', 'gpu:N' or TensorFlow's '/GPU:N', got {spec!r}{advice}")
     return "cpu" if kind == "cpu" else f"gpu:{int(number or 0)}"
 
 

@@ -27,6 +27,13 @@ def test_other_text_is_no_device(spec):
         registry.parse_device(spec)
 
 
+def test_a_device_of_another_machine_is_refused_with_what_places_rows_there():
+    with pytest.raises(ValueError, match=r"got '/job:ps/replica:0/task:0/CPU:0'; kvemb\.cluster places rows on"):
+        registry.parse_device("/job:ps/replica:0/task:0/CPU:0")
+    with pytest.raises(ValueError, match=r"got 'tpu'$"):
+        registry.parse_device("tpu")
+
+
 @pytest.mark.parametrize("spec", [0, None, b"cpu", ["cpu"]], ids=repr)
 def test_a_device_is_text(spec):
     with pytest.raises(TypeError, match="a device must be text such as 'cpu', got"):

@@ -42,6 +42,12 @@ def url_text(url: str | os.PathLike[str]) -> str:
     return bare if bare and not bare.endswith(":") else text
 
 
+def check_options(given: str | os.PathLike[str], options: object) -> None:
+    """Raise ValueError if there are options of fsspec's for a local path, which needs none."""
+    if options and "://" not in str(given):
+        raise ValueError(f"options are those of a URL's filesystem, and {given} is a local path; leave them out")
+
+
 def text_of(given: str | os.PathLike[str], what: str) -> str:
     """Return a path or URL as str. what: its name in errors. Raises TypeError, ValueError."""
     if not isinstance(given, (str, os.PathLike)) or not isinstance(text := os.fspath(given), str):

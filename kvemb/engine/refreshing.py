@@ -31,6 +31,19 @@ READ_ROWS = 256
 
 def refresh(engine: Engine) -> bool:
     """Move to the last durable point of the store that this one follows. See Store.refresh."""
+    try:
+        return _refresh(engine)
+    except (StoreNotFound, Corruption) as error:
+        path = engine.path
+        if path.is_dir() and not (layout.is_store(path) and (path / layout.POINTS).is_dir()):
+            raise StoreNotFound(
+                f"{path} is being restored from a checkpoint, as CheckpointManager.resume does, or is damaged; "
+                "this reader stays at its point: call refresh() again"
+            ) from error
+        raise
+
+
+def _refresh(engine: Engine) -> bool:
     engine.state.check_here()
     with engine.lock:
         engine.state.check_open()

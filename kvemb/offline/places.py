@@ -97,6 +97,7 @@ class Place:
             self._number: int = chosen(number, self._source.numbers(), root)
             self.name = f"{paths.url_text(root)}/{series_name(self._number)}"
         else:
+            paths.check_options(root, options)
             self.here = paths.newest_of(paths.local(given, what))
             self.newest = self.here != Path(given)
             self.name = str(self.here)

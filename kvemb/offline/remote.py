@@ -63,6 +63,7 @@ class RemoteCheckpoints:
         max_characters: int = manifest.MAX_CHARACTERS,
     ) -> None:
         self._url = url = paths.url_text(url)
+        paths.check_options(url, options)
         self._max_characters = max_characters
         try:
             import fsspec

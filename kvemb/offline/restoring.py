@@ -39,7 +39,7 @@ def restore(
     checkpoint: a checkpoint; SERIES/00000042; or a series, local, at a URL or of a cluster, whose newest checkpoint is
     taken and named by the logger "kvemb". variables: take only these. warm: load the rows that were hot when the
     checkpoint was made, for each variable when it is opened; otherwise rows become hot when they are used. Devices may
-    differ. memory_budget, device_memory, durability, flush_every, limits: as for kvemb.open. options: fsspec's.
+    differ. memory_budget, device_memory, durability, flush_every, limits: as for kvemb.open. options: a URL's.
     progress(done, total): called with bytes transferred; then, for a cluster, with rows.
 
     Makes hard links on one filesystem, copies across two. A checkpoint at a URL or of a cluster is first pulled to a

@@ -85,6 +85,7 @@ def repair(
     if paths.is_url(path) or is_pushed(paths.local(path)):
         return _repair_remote(str(path), out, options, progress)
     path = paths.local(path)
+    paths.check_options(path, options)
     if layout.is_checkpoint(path):
         with layout.reading_checkpoint(path):
             return _repair(path, None, out, progress, [])

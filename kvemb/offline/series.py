@@ -190,9 +190,10 @@ class CheckpointManager:
         keep, jobs = None if keep is None else as_int(keep, "keep", 1, MAX_SERIES), as_int(jobs, "jobs", 1, MAX_JOBS)
         number = None if number is None else as_int(number, "number", 0, MAX_SERIES)
         if layout.is_checkpoint(self.root):
-            raise CheckpointNotFound(
-                f"{self.root} is a checkpoint, not a series of them; push {self.root.parent}, number {self.root.name}"
-            )
+            name, advice = self.root.name, f"move it to a new folder, as FOLDER/{series_name(1)}, and push the folder"
+            if name.isdecimal() and name == series_name(int(name)):
+                advice = f"push {self.root.parent}, number {int(name)}"
+            raise CheckpointNotFound(f"{self.root} is a checkpoint, not a series of them; {advice}")
         if layout.is_store(self.root):
             raise CheckpointNotFound(
                 f"{self.root} is a store, not a series of checkpoints; save a checkpoint in a series, and push that"

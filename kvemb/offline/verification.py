@@ -55,7 +55,7 @@ def verify(
     progress(done, total): called with bytes as they are read. Memory does not grow with the table. Changes nothing.
     If checkpoints were pushed to the URL or directory, by a series or by a cluster's shards, all of them are checked:
     each description, and the files that it needs, deltas included; deep: every byte of these. URL/00000042 checks only
-    that one. options: fsspec's for the filesystem. In a local series, only the newest checkpoint is checked.
+    that one. options: fsspec's for a URL's filesystem. In a local series, only the newest checkpoint is checked.
     Raises StoreNotFound if path is neither, Locked, UnsupportedFormat; CheckpointNotFound, also if it is deleted
     meanwhile; TransferError for a URL.
     """
@@ -67,6 +67,7 @@ def verify(
             return cast(Verification, registry.of_cluster("verify")(root, **how))
         return _verify_remote(root, number, remote, bool(deep), progress)
     given = paths.local(path)
+    paths.check_options(given, options)
     path = paths.newest_of(given)
     found = Verification(path, bool(deep))
     if path != given:

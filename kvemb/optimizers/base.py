@@ -6,7 +6,7 @@ import abc
 import math
 import numbers
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, fields
+from dataclasses import Field, FrozenInstanceError, dataclass, fields
 from typing import Any, ClassVar
 
 import numpy as np
@@ -57,6 +57,9 @@ class Optimizer(abc.ABC):
 
     def __post_init__(self) -> None:
         check_fields(self)
+        # Not inherited: @dataclass(frozen=True) gives each class its own, with an error that does not say what to do.
+        if type(self).__setattr__ is not _refuse:
+            type(self).__setattr__ = _refuse  # type: ignore[method-assign, assignment]
 
     @property
     @abc.abstractmethod
@@ -142,6 +145,16 @@ class Optimizer(abc.ABC):
     def _fields(self) -> list[Field[Any]]:
         """Return the fields in the order of the arguments."""
         return sorted(fields(self), key=lambda field: field.kw_only is True)
+
+
+def _refuse(self: Optimizer, name: str, value: object) -> None:
+    """Raise FrozenInstanceError, which says how a variable gets other hyperparameters."""
+    made = type(self)
+    where = "kvemb.optimizers." * made.__module__.startswith("kvemb.optimizers.")
+    raise FrozenInstanceError(
+        f"cannot set {name!r} of an optimizer, which never changes; set a new one of the same class: "
+        f"variable.optimizer = {where}{made.__name__}(...)"
+    )
 
 
 def check_fields(target: Optimizer) -> None:

@@ -126,3 +126,22 @@ def test_a_store_whose_trainer_was_killed_is_warned_of_once_however_often_it_is_
     assert not follower.refresh()
     assert not follower.refresh()
     assert caplog.text.count("was not closed") == 1
+
+
+def test_a_refresh_while_the_store_is_restored_says_to_call_it_again(open_store, tmp_path):
+    trainer = open_store(tmp_path / "store")
+    fill(trainer, [1], 1)
+    trainer.flush()
+    follower = open_store(tmp_path / "store", follow=True)
+    trainer.close()
+    # What CheckpointManager.resume does, in its order.
+    store, away = tmp_path / "store", tmp_path / "away"
+    away.mkdir()
+    for name in ("points", "CURRENT"):
+        (store / name).rename(away / name)
+        with pytest.raises(StoreNotFound, match=r"is being restored from a checkpoint, .* call refresh\(\) again"):
+            follower.refresh()
+    for name in ("points", "CURRENT"):
+        (away / name).rename(store / name)
+    assert follower.refresh()
+    assert follower.variables["table"].lookup([1])[0, 0] == 1

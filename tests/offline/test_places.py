@@ -119,3 +119,25 @@ def test_what_is_no_place_is_told(tmp_path, memory):
         Place(Path("memory://here"))
     with pytest.raises((TransferError, kvemb.errors.BackendUnavailable)):
         source_at("nosuchprotocol://here").numbers()
+
+
+def test_options_of_a_local_path_are_refused_everywhere(tmp_path, memory):
+    local, options = saved(tmp_path, memory, "local"), {"key": "k"}
+    out, store = tmp_path / "out", tmp_path / "one"
+    with kvemb.CheckpointManager(local) as series:
+        series.push(tmp_path / "pushed")
+        for call in (
+            *(
+                lambda place=place: kvemb.verify(place, options=options)
+                for place in (local, store, tmp_path / "pushed")
+            ),
+            *(lambda place=place: kvemb.repair(place, out, options=options) for place in (store, tmp_path / "pushed")),
+            *(lambda place=place: kvemb.restore(place, out, options=options) for place in (local, tmp_path / "pushed")),
+            lambda: series.push(tmp_path / "other", options=options),
+            lambda: series.pull(tmp_path / "pushed", options=options),
+            lambda: series.remote_numbers(tmp_path / "pushed", options=options),
+        ):
+            with pytest.raises(ValueError, match=r"options are those of a URL's filesystem, and .* is a local path"):
+                call()
+    assert not out.exists()
+    assert not (tmp_path / "other").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import FrozenInstanceError
 
 import numpy as np
 import pytest
@@ -260,3 +261,10 @@ def test_optimizers_are_frozen_and_abstract():
         SGD().learning_rate = 1.0  # type: ignore[misc]
     with pytest.raises(TypeError, match="abstract"):
         Optimizer()  # type: ignore[abstract]
+
+
+def test_setting_a_number_of_an_optimizer_tells_how_a_variable_gets_another():
+    chosen = kvemb.optimizers.Adagrad(0.1)
+    with pytest.raises(FrozenInstanceError, match=r"variable\.optimizer = kvemb\.optimizers\.Adagrad\(\.\.\.\)"):
+        chosen.learning_rate = 0.01
+    assert chosen == kvemb.optimizers.Adagrad(0.1)
