@@ -12,7 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -90,7 +90,7 @@ class ChangeLog:
             self.clears[variable] += 1
             self.buffered_keys -= self._buffers.pop(variable, _Buffer()).count
             before = self._epochs[-1].variables.get(variable, Changed())
-            self._epochs[-1].variables[variable] = Changed(cleared=True, dropped=before.dropped)
+            self._epochs[-1].variables[variable] = replace(before, cleared=True, files=[])
             self._drop(before.files)
 
     def record_whole(self, variable: str, keys: Iterable[Ordered]) -> None:
@@ -102,13 +102,15 @@ class ChangeLog:
         for batch in keys:
             self.record(variable, batch)
 
-    def record_dropped(self, variable: str) -> None:
-        """Record that a variable was dropped with all its rows, or left the checkpoints; another may be created under
-        its name.
+    def record_dropped(self, variable: str, *, left: bool = False) -> None:
+        """Record that a variable was dropped with all its rows; another may be created under its name.
+
+        left: it was not dropped, but is no longer in checkpoints.
         """
         self.record_cleared(variable)
         with self._lock:
-            self._epochs[-1].variables[variable].dropped = True
+            changed = self._epochs[-1].variables[variable]
+            changed.dropped, changed.left = True, left and (changed.left or not changed.dropped)
 
     def seal_epoch(self) -> list[Epoch]:
         """Write the keys in memory to files; returns a copy of all epochs, the current one last. Raises OSError."""

@@ -29,10 +29,16 @@ def dropped(epochs: list[Epoch]) -> set[str]:
 def dropped_after(earlier: list[Epoch], later: list[Epoch]) -> set[str] | None:
     """Return the names of the variables dropped between two durable points of a store, given the epochs of each.
 
-    None if the later point does not say: its epochs do not reach back to the earlier one.
+    Those that left the checkpoints are still there. None if the later point does not say: its epochs do not reach back
+    to the earlier one.
     """
     between = since(later, earlier[-1].since)
-    return None if between is None else (dropped(between[:1]) - dropped(earlier[-1:])) | dropped(between[1:])
+    return None if between is None else (_gone(between[:1]) - _gone(earlier[-1:])) | _gone(between[1:])
+
+
+def _gone(epochs: list[Epoch]) -> set[str]:
+    named = (item for epoch in epochs for item in epoch.variables.items())
+    return {name for name, changed in named if changed.dropped and not changed.left}
 
 
 def files_between(earlier: list[Epoch], later: list[Epoch], variable: str) -> list[str] | None:

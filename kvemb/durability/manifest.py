@@ -88,12 +88,13 @@ class Held:
 class Changed:
     """The changes of one variable in one epoch. cleared: all rows were removed first. files: key files in changes/.
     dropped: the variable was dropped with its rows, or is no longer in checkpoints; cleared and files describe a later
-    one of that name.
+    one of that name. left: it is no longer in checkpoints, but was not dropped.
     """
 
     cleared: bool = False
     files: list[str] = field(default_factory=list)
     dropped: bool = False
+    left: bool = False
 
 
 @dataclass
@@ -205,8 +206,9 @@ def data_of(manifest: Manifest) -> dict[str, Any]:
         if epoch["includes"] is None:
             del epoch["includes"]
         for changed in epoch["variables"].values():
-            if not changed["dropped"]:
-                del changed["dropped"]
+            for flag in ("dropped", "left"):
+                if not changed[flag]:
+                    del changed[flag]
     return {"checksum": checksum_of(data), **data}
 
 

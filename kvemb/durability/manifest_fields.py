@@ -106,8 +106,9 @@ def _check_epoch(epoch: Fields) -> None:
         changed = variables.fields(name)
         changed.flag("cleared")
         changed.texts("files", *_CHANGED)
-        if changed.has("dropped"):
-            changed.flag("dropped")
+        for flag in ("dropped", "left"):
+            if changed.has(flag):
+                changed.flag(flag)
         changed.done()
     if epoch.has("includes"):
         epoch.texts("includes", *_ID)

@@ -83,8 +83,6 @@ def _move_tables(engine: Engine, database: ColdDatabase, described: Manifest, *,
     }
     # Without a record of drops since the present point, every variable may have been dropped and created again.
     dropped = dropped_after(engine.described.changes, described.changes)
-    if dropped is not None:
-        dropped -= _left(engine.described, described)
     gone: list[Table] = []
     with ExitStack() as paused:
         for table in engine.tables.values():
@@ -98,12 +96,6 @@ def _move_tables(engine: Engine, database: ColdDatabase, described: Manifest, *,
             table.storage.refresh(cold, entry.rows, entry.step, entry.optimizer_steps, changed)
             table.operations.optimizer = stored_optimizer(entry)
     return gone
-
-
-def _left(before: Manifest, after: Manifest) -> set[str]:
-    """Return the names of the variables that left the checkpoints of their store, which deltas tell as dropped."""
-    known, now = before.variables, after.variables
-    return {name for name in known if name in now and known[name].checkpoint and not now[name].checkpoint}
 
 
 def _renewed(engine: Engine, database: ColdDatabase, described: Manifest, table: Table) -> Renewed | None:

@@ -22,7 +22,7 @@ from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.epochs import files_between
 from kvemb.durability.keyfile import read_keys
 from kvemb.durability.manifest import Epoch
-from kvemb.errors import CheckpointNotFound, Poisoned
+from kvemb.errors import CheckpointNotFound, Closed, Poisoned
 from kvemb.limits import Limits
 from kvemb.tools.stress.lockstep import LockstepChecker
 from kvemb.tools.stress.model import Model
@@ -177,6 +177,35 @@ def test_a_variable_that_leaves_checkpoints_is_gone_in_the_next_delta(open_store
         replica.apply_delta(store.checkpoint(tmp_path / "fourth"))
         assert replica.variables["leaves"].export()[0].tolist() == [1, 2, 3, 4]
         assert (replica.variables["leaves"].export()[1] == table.export()[1]).all()
+
+
+@pytest.mark.parametrize("how", ["it comes back", "it is dropped, and another is made"])
+def test_a_reader_loses_a_variable_that_was_dropped_and_none_that_left_the_checkpoints(open_store, tmp_path, how):
+    """It lost one that came back before it refreshed, and showed the rows of another one that is not in checkpoints."""
+    store = open_store(tmp_path / "store")
+    store.get_variable("table", dim=DIM).upsert([1, 2], np.ones((2, DIM), np.float32))
+    store.flush()
+    with kvemb.open(tmp_path / "store", follow=True, memory_budget="4MiB") as reader:
+        followed = reader.variables["table"]
+        assert followed.lookup([1])[0, 0] == 1
+        for checkpoint in (False, True):
+            store.close()
+            store = open_store(tmp_path / "store")
+            if how == "it comes back":
+                table = store.get_variable("table", checkpoint=checkpoint)
+                table.upsert([2], np.full((1, DIM), 3, np.float32))
+        if how == "it comes back":
+            store.flush()
+            assert reader.refresh()
+            assert followed.lookup([1, 2])[:, 0].tolist() == [1, 3]
+            return
+        store.drop_variable("table")
+        store.get_variable("table", dim=DIM, checkpoint=False).upsert([1], np.full((1, DIM), 7, np.float32))
+        store.flush()
+        assert reader.refresh()
+        with pytest.raises(Closed, match="'table' was dropped"):
+            followed.lookup([1])
+        assert reader.variables["table"].lookup([1])[0, 0] == 7
 
 
 def test_a_variable_joins_checkpoints_after_the_one_under_way(monkeypatch, open_store, tmp_path):
