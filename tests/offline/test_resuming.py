@@ -46,7 +46,7 @@ def test_a_store_of_which_nothing_was_saved_is_kept_if_it_has_rows(tmp_path, man
     store, _ = manager.resume(tmp_path / "store", **BUDGET)
     train(store, [1], 1.0)
     store.close()
-    with pytest.raises(FileExistsError, match="has 1 rows and the series has no checkpoint yet"):
+    with pytest.raises(FileExistsError, match="has 1 row and the series has no checkpoint yet"):
         manager.resume(tmp_path / "store", **BUDGET)
     with kvemb.open(tmp_path / "store", **BUDGET) as store:
         assert rows(store) == [1.0, 0.0]
@@ -121,7 +121,7 @@ def test_what_a_killed_restore_of_another_store_left_is_kept(tmp_path, manager):
     kvemb.restore(tmp_path / "others", tmp_path / "store", **BUDGET).close()
     for entry in ("CURRENT", "LOCK"):
         (tmp_path / "store" / entry).unlink()
-    with pytest.raises(FileExistsError, match="has 1 rows and the series has no checkpoint yet"):
+    with pytest.raises(FileExistsError, match="has 1 row and the series has no checkpoint yet"):
         manager.resume(tmp_path / "store", **BUDGET)
     with kvemb.open(tmp_path / "mine", **BUDGET) as store:
         manager.save(store)
