@@ -101,7 +101,7 @@ def test_changes_of_popular_keys_are_added_in_order_and_rounded_each_time(device
     assert_same(embeddings(table), expected)
 
 
-@pytest.mark.parametrize("dim", [5, 39])
+@pytest.mark.parametrize("dim", [5, 32, 39, 70])
 def test_shares_of_popular_keys_are_added_in_order(device, dim):
     table, keys, chance = table_of(device, "float32", dim, SGD(1.0)), batch(), np.random.default_rng(dim)
     offsets = np.sort([0, *chance.integers(0, len(keys), 39), len(keys)])

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from arrays_on_device import ArrayOnDevice
 from counting_device import CountingDevice
 from cuda_devices import DEVICES, device_of
 from cuda_life import Life
@@ -23,9 +22,7 @@ from kvemb.backends.cuda.device import Memory
 from kvemb.backends.cuda.table import CudaTable
 from kvemb.optimizers import Momentum
 from kvemb.restrict import ScoreRule
-from kvemb.rows.bags import Bags
 from kvemb.rows.block import DIRTY, RowBlock
-from kvemb.rows.hashing import Unique
 from kvemb.rows.schema import Schema, SlotShape, dtype_of
 
 SCHEMA = Schema(dtype_of("int64"), dtype_of("float32"), 1, (SlotShape("a", 1),))
@@ -166,28 +163,3 @@ def test_of_a_call_on_hot_rows_the_host_gets_the_rows_and_eight_bytes():
     table.add(cells, out, out, 5)
     assert device.downloads == [8, 400, 8]
     assert device.waits == 3
-
-
-@pytest.mark.usefixtures("_on_cpu")
-@pytest.mark.parametrize("dim", [32, 70])
-def test_gradients_of_bags_are_summed_for_popular_keys_and_others_in_order_in_each_column(dim):
-    chance, schema = np.random.default_rng(dim), Schema(dtype_of("int64"), dtype_of("float32"), dim, ())
-    kind = type("Table", (CudaOnCpuTable,), {"open_device": staticmethod(lambda name: CpuDevice(dim))})
-    rows = kind(schema, 128, 128).device_rows
-    distinct, ends = Unique(chance.zipf(1.5, 90) % 40), np.sort([0, *chance.integers(0, 90, 19), 90])
-    weights, divisors = chance.normal(size=90).astype(np.float32), chance.integers(0, 3, 20).astype(np.float32)
-    bags, grads = Bags(ends, weights, divisors, np.inf), chance.normal(size=(20, dim)).astype(np.float32)
-    out = np.empty((len(distinct.keys), dim), np.float32)
-    given, filled = rows.given(ArrayOnDevice(grads)), rows.given(ArrayOnDevice(out))
-    with rows.on(filled, given):
-        rows.row_gradients(distinct.sums, bags.of_keys(), bags, given, filled)
-        found = rows.to_host(filled)
-    shares = np.where(divisors, 1, 0)[:, None] * grads / np.where(divisors, divisors, 1)[:, None]
-    parts = weights[:, None] * shares.astype(np.float32)[bags.of_keys()]
-    first, following = distinct.sums.first.tolist(), distinct.sums.following.tolist()
-    for key, at in enumerate(first):
-        total = parts[at]
-        while (at := following[at]) >= 0:
-            total = total + parts[at]
-        assert (found[key] == total).all()
-    assert max(distinct.inverse.tolist().count(key) for key in range(len(first))) > 12
