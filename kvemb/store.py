@@ -28,12 +28,12 @@ from kvemb.engine.engine import Engine
 from kvemb.engine.refreshing import refresh
 from kvemb.errors import Corruption
 from kvemb.limits import Limits
+from kvemb.memory.budget import Budget
 from kvemb.options import format_bytes
 from kvemb.replica import apply_delta
 from kvemb.signatures import method_of
 from kvemb.stats import Stats
 from kvemb.store_state import StoreState
-from kvemb.tiers.budget import Budget
 from kvemb.variable import Variable
 from kvemb.variable_scope import get_in_scope
 

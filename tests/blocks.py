@@ -11,10 +11,10 @@ import numpy as np
 from kvemb.backends.cpu import CpuTable
 from kvemb.backends.memory import MemoryStore
 from kvemb.contracts import Mask
+from kvemb.memory.budget import Budget
 from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import Keys
 from kvemb.rows.schema import Schema
-from kvemb.tiers.budget import Budget
 from kvemb.tiers.hot_tables import HotTables, default_partitioner
 
 SCHEMA = Schema(np.dtype(np.int64), np.dtype(np.float32), 2, ())

@@ -29,7 +29,7 @@ LAYERS = " ".join(
     [
         "errors checks handle signatures rows optimizers initializers seeding moment restrict options limits",
         "interrupts parallel contracts registry stats store_state meter",
-        "tiers durability engine",
+        "memory tiers durability engine",
         "defaults variable_scope variable pooling catalog replica many_tables store",
         "opening scope offline pickling bulk __init__ torch cluster",
     ]

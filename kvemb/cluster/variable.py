@@ -19,9 +19,9 @@ from kvemb.engine.specification import Specification
 from kvemb.engine.table import Table
 from kvemb.errors import Closed, ShardLost
 from kvemb.handle import Handle, StoreHandle, inside
+from kvemb.memory.budget import Budget
 from kvemb.options import format_count
 from kvemb.stats import Stats
-from kvemb.tiers.budget import Budget
 from kvemb.tiers.hot_tables import HotTables
 from kvemb.variable import Variable as OneStoresVariable
 

@@ -22,8 +22,8 @@ from kvemb.engine.warming import warm
 from kvemb.errors import ColdStoreError, ReadOnly
 from kvemb.handle import Handle
 from kvemb.interrupts import uninterrupted
+from kvemb.memory.budget import Lease
 from kvemb.rows.codec import order_keys
-from kvemb.tiers.budget import Lease
 from kvemb.tiers.hot_tables import HotTables
 from kvemb.tiers.row_factory import RowFactory
 from kvemb.tiers.scoring import Scoring
@@ -89,7 +89,7 @@ def _made(engine: Engine, specification: Specification, variable: Handle[Table],
     lease = host.lease()
     if specification.admission is not None:
         try:
-            host.reserve(specification.admission.memory_bytes, f"sightings of {specification.name!r}", pressed=True)
+            host.reserve(specification.admission.memory_bytes, f"sightings of {specification.name!r}", below_min=True)
         except BaseException:
             give_back(engine, replace(specification, admission=None), hot_tables, sized.slot_rows, lease)
             raise

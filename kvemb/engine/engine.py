@@ -32,10 +32,10 @@ from kvemb.engine.table import Table
 from kvemb.errors import Corruption, KvembError, UnsupportedFormat
 from kvemb.interrupts import result_of
 from kvemb.limits import Limits
+from kvemb.memory.budget import Budgets
 from kvemb.options import format_time, parse_budget, parse_device_memory
 from kvemb.rows.codec import Ordered
 from kvemb.store_state import StoreState
-from kvemb.tiers.budget import Budgets
 
 Result = TypeVar("Result")
 _logger = logging.getLogger("kvemb")

@@ -1,8 +1,8 @@
-"""Work ahead of callers, on other threads: reading the cold rows of later batches, and moving rows up to GPUs.
+"""Reading the cold rows of later batches ahead of callers, on other threads.
 
-It changes no result: rows that change meanwhile are read again (kvemb.tiers.locate), and rows move under the variable's
-lock, which guards everything here unless a docstring says otherwise. The threads are shared by the store's variables,
-so none waits for a lock longer than TURN_SECONDS: a variable may be locked for hours by a bulk load.
+It changes no result: rows that change meanwhile are read again (kvemb.tiers.locate). The variable's lock guards
+everything here unless a docstring says otherwise. The threads are shared by the store's variables, so none waits for a
+lock longer than TURN_SECONDS: a variable may be locked for hours by a bulk load.
 """
 
 from __future__ import annotations
@@ -15,62 +15,25 @@ from contextlib import suppress
 
 import numpy as np
 
+from kvemb.memory.budget import Lease
 from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import Keys, Unique
 from kvemb.rows.schema import Schema
 from kvemb.tiers.access import TableAccess
-from kvemb.tiers.budget import Lease
+from kvemb.tiers.background_mover import TURN_SECONDS, BackgroundMover
 from kvemb.tiers.fetch import Fetch
-from kvemb.tiers.hot_tables import HotTables
 from kvemb.tiers.locate import Locator
 
 # How many reads ahead are kept, and how many may wait: one for the present call, one for the next.
 READS_AHEAD = 2
-TURN_SECONDS = 0.05
 # From the end of a lookup to the read that waited for it: the caller needs the GIL to pass its rows on.
 PAUSE_SECONDS = 0.001
-
-
-class Moving:
-    """Moves one variable's rows on other threads. active: whether it does: all devices are GPUs.
-
-    A GPU's table moves rows on its own stream, so moves made by another thread run beside the caller's kernels, and the
-    caller neither waits for them nor copies rows. Rows that a lookup found elsewhere move up when the lookup has ended,
-    those of a read ahead when they have been read; a call that takes the lock before makes the moves that are due.
-    move: makes them, and those of the rows of `keys`, which are about to be used, if given.
-    """
-
-    def __init__(
-        self, access: TableAccess, hot_tables: HotTables, threads: Executor, move: Callable[[Keys | None], None]
-    ) -> None:
-        self._access, self._hot_tables, self._threads, self._move = access, hot_tables, threads, move
-        self.active, self._scheduled = hot_tables.on_gpus, False
-
-    def after_lookup(self, *, spent: bool) -> None:
-        """After a lookup, let another thread make the moves that are due. spent: some may be due. Takes no lock."""
-        if not self._scheduled and (spent or self._access.has_deferred_work or self._hot_tables.has_uses):
-            self._scheduled = True
-            with suppress(RuntimeError):  # the store is being closed
-                self._threads.submit(self._make_scheduled)
-
-    def _make_scheduled(self) -> None:
-        self._scheduled = False
-        self.make()
-
-    def make(self, keys: Keys | None = None) -> None:
-        """Make moves, on any thread. Does nothing if the variable stays locked or a snapshot has no room for copies.
-
-        A failure has poisoned the store, whose rows can still be read.
-        """
-        with suppress(Exception), self._access.held_if_free(TURN_SECONDS) as held:
-            if held and not self._access.state.gone and self._access.has_room:
-                self._move(keys)
 
 
 class ReadsAhead:
     """The reads ahead of one variable.
 
-    readers: the threads. lease: pays for the memory of the reads. max_rows: the most rows of one read. moving: makes
+    readers: the threads. lease: pays for the memory of the reads. max_rows: the most rows of one read. mover: makes
     the rows hot on GPUs, on the same threads.
     """
 
@@ -82,9 +45,9 @@ class ReadsAhead:
         readers: Executor,
         lease: Lease,
         max_rows: int,
-        moving: Moving,
+        mover: BackgroundMover,
     ) -> None:
-        self._locator, self._access, self._readers, self._moving = locator, access, readers, moving
+        self._locator, self._access, self._readers, self._mover = locator, access, readers, mover
         self._lease, self._max_rows = lease, max_rows
         self._row_bytes = RowBlock.bytes_per_row(schema)
         self._kept = locator.ahead
@@ -136,13 +99,13 @@ class ReadsAhead:
         if self._waiting:
             with suppress(IndexError, RuntimeError):  # another thread took it; the store is being closed
                 self._readers.submit(self._start_late, self._waiting.popleft(), time.monotonic() + PAUSE_SECONDS)
-        elif self._moving.active:
-            self._moving.after_lookup(spent=bool(self._kept))
+        elif self._mover.active:
+            self._mover.after_lookup(spent=bool(self._kept))
         elif self._kept:
             with self._access.held():
                 self.forget_spent()
 
-    def pay(self) -> None:
+    def give_back_owed(self) -> None:
         """Forget finished reads as long as the lease owes memory."""
         for fetch in [fetch for fetch in self._kept if not fetch.reading]:
             if self._lease.owed:
@@ -194,8 +157,8 @@ class ReadsAhead:
                     fetch = self._begin(keys)
             if fetch is not None:
                 self._read(fetch)
-        if self._moving.active:
-            self._moving.make(keys)
+        if self._mover.active:
+            self._mover.move(keys)
 
     def _read(self, fetch: Fetch) -> None:
         try:

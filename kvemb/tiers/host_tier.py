@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb.contracts import HotTable, Values
+from kvemb.memory.hot_shares import HotShares
 from kvemb.restrict import ScoreRule
 from kvemb.rows.bags import RowsBeside
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.hashing import Keys, Positions
-from kvemb.tiers.hot_shares import HotShares
 
 # If a smaller share of a device's cells is in use, its table takes every row that moves up, whatever its score.
 _FULL = 0.9

@@ -16,15 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb.contracts import Change, DeviceRows, HotTable, Values
+from kvemb.memory.budget import Budget
+from kvemb.memory.hot_shares import HotShares
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import ScoreRule, Scores
 from kvemb.rows.bags import Bags, RowsBeside
 from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import Keys, Positions, Sums
 from kvemb.rows.host_arrays import public_keys
-from kvemb.tiers.budget import Budget
 from kvemb.tiers.host_tier import HostTier, together_in
-from kvemb.tiers.hot_shares import HotShares
 
 Partitioner = Callable[[npt.NDArray[Any], int], npt.ArrayLike]
 # The number of each key's table (n,); None: all keys are in the first table.

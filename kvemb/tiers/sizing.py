@@ -1,7 +1,7 @@
 """Reserving memory for a variable from the budgets, and making its hot tables.
 
 The budget of a memory pays for the cells in it. The host's budget pays for rows that wait for the disk: a few slots
-belong to the variable, the others are leased when they are needed (kvemb.tiers.budget).
+belong to the variable, the others are leased when they are needed (kvemb.memory.budget).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from kvemb import registry
 from kvemb.contracts import HOST, HotTable, Memory
 from kvemb.limits import Limits
+from kvemb.memory.budget import Budget, Budgets
 from kvemb.rows.schema import Schema
-from kvemb.tiers.budget import Budget, Budgets
 from kvemb.tiers.spill import OWN_SLOTS, slot_bytes
 
 # The spill buffer's slots that belong to the variable, and one for a snapshot's copies.
@@ -78,7 +78,7 @@ def make_tables(
         for memory in dict.fromkeys([HOST, *memories]):
             nbytes = sum(size for size, used in zip(needed, memories, strict=True) if used == memory)
             nbytes += spill_bytes(schema, slot_rows) if memory == HOST else 0
-            budgets.of(memory).reserve(nbytes, f"{what}variable {variable!r}", pressed=not init_size)
+            budgets.of(memory).reserve(nbytes, f"{what}variable {variable!r}", below_min=not init_size)
             undo.callback(budgets.of(memory).give_back, nbytes)
         tables = [
             kind(schema, start * kind.cells_per_bucket, limit * kind.cells_per_bucket, limits, device)

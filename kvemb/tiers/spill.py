@@ -1,6 +1,6 @@
 """Dirty rows on their way from the hot tier to the cold store.
 
-Rows wait in slots, in the order in which they left the hot tier, as long as memory is available (kvemb.tiers.budget,
+Rows wait in slots, in the order in which they left the hot tier, as long as memory is available (kvemb.memory.budget,
 Lease): a row that becomes hot again meanwhile is never written. When most of the available memory is taken, the oldest
 slots are written in the background, in one sorted run; more rows than the slots could hold are written at once, and
 the caller waits. Rows stay readable here until the cold store has them. The variable's lock guards every method; the
@@ -19,12 +19,12 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
+from kvemb.memory.budget import Lease
 from kvemb.rows.block import REMOVED, ReservedBlock, RowBlock
 from kvemb.rows.codec import order_keys
 from kvemb.rows.hashing import KeyIndex, Keys, Positions
 from kvemb.rows.row_copies import copy_rows
 from kvemb.rows.schema import Schema
-from kvemb.tiers.budget import Lease
 
 # Slots that a buffer has from the start: one to fill and one to write.
 OWN_SLOTS = 2
@@ -203,7 +203,7 @@ class SpillBuffer:
             self._release(slot)
         self._held.clear()
         self._filled = self._slot_rows
-        self._pay()
+        self._give_back()
 
     # Slots.
 
@@ -244,20 +244,20 @@ class SpillBuffer:
     def give_back_idle(self) -> None:
         """Give back the highest-numbered slots if they are free, even if none are owed. Raises a write's error."""
         self.poll()
-        self._pay(all_idle=True)
+        self._give_back(all_idle=True)
 
-    def _pay(self, *, all_idle: bool = False) -> None:
+    def _give_back(self, *, all_idle: bool = False) -> None:
         """Give back the highest-numbered slots as far as they are free: all of them, or those that the lease owes."""
-        if self._can_pay(all_idle):
+        if self._can_give_back(all_idle):
             # Drop entries of rows that are gone, because memory that was given back reads as key 0.
             self._index = self._new_index()
-        while self._can_pay(all_idle):
+        while self._can_give_back(all_idle):
             self._leased -= 1
             self._free.remove(self._leased)
             self._block.release(self._leased * self._slot_rows, (self._leased + 1) * self._slot_rows)
             self._lease.give_back(self._slot_bytes)
 
-    def _can_pay(self, all_idle: bool) -> bool:
+    def _can_give_back(self, all_idle: bool) -> bool:
         return (all_idle or self._lease.owed > 0) and self._leased > OWN_SLOTS and self._leased - 1 in self._free
 
     # Writing.
@@ -266,7 +266,7 @@ class SpillBuffer:
         """Release slots that were written; if memory is owed, start to write the others. Raises a write's error."""
         self._finish_done()
         if self._lease.owed > 0:
-            self._pay()
+            self._give_back()
             if self._lease.owed > 0 and not self._writes and self._held:
                 self._start_write(len(self._held))
 
@@ -336,4 +336,4 @@ class SpillBuffer:
             self._held.popleft()
             self._release(slot)
         self._writes.popleft()
-        self._pay()
+        self._give_back()

@@ -23,6 +23,7 @@ from kvemb.contracts import Change, ColdStore, Recorder, WriteLog
 from kvemb.errors import ColdStoreError, Poisoned
 from kvemb.interrupts import uninterrupted
 from kvemb.limits import Limits
+from kvemb.memory.budget import Lease
 from kvemb.moment import current_moment
 from kvemb.rows.block import DIRTY, REMOVED, RowBlock
 from kvemb.rows.codec import LAST_KEY, Ordered, order_keys
@@ -31,13 +32,13 @@ from kvemb.rows.schema import Schema
 from kvemb.stats import DISK, HOST, Stats, TierSize
 from kvemb.store_state import StoreState
 from kvemb.tiers.access import Entry, TableAccess
-from kvemb.tiers.ahead import Moving, ReadsAhead
-from kvemb.tiers.budget import Lease
+from kvemb.tiers.ahead import ReadsAhead
+from kvemb.tiers.background_mover import BackgroundMover
 from kvemb.tiers.checking import tier_findings
 from kvemb.tiers.dirty_snapshot import DirtySnapshot
-from kvemb.tiers.giving import Giving
 from kvemb.tiers.hot_tables import HotTables, Owners
 from kvemb.tiers.locate import Located, Locator
+from kvemb.tiers.reclaimer import Reclaimer
 from kvemb.tiers.spill import SpillBuffer, slot_bytes
 from kvemb.tiers.write_logging import WriteLogging
 
@@ -93,9 +94,11 @@ class TieredStorage:
         slots = min(limits.spill_rows // slot_rows, lease.most // slot_bytes(schema, slot_rows))
         self._spill = SpillBuffer(schema, slot_rows, slots, lease, executor, self._write, self._forget_reads)
         self._locator = Locator(hot_tables, self._spill, cold, self._access, self.counts)
-        self._moving = Moving(self._access, hot_tables, readers, self._move)
-        self.ahead = ReadsAhead(schema, self._locator, self._access, readers, lease, limits.ahead_rows, self._moving)
-        self._giving = Giving(self._access, hot_tables, self._spill, self.ahead, lease, executor, readers, self._leave)
+        self._mover = BackgroundMover(self._access, hot_tables, readers, self._move)
+        self.ahead = ReadsAhead(schema, self._locator, self._access, readers, lease, limits.ahead_rows, self._mover)
+        self._reclaimer = Reclaimer(
+            self._access, hot_tables, self._spill, self.ahead, lease, executor, readers, self._leave
+        )
 
     # Entering. The other methods REQUIRE one of these blocks, unless they say otherwise.
 
@@ -134,7 +137,7 @@ class TieredStorage:
                 self.state.poison(error)
         self._move_used_up()
         if self.hot_tables.memory.has_work:
-            self._giving.give()
+            self._reclaimer.reclaim()
 
     def writing(self, *, without_snapshot: bool = False) -> AbstractContextManager[None]:
         """Hold the lock for a call that changes rows. without_snapshot: first wait until no snapshot is being written.
@@ -160,7 +163,7 @@ class TieredStorage:
             self._spill.poll()
         self._move_used_up()
         if self.hot_tables.memory.has_work:
-            self._giving.give()
+            self._reclaimer.reclaim()
             self.state.check_writable()
 
     def _move_used_up(self) -> None:
@@ -201,7 +204,7 @@ class TieredStorage:
             with self.changing():
                 self.log.commit()
 
-    # Moving rows.
+    # BackgroundMover rows.
 
     def admit(self, at: Located, *, by_score: bool = False, together: bool = False) -> None:
         """Offer at.rows to the hot tier; dirty rows that they evict go to the spill buffer.
@@ -233,7 +236,7 @@ class TieredStorage:
         If a read ahead waits for the lookup's end, its thread promotes them; if the hot tables are on GPUs, another
         thread does (kvemb.tiers.ahead). In both cases the next call does, if it takes the lock first.
         """
-        if not (self.ahead.waits or self._moving.active) or self._snapshot is not None:
+        if not (self.ahead.waits or self._mover.active) or self._snapshot is not None:
             self._promote(at, by_score)
             return
 
@@ -335,7 +338,7 @@ class TieredStorage:
         self.state.check_open()
         if after_lookup:
             self.ahead.start_after_lookup(given)
-        elif self._moving.active:
+        elif self._mover.active:
             self.ahead.start_in_background(given)
         else:
             distinct = Unique(given()).keys

@@ -19,8 +19,8 @@ from kvemb.backends.cuda.queue import Queue
 from kvemb.backends.cuda.staging import SMALL_UPLOADS
 from kvemb.handle import inside
 from kvemb.limits import Limits
+from kvemb.memory.budget import Budget
 from kvemb.optimizers import Adagrad
-from kvemb.tiers.budget import Budget
 from tests.histories import small_spill
 
 KEYS, DIM = 900, 5

@@ -10,11 +10,11 @@ from blocks import SCHEMA, Later, Now, Watched, hot_tables_of, rows_of, values_o
 
 from kvemb.errors import Closed, ColdStoreError
 from kvemb.limits import Limits
+from kvemb.memory.budget import Budget
 from kvemb.restrict import FrequencyRestrictPolicy
 from kvemb.rows.block import RowBlock
 from kvemb.store_state import StoreState
 from kvemb.tiers.ahead import READS_AHEAD
-from kvemb.tiers.budget import Budget
 from kvemb.tiers.reads import TableReads
 from kvemb.tiers.row_factory import RowFactory
 from kvemb.tiers.scoring import Scoring
@@ -136,7 +136,7 @@ def test_memory_that_is_owed_is_given_back():
     place.prefetch(1)
     place.prefetch(2)
     place.lease.owed = 1
-    place.storage.ahead.pay()
+    place.storage.ahead.give_back_owed()
     assert place.kept == [[2]]
 
 
@@ -221,7 +221,7 @@ def test_the_writers_thread_leaves_them_to_another_before_it_gives_memory_back()
     place = Place(readers, writer)
     place.prefetch(9, after_lookup=True)
     place.lookup(1, 2)
-    place.lease.pay()
+    place.lease.notify()
     writer.go()
     assert place.hot.size == 0, "this may wait for the writer's thread"
     readers.waiting.pop()()

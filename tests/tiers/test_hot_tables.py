@@ -8,11 +8,11 @@ from opaque_table import OpaqueTable, SmallTable
 
 from kvemb import registry
 from kvemb.backends.cpu import CpuTable
+from kvemb.memory.budget import Budget
 from kvemb.restrict import ScoreRule
 from kvemb.rows.bags import Bags, RowsBeside
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.schema import Schema, dtype_of
-from kvemb.tiers.budget import Budget
 from kvemb.tiers.hot_tables import HotTables, default_partitioner
 
 KEYS = np.array([-7, -1, 0, 1, 2, 3, 2**63 - 1, -(2**63)])

@@ -13,7 +13,7 @@ from blocks import Later, Now
 from late_device import LateDevice
 
 from kvemb.rows.bags import Bags
-from tests.tiers.test_moving import ROWS, Place
+from tests.tiers.test_background_mover import ROWS, Place
 
 STREAMS = [5, 6, 7]
 

@@ -9,11 +9,11 @@ import pytest
 from blocks import SCHEMA, Now, Watched, hot_tables_of, rows_of, values_of
 
 from kvemb.errors import Closed
+from kvemb.memory.budget import Budget
 from kvemb.rows.block import DIRTY, REMOVED
 from kvemb.stats import Stats
 from kvemb.store_state import StoreState
 from kvemb.tiers.access import TableAccess
-from kvemb.tiers.budget import Budget
 from kvemb.tiers.fetch import Fetch
 from kvemb.tiers.locate import Locator
 from kvemb.tiers.spill import SpillBuffer

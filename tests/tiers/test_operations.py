@@ -10,8 +10,8 @@ import kvemb
 from kvemb import registry
 from kvemb.backends.memory import MemoryStore
 from kvemb.limits import Limits
+from kvemb.memory.budget import Budget
 from kvemb.store_state import StoreState
-from kvemb.tiers.budget import Budget
 from kvemb.tiers.operations import TableOperations
 from kvemb.tiers.row_factory import RowFactory
 from kvemb.tiers.scoring import Scoring

@@ -12,9 +12,9 @@ import kvemb
 from kvemb.backends.memory import MemoryStore
 from kvemb.handle import inside
 from kvemb.limits import Limits
+from kvemb.memory.budget import Budget
 from kvemb.rows.block import DIRTY
 from kvemb.store_state import StoreState
-from kvemb.tiers.budget import Budget
 from kvemb.tiers.restricting import count_removals, keep_highest
 from kvemb.tiers.scoring import Scoring
 from kvemb.tiers.selection import Spool

@@ -13,8 +13,8 @@ from kvemb import registry
 from kvemb.contracts import Memory
 from kvemb.handle import inside
 from kvemb.limits import Limits
+from kvemb.memory.budget import Budgets
 from kvemb.rows.schema import Schema, dtype_of
-from kvemb.tiers.budget import Budgets
 from kvemb.tiers.sizing import make_tables, spill_bytes
 
 SCHEMA = Schema(dtype_of("int64"), dtype_of("float32"), 8)

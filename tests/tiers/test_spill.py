@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from kvemb.backends.memory import MemoryStore
 from kvemb.errors import ColdStoreError
+from kvemb.memory.budget import Budget
 from kvemb.rows import hashing
 from kvemb.rows.block import DIRTY, REMOVED, RowBlock
 from kvemb.rows.hashing import table_size
 from kvemb.tiers import spill
-from kvemb.tiers.budget import Budget
 from kvemb.tiers.spill import SpillBuffer, slot_bytes
 
 
@@ -251,7 +251,7 @@ def test_memory_that_another_wants_is_written_and_given_back():
     spilled = Spilled(slots=100, budget=budget)
     spilled.append(range(20))
     assert spilled.lease.held == 3 * slot
-    spilled.lease.pay = spilled.buffer.poll
+    spilled.lease.notify = spilled.buffer.poll
     other = budget.lease()
     assert other.take(3 * slot)
     assert not other.take(slot)  # this one has no less than its share

@@ -9,9 +9,9 @@ from blocks import SCHEMA, Later, Now, hot_tables_of, rows_of, values_of
 from kvemb.backends.memory import MemoryStore
 from kvemb.errors import Closed, ColdStoreError, Poisoned, ReadOnly
 from kvemb.limits import Limits
+from kvemb.memory.budget import Budget
 from kvemb.rows.block import DIRTY
 from kvemb.store_state import StoreState
-from kvemb.tiers.budget import Budget
 from kvemb.tiers.storage import TieredStorage
 from tests.histories import small_spill
 

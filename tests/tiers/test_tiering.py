@@ -356,7 +356,7 @@ class TieringOfArraysMovedAtOnce(TieringOfArraysOnCuda):
         variable = store.get_variable("table", **self.arguments)
         if self.at_once:
             storage = inside(variable).storage
-            storage.ahead._readers = storage._moving._threads = Now()
+            storage.ahead._readers = storage._mover._threads = Now()
         given: Any = OnGpu(variable)
         return LockstepChecker(given, model)
 

@@ -1,4 +1,4 @@
-"""What cells are worth: the part of the least valuable ones whose rows were used since the last look."""
+"""What cells are worth: the part of the least valuable ones whose rows were used since they were chosen."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from kvemb import registry
+from kvemb.memory import worth as worth_module
+from kvemb.memory.worth import ENOUGH_USES, MAX_WAITS, SAMPLE_CELLS, Worth
 from kvemb.rows.block import RowBlock
 from kvemb.rows.schema import Schema, dtype_of
-from kvemb.tiers import worth as worth_module
-from kvemb.tiers.worth import ENOUGH_USES, MAX_LOOKS, SAMPLE_CELLS, Worth
 
 SCHEMA = Schema(dtype_of("int64"), dtype_of("float32"), 2)
 
@@ -42,73 +42,73 @@ def use(table: Any, keys: Any) -> None:
 def test_it_is_the_rate_at_which_the_lowest_scores_are_used(part):
     table, keys = full_table(4096)
     worth = Worth(table)
-    assert worth.look(10, 0.0) is None
+    assert worth.measure(10, 0.0) is None
     use(table, keys[:1024][np.arange(1024) % 4 < 4 * part])
-    assert worth.look(110, 0.0) == pytest.approx(-math.log(1 - part) / 100, rel=1e-9)
+    assert worth.measure(110, 0.0) == pytest.approx(-math.log(1 - part) / 100, rel=1e-9)
 
 
 def test_uses_of_higher_scores_do_not_count_and_rows_that_left_count_if_they_are_wanted_again():
     table, keys = full_table(4096)
     worth = Worth(table)
-    worth.look(0, 0.0)
+    worth.measure(0, 0.0)
     use(table, keys[1024:])
     table.remove(table.find(keys[:512]))
     worth.offered(np.concatenate([keys[:256], keys[:256], keys[1024:], -keys]))
-    assert worth.look(100, 0.0) == pytest.approx(-math.log(1 - 0.25) / 100, rel=1e-9)
-    unused = [worth.look(100 + at, 0.0) for at in range(1, MAX_LOOKS + 1)]
+    assert worth.measure(100, 0.0) == pytest.approx(-math.log(1 - 0.25) / 100, rel=1e-9)
+    unused = [worth.measure(100 + at, 0.0) for at in range(1, MAX_WAITS + 1)]
     assert unused[-1] == pytest.approx(-math.log(1 - 0.25) / 200, rel=1e-9)
 
 
 def test_empty_cells_are_worth_nothing():
     table = table_of(3000, 4096)
     worth = Worth(table)
-    worth.look(0, 0.0)
+    worth.measure(0, 0.0)
     use(table, np.arange(3000))
-    assert worth.look(100, 0.0) == 0.0
+    assert worth.measure(100, 0.0) == 0.0
     empty = Worth(registry.hot_table("cpu")(SCHEMA, 64, 64))
-    assert empty.look(0, 0.0) is None
-    assert empty.look(9, 0.0) == 0.0
+    assert empty.measure(0, 0.0) is None
+    assert empty.measure(9, 0.0) == 0.0
 
 
 def test_looks_are_averaged_and_one_without_work_between_changes_nothing():
     table, keys = full_table(4096)
     worth = Worth(table)
-    worth.look(0, 0.0)
+    worth.measure(0, 0.0)
     use(table, keys[:1024:2])
-    first = worth.look(100, 0.0)
-    assert worth.look(100, 0.0) == first
+    first = worth.measure(100, 0.0)
+    assert worth.measure(100, 0.0) == first
     lowest = keys[np.argsort(table.scores(table.find(keys)))][:1024]
     use(table, lowest)
     second = -math.log(1 / 2048) / 100
-    assert worth.look(200, 10.0) == pytest.approx((first + second + 0.1) / 2), "misses count as well"
+    assert worth.measure(200, 10.0) == pytest.approx((first + second + 0.1) / 2), "misses count as well"
 
 
 def test_a_few_uses_say_little_so_more_are_waited_for():
     table, keys = full_table(4096)
     worth = Worth(table)
-    worth.look(0, 0.0)
+    worth.measure(0, 0.0)
     use(table, keys[:1024:2])
-    first = worth.look(100, 0.0)
+    first = worth.measure(100, 0.0)
     lowest = keys[np.argsort(table.scores(table.find(keys)))][:1024]
-    for at in range(1, MAX_LOOKS - 1):
+    for at in range(1, MAX_WAITS - 1):
         use(table, lowest[at : at + 1])
-        assert worth.look(100 + at, 0.0) == first
+        assert worth.measure(100 + at, 0.0) == first
     use(table, lowest[: 2 * ENOUGH_USES])
-    assert worth.look(200, 0.0) == pytest.approx((first - math.log(1 - 2 * ENOUGH_USES / 1024) / 100) / 2)
+    assert worth.measure(200, 0.0) == pytest.approx((first - math.log(1 - 2 * ENOUGH_USES / 1024) / 100) / 2)
 
 
 def test_a_large_table_is_sampled():
     table, keys = full_table(16 * SAMPLE_CELLS)
     worth = Worth(table)
-    worth.look(0, 0.0)
+    worth.measure(0, 0.0)
     use(table, keys[: len(keys) // 4 : 2])
-    assert worth.look(1, 0.0) == pytest.approx(math.log(2), rel=0.1)
+    assert worth.measure(1, 0.0) == pytest.approx(math.log(2), rel=0.1)
 
 
 def test_a_look_without_memory_goes_on_watching_the_same_rows(monkeypatch):
     table, keys = full_table(4096)
     worth = Worth(table)
-    worth.look(0, 0.0)
+    worth.measure(0, 0.0)
 
     def none_left(rows):
         raise MemoryError
@@ -120,4 +120,4 @@ def test_a_look_without_memory_goes_on_watching_the_same_rows(monkeypatch):
         with pytest.raises(MemoryError):
             worth._watch(50)
     worth.offered(keys[:256])
-    assert worth.look(100, 0.0) == pytest.approx(-math.log(1 - 0.25) / 100, rel=1e-9)
+    assert worth.measure(100, 0.0) == pytest.approx(-math.log(1 - 0.25) / 100, rel=1e-9)

@@ -11,15 +11,15 @@ from concurrent.futures import Executor
 from contextlib import suppress
 
 from kvemb.errors import ColdStoreError, Poisoned
+from kvemb.memory.budget import Lease
 from kvemb.rows.block import RowBlock
 from kvemb.tiers.access import TableAccess
 from kvemb.tiers.ahead import ReadsAhead
-from kvemb.tiers.budget import Lease
 from kvemb.tiers.hot_tables import HotTables
 from kvemb.tiers.spill import SpillBuffer
 
 
-class Giving:
+class Reclaimer:
     """Gives back one variable's memory that others need.
 
     writer: the thread that writes spills, and gives back what the lease owes. others: threads that give back cells, and
@@ -39,11 +39,11 @@ class Giving:
     ) -> None:
         self._access, self._hot_tables, self._spill, self._ahead = access, hot_tables, spill, ahead
         self._lease, self._writer, self._others, self._leave = lease, writer, others, leave
-        self._paying = self._giving = False
-        lease.pay = self._pay_soon
-        hot_tables.memory.wake_with(self._give_soon)
+        self._returning = self._reclaiming = False
+        lease.notify = self._return_leased_soon
+        hot_tables.memory.wake_with(self._reclaim_soon)
 
-    def give(self) -> None:
+    def reclaim(self) -> None:
         """Measure the worth of the hot cells, and give back some of the cells that are owed. REQUIRES: held().
 
         A failure poisons the store. If a write fails, the rows stay in memory and no error is raised.
@@ -55,50 +55,50 @@ class Giving:
                 for leaving in self._hot_tables.shrink():
                     self._leave(leaving)
 
-    def _give_soon(self) -> None:
-        """Let another thread call give(), unless a call on the variable is in progress, which does it itself."""
-        if not self._giving:
-            self._giving = True
+    def _reclaim_soon(self) -> None:
+        """Let another thread call reclaim(), unless a call on the variable is in progress, which does it itself."""
+        if not self._reclaiming:
+            self._reclaiming = True
             with suppress(RuntimeError):  # the store is being closed
-                self._others.submit(self._give)
+                self._others.submit(self._reclaim_if_free)
 
-    def _give(self) -> None:
-        self._giving = False
+    def _reclaim_if_free(self) -> None:
+        self._reclaiming = False
         with self._access.held_if_free() as held:
             if held and not self._access.state.closed and self._access.has_room:
-                self.give()
+                self.reclaim()
                 if self._hot_tables.memory.has_work and self._access.state.cause is None:
-                    self._give_soon()
+                    self._reclaim_soon()
 
-    def _pay_soon(self) -> None:
+    def _return_leased_soon(self) -> None:
         """Let the writer give back what the lease owes, unless a call on the variable is in progress."""
-        if not self._paying:
-            self._paying = True
+        if not self._returning:
+            self._returning = True
             with suppress(RuntimeError):
-                self._writer.submit(self._pay)
+                self._writer.submit(self._return_leased)
 
-    def _pay(self) -> None:
+    def _return_leased(self) -> None:
         # On the writer's thread. Work that a call left to the next holder of the lock may wait for this thread; if
         # there is such work, another thread does both.
-        self._paying = False
+        self._returning = False
         with self._access.held_if_free(unless_deferred=True) as held:
             if held:
-                self._pay_now()
+                self._return_leased_now()
                 return
         with suppress(RuntimeError):
-            self._others.submit(self._pay_elsewhere)
+            self._others.submit(self._return_leased_elsewhere)
 
-    def _pay_elsewhere(self) -> None:
+    def _return_leased_elsewhere(self) -> None:
         with self._access.held_if_free() as held:
             if held:
-                self._pay_now()
+                self._return_leased_now()
 
-    def _pay_now(self) -> None:
+    def _return_leased_now(self) -> None:
         state = self._access.state
         if not state.closed and state.cause is None:
-            self._ahead.pay()
+            self._ahead.give_back_owed()
             with suppress(ColdStoreError):
                 self._spill.poll()
             # Other memory that is owed, such as a snapshot's copies, is given back when its use ends.
             if self._lease.owed and self._spill.writing:
-                self._pay_soon()
+                self._return_leased_soon()

@@ -1,4 +1,4 @@
-"""The worth of a hot table's cells: uses of its least valuable rows per row offered to full tables (Sharing.work).
+"""The worth of a hot table's cells: uses of its least valuable rows per row offered to full tables (Rebalancer.work).
 
 The rows that further cells would hold are used about as often as these. So the worth is both the cost of shrinking and
 the gain of growing. It is measured on a sample of cells. A row counts as used if its score has changed, whatever the
@@ -18,8 +18,8 @@ from kvemb.rows.hashing import KeyIndex, Keys
 # Cells in a sample; of these, the 1/WATCHED_PART with the lowest scores is watched. Empty cells score lowest.
 SAMPLE_CELLS, WATCHED_PART = 8192, 4
 # A measurement waits until ENOUGH_USES watched rows, or a quarter of the watched rows if that is less, were used,
-# because fewer uses are not significant. It waits for at most MAX_LOOKS looks; the first measurement does not wait.
-ENOUGH_USES, MAX_LOOKS = 16, 8
+# because fewer uses are not significant. It waits for at most MAX_WAITS calls; the first measurement does not wait.
+ENOUGH_USES, MAX_WAITS = 16, 8
 # The golden ratio spreads successive samples over the table.
 _SPREAD = 0.6180339887498949
 
@@ -33,16 +33,16 @@ class Worth:
         self._scores: Scores = np.empty(0)
         self._index, self._offered = KeyIndex(1), np.zeros(0, np.bool_)
         self._watched_cells, self._since, self._at = 0, 0, 0.0
-        self._looks, self._missed = 0, 0.0
+        self._waits, self._missed = 0, 0.0
         self._last: float | None = None
 
-    def look(self, work: int, missed: float) -> float | None:
-        """Return the worth of a cell in uses per row of work, a moving average over looks; None at the first look.
+    def measure(self, work: int, missed: float) -> float | None:
+        """Return the worth of a cell in uses per row of work, a moving average over measurements; None at the first.
 
-        work: the budget's count of rows offered, as a clock (Sharing.work). missed: uses since the last look that one
-        more cell would have served.
+        work: the budget's count of rows offered, as a clock (Rebalancer.work). missed: uses since the last call that
+        one more cell would have served.
         """
-        self._looks += 1
+        self._waits += 1
         self._missed += missed
         if not self._watched_cells:
             self._watch(work)
@@ -56,7 +56,7 @@ class Worth:
 
     def _is_enough(self, used: int) -> bool:
         few = self._watched_cells // 4
-        return self._last is None or used >= min(ENOUGH_USES, few) or self._looks >= MAX_LOOKS
+        return self._last is None or used >= min(ENOUGH_USES, few) or self._waits >= MAX_WAITS
 
     def offered(self, keys: Keys) -> None:
         """Record that these keys, which were not hot, were used."""
@@ -65,14 +65,14 @@ class Worth:
             self._offered[found[found >= 0]] = True
 
     def _used(self) -> int:
-        """Return how many of the watched rows have been used since the last look."""
+        """Return how many of the watched rows have been used since they were chosen."""
         cells = self._table.find(self._keys)
         here = (cells >= 0).nonzero()[0]
         self._offered[here[self._table.scores(cells[here]) != self._scores[here]]] = True
         return int(np.count_nonzero(self._offered))
 
     def _watch(self, work: int) -> None:
-        self._looks, self._missed = 0, 0.0
+        self._waits, self._missed = 0, 0.0
         self._at = (self._at + _SPREAD) % 1.0
         cells = min(SAMPLE_CELLS, self._table.capacity_rows)
         keys, scores = self._table.sample(self._at, SAMPLE_CELLS)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from kvemb import registry
+from kvemb.memory.budget import Budget
+from kvemb.memory.hot_shares import GIVEN_CELLS, HotShares
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.schema import Schema, dtype_of
-from kvemb.tiers.budget import Budget
-from kvemb.tiers.hot_shares import GIVEN_CELLS, HotShares
 
 SCHEMA = Schema(dtype_of("int64"), dtype_of("float32"), 2)
 MIB = 1 << 20
@@ -40,7 +40,7 @@ def test_growth_is_taken_from_the_budget_and_the_end_gives_all_of_it_back():
 def test_tables_of_a_fixed_size_neither_grow_nor_give():
     (table, _), budget, memory = shares_of(min_rows=None)
     assert memory.reserve(table) is None
-    assert budget.sharing.shares == []
+    assert budget.rebalancer.shares == []
     assert list(memory.shrink()) == []
     memory.end()
     assert budget.free == 16 * MIB
@@ -51,7 +51,7 @@ def test_cells_are_given_up_some_at_a_time_down_to_the_least():
     memory.make_room(4 * GIVEN_CELLS)
     assert 0.95 * 4 * GIVEN_CELLS < table.capacity_rows <= 4 * GIVEN_CELLS
     table.insert(rows_of(np.arange(3 * GIVEN_CELLS)))
-    (share,) = budget.sharing.shares
+    (share,) = budget.rebalancer.shares
     share.ask(share.held)
     share.notify()
     assert memory.has_work
@@ -69,7 +69,7 @@ def test_cells_are_given_up_some_at_a_time_down_to_the_least():
 
 def test_memory_is_given_back_where_the_rows_that_leave_are_refused():
     (table,), budget, memory = shares_of(1)
-    budget.sharing.shares[0].ask(1)
+    budget.rebalancer.shares[0].ask(1)
 
     def refuse(rows):
         raise OSError("disk")

@@ -1,9 +1,9 @@
 """Memory budgets for hot tables, spill buffers and caches: one for the host, and one for each device.
 
-Hot cells are reserved; growing tables may be asked to give some back, down to a few (kvemb.tiers.sharing). Memory for
-rows that wait for the disk is leased: a lessee takes memory that is unused at the moment, and gives it back when it is
-needed elsewhere. Memory that a hot table gave up for another is not lent until that table has taken it or the turn has
-ended. Thread-safe.
+Hot cells are reserved; growing tables may be asked to give some back, down to a few (kvemb.memory.rebalancer). Memory
+for rows that wait for the disk is leased: a lessee takes memory that is unused at the moment, and gives it back when it
+is needed elsewhere. Memory that a hot table gave up for another is not lent until that table has taken it or the turn
+has ended. Thread-safe.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from kvemb.contracts import HOST, Memory
+from kvemb.memory.rebalancer import Rebalancer, Share
 from kvemb.options import format_bytes
-from kvemb.tiers.sharing import Share, Sharing
 
 # How long reserve() waits for memory to be given back, and how often it checks.
 WAIT_SECONDS, PAUSE_SECONDS = 30.0, 0.002
@@ -24,7 +24,7 @@ class Budget:
     """`total` bytes of one memory, handed out in reservations.
 
     set_aside: of these, bytes that are taken from the start. whose, advice: for messages. check_giving: raises an error
-    if memory is no longer given back. sharing: the hot tables that grow, guarded by the budget's lock.
+    if memory is no longer given back. rebalancer: the hot tables that grow, guarded by the budget's lock.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Budget:
         self._promised = 0  # of the free bytes: those that shares gave in this turn for others to grow
         self._lock = threading.Lock()
         self._leases: list[Lease] = []
-        self.sharing = Sharing()
+        self.rebalancer = Rebalancer()
 
     @property
     def kept_from_growth(self) -> int:
@@ -81,27 +81,27 @@ class Budget:
         _notify(owing)
         return False
 
-    # The hot tables that grow (kvemb.tiers.sharing).
+    # The hot tables that grow (kvemb.memory.rebalancer).
 
     @property
     def work(self) -> int:
         """The number of rows ever offered to tables that could not grow."""
-        return self.sharing.work
+        return self.rebalancer.work
 
     def join(self, share: Share) -> None:
         """Add a share, whose memory is reserved; from now on it may grow and be asked to give memory back."""
         with self._lock:
-            self.sharing.shares.append(share)
+            self.rebalancer.shares.append(share)
 
     def leave(self, share: Share) -> None:
         """Remove a share and free what it holds."""
         with self._lock:
-            self.sharing.shares.remove(share)
+            self.rebalancer.shares.remove(share)
             self._free += share.held
 
     def grow(self, share: Share, nbytes: int) -> bool:
         """Take nbytes for a share as try_grow does, unless others need memory more; return whether they were taken."""
-        if share.owed or share.poor or not self.try_grow(nbytes):
+        if share.owed or share.donor or not self.try_grow(nbytes):
             share.refused = True
             return False
         with self._lock:
@@ -111,7 +111,7 @@ class Budget:
     def offered(self, share: Share, rows: int) -> None:
         """Record that rows were offered to a share that could not grow; this may end the turn."""
         with self._lock:
-            called = self.sharing.offered(share, rows)
+            called = self.rebalancer.offered(share, rows)
             if called:
                 self._promised = 0
             late = [other for other in called if other.due]
@@ -122,11 +122,11 @@ class Budget:
         for other in late:
             other.wake()
 
-    def gave(self, share: Share, nbytes: int) -> None:
+    def shrink(self, share: Share, nbytes: int) -> None:
         """Free nbytes that a share has given back; 0: it can give no more."""
         with self._lock:
             self._promised += min(nbytes, share.owed)
-            share.gave(nbytes)
+            share.shrunk(nbytes)
             self._free += nbytes
 
     # Leased memory.
@@ -155,8 +155,8 @@ class Budget:
         """Take nbytes, free or not. Growing tables are asked for what is not free, as far as they can give it."""
         with self._lock:
             self._free -= nbytes
-            self.sharing.ask(-self._free - self.sharing.owed)
-            giving = [share for share in self.sharing.shares if share.owed]
+            self.rebalancer.ask(-self._free - self.rebalancer.owed)
+            giving = [share for share in self.rebalancer.shares if share.owed]
         for share in giving:
             share.notify()
             share.wake()
@@ -191,10 +191,10 @@ class Budget:
         with self._lock:
             self._free += nbytes
 
-    def reserve(self, nbytes: int, what: str, *, pressed: bool = False) -> None:
+    def reserve(self, nbytes: int, what: str, *, below_min: bool = False) -> None:
         """Reserve nbytes, after waiting for lessees and growing tables to give them back. Raises ValueError.
 
-        what: what they are for, in the message. pressed: if necessary, tables shrink below their least, so that
+        what: what they are for, in the message. below_min: if necessary, tables shrink below their min_bytes, so that
         variables that were open together can be opened again in any order. Raises what check_giving raises, instead of
         waiting.
         """
@@ -205,14 +205,14 @@ class Budget:
                     self._free -= nbytes
                     self._promised = min(self._promised, self._free)
                     return
-                had = self._free + self._leased() + self.sharing.owed
-                if nbytes > had + self.sharing.spare(pressed=pressed) or time.monotonic() >= until:
+                had = self._free + self._leased() + self.rebalancer.owed
+                if nbytes > had + self.rebalancer.spare(below_min=below_min) or time.monotonic() >= until:
                     break
                 self._check_giving()
                 self._ask(nbytes)
                 owing = [lease for lease in self._leases if lease.owed]
-                self.sharing.ask(nbytes - had, pressed=pressed)
-                giving = [share for share in self.sharing.shares if share.owed]
+                self.rebalancer.ask(nbytes - had, below_min=below_min)
+                giving = [share for share in self.rebalancer.shares if share.owed]
             _notify(owing)
             for share in giving:
                 share.notify()
@@ -227,13 +227,13 @@ class Budget:
 class Lease:
     """Memory of a budget that its holder gives back on demand. held: its bytes. owed: bytes of these asked back.
 
-    pay: a callback set by the holder, called on any thread when the lease owes memory. It must not block.
+    notify: a callback set by the holder, called on any thread when the lease owes memory. It must not block.
     """
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self.held = self.owed = 0
-        self.pay: Callable[[], None] = lambda: None
+        self.notify: Callable[[], None] = lambda: None
 
     @property
     def most(self) -> int:
@@ -263,7 +263,7 @@ class Lease:
 
 def _notify(owing: Iterable[Lease]) -> None:
     for lease in owing:
-        lease.pay()
+        lease.notify()
 
 
 class Budgets:

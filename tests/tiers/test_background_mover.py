@@ -18,11 +18,11 @@ from kvemb.backends.cpu import CpuTable
 from kvemb.engine.device_operations import DeviceOperations
 from kvemb.initializers import Constant
 from kvemb.limits import Limits
+from kvemb.memory.budget import Budget
 from kvemb.optimizers import SGD
 from kvemb.registry import row_kernels
 from kvemb.restrict import TimestampRestrictPolicy
 from kvemb.store_state import StoreState
-from kvemb.tiers.budget import Budget
 from kvemb.tiers.hot_tables import HotTables, default_partitioner
 from kvemb.tiers.row_factory import RowFactory
 from kvemb.tiers.scoring import Scoring
@@ -243,14 +243,14 @@ def crowd_out(place: Place) -> None:
 @pytest.mark.parametrize("how", CHANGES)
 def test_what_changes_while_it_is_read_ahead_is_not_made_hot_as_it_was(how: str) -> None:
     place, changes = Place(), [CHANGES[how]]
-    make = place.storage._moving.make
+    make = place.storage._mover.move
 
     def change_first(keys: Any = None) -> None:
         if changes:
             changes.pop()(place)
         make(keys)
 
-    place.storage._moving.make = change_first  # type: ignore[method-assign]
+    place.storage._mover.move = change_first  # type: ignore[method-assign]
     place.prefetch(range(10))
     assert not changes
     out = np.full((10, 2), 9, np.float32)
@@ -270,10 +270,10 @@ def test_nothing_is_moved_where_a_snapshot_has_no_room_for_copies() -> None:
     with place.storage.held():
         place.storage.begin_snapshot()
         place.storage._access.set_room(False)
-    place.storage._moving.make(np.arange(10))
+    place.storage._mover.move(np.arange(10))
     assert place.on_device == []
     place.storage.end_snapshot()
-    place.storage._moving.make(np.arange(10))
+    place.storage._mover.move(np.arange(10))
     assert place.on_device == [], "none of them is in memory"
 
 

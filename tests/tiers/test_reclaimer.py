@@ -20,8 +20,8 @@ from kvemb.backends import cpu
 from kvemb.errors import ColdStoreError, Poisoned
 from kvemb.handle import inside
 from kvemb.limits import Limits
+from kvemb.memory.budget import Budget, Lease
 from kvemb.rows.block import RowBlock
-from kvemb.tiers.budget import Budget, Lease
 from kvemb.tiers.spill import slot_bytes
 from kvemb.tools.stress.lockstep import LockstepChecker
 from kvemb.tools.stress.model import Model
@@ -31,7 +31,7 @@ ROWS = 30_000
 
 
 def shares_of(store: kvemb.Store) -> list[Any]:
-    return inside(store).budgets.host.sharing.shares
+    return inside(store).budgets.host.rebalancer.shares
 
 
 def ask(store: kvemb.Store, part: float) -> int:
@@ -130,9 +130,9 @@ def test_histories_of_two_variables_that_compete_for_what_is_lent(
         taken[lease] += lent
         return lent
 
-    def counted_pay(lease: Lease, pay: Callable[[], None]) -> None:
+    def counted_notify(lease: Lease, notify: Callable[[], None]) -> None:
         asked[lease] += getattr(lending, "now", False)  # by the other variable, which lacks it
-        pay()
+        notify()
 
     def counted_take_back(budget: Budget, lease: Lease, nbytes: int, **more: Any) -> None:
         paid[lease] += nbytes > 0 and lease.owed > 0
@@ -141,7 +141,7 @@ def test_histories_of_two_variables_that_compete_for_what_is_lent(
     monkeypatch.setattr(Budget, "lend", counted_lend)
     monkeypatch.setattr(Budget, "take_back", counted_take_back)
     for lease in taken:
-        lease.pay = partial(counted_pay, lease, lease.pay)
+        lease.notify = partial(counted_notify, lease, lease.notify)
 
     def in_parts(twin: Any, keys: Any, values: Any) -> None:
         for at in range(0, len(keys), 20):  # each fits into a slot
@@ -217,7 +217,7 @@ def test_a_table_that_only_doubles_and_halves_gives_too(
     assert isinstance(table, OpaqueTable)
     capacity = table.capacity_rows
     (budget,) = (inside(store).budgets.of(table.memory("gpu:0")),)
-    (share,) = budget.sharing.shares
+    (share,) = budget.rebalancer.shares
     share.ask(10)
     share.notify()
     np.testing.assert_array_equal(variable.lookup(np.arange(900)), rows_of(np.arange(900)))

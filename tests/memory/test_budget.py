@@ -9,8 +9,8 @@ from contextlib import suppress
 import pytest
 
 from kvemb.contracts import HOST, Memory
-from kvemb.tiers.budget import Budget, Budgets, Lease
-from kvemb.tiers.sharing import Share
+from kvemb.memory.budget import Budget, Budgets, Lease
+from kvemb.memory.rebalancer import Share
 
 
 def test_the_cold_stores_share_is_set_aside_first():
@@ -76,7 +76,7 @@ def test_what_shares_gave_is_for_growth_until_the_turn_ends():
     budget.join(giver)
     budget.join(grower)
     giver.ask(2 << 20)
-    budget.gave(giver, 2 << 20)
+    budget.shrink(giver, 2 << 20)
     assert not lease.take(1)
     assert budget.grow(grower, 1 << 20)
     assert not lease.take(1)
@@ -146,7 +146,7 @@ def test_threads_that_lease_grow_and_reserve_never_have_more_than_there_is():
 
     def lessee(seed: int) -> None:
         chance, lease, told = random.Random(seed), budget.lease(), threading.Event()
-        lease.pay = told.set
+        lease.notify = told.set
         for _ in range(300):
             nbytes = chance.randrange(1, 2000)
             lease.take(nbytes)
@@ -196,7 +196,7 @@ def test_what_is_needed_in_any_case_is_owed_by_tables_that_grow():
     assert (budget.free, share.owed, told) == (-30, 75, ["notify", "wake"]), "an eighth at least"
     budget.use(40)
     assert share.owed == 75
-    budget.gave(share, 75)
+    budget.shrink(share, 75)
     assert (budget.free, share.owed) == (5, 0)
     budget.use(10_000)
     assert share.owed == 425, "what it can spare"

@@ -1,10 +1,10 @@
-"""How growing hot tables share a spent budget: memory moves to the table where one more row saves the most misses.
+"""Rebalancing of a spent budget: memory moves to the hot table in which one more row saves the most misses.
 
 The worth of a table is the marginal benefit of its memory: recent uses of its least valuable rows, per byte
-(kvemb.tiers.worth). Tables are compared once a turn, which ends when tables that could not grow have been offered a
-certain number of rows. A table is poor if its worth is less than half of the best worth among those that want to grow.
-A poor table does not grow, and owes some of its bytes. Its variable gives them back at its next call; if none comes, a
-background thread does (kvemb.tiers.giving). The budget's lock guards everything here.
+(kvemb.memory.worth). Tables are compared once a turn, which ends when tables that could not grow have been offered a
+certain number of rows. A table is a donor if its worth is less than half of the best worth among those that want to
+grow. A donor does not grow, and owes some of its bytes. Its variable gives them back at its next call; if none comes, a
+background thread does (kvemb.tiers.reclaimer). The budget's lock guards everything here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TURN_PART, MIN_TURN_ROWS = 16, 1024
 # A turn has at least TURN_CALLS calls for each other table in use. In a shorter turn, if tables are called one after
 # the other, tables that were not called would seem unused and give their memory away.
 TURN_CALLS = 2
-# A poor table gives 1/GIVEN_PART of its memory in a turn for each factor of two in worth, at most MAX_GIVEN_PARTS.
+# A donor gives 1/GIVEN_PART of its memory in a turn for each factor of two in worth, at most MAX_GIVEN_PARTS.
 GIVEN_PART, MAX_GIVEN_PARTS = 16, 4
 # A table gets up to 1/GOTTEN_PART of its memory in a turn, or 1/GOTTEN_OF_ALL of that of all tables if that is more.
 GOTTEN_PART, GOTTEN_OF_ALL = 2, 32
@@ -29,33 +29,34 @@ MISS_WORTH = 1 / 64
 class Share:
     """The part of a budget that one growing table holds.
 
-    cell_bytes: bytes of a cell. held: bytes of all its cells. least: bytes that it keeps, unless a variable could not
-    be opened otherwise: then it becomes smaller, down to floor, in steps of floor (None: it stays). worth: recent uses
-    per byte; None: not measured yet. owed: bytes that it has to give back. offered: rows offered since the last
-    measurement; called: the number of the last call that offered some. due: its worth has to be measured. refused: it
-    wanted to grow in this turn and could not. poor: see the module. notify: called when `owed` or `due` is set. wake:
-    called if `due` is still set a turn later, or if a reservation waits. Neither callback may block.
+    cell_bytes: bytes of a cell. held: bytes of all its cells. min_bytes: bytes that it keeps, unless a variable
+    could not be opened otherwise: then this becomes smaller, down to floor, in steps of floor (None: it stays).
+    worth: recent uses per byte; None: not measured yet. owed: bytes that it has to give back. offered: rows offered
+    since the last measurement; called: the number of the last call that offered some. due: its worth has to be
+    measured. refused: it wanted to grow in this turn and could not. donor: see the module. notify: called when `owed`
+    or `due` is set. wake: called if `due` is still set a turn later, or if a reservation waits. Neither callback may
+    block.
     """
 
-    def __init__(self, cell_bytes: int, held: int, least: int, floor: int | None = None) -> None:
-        self.cell_bytes, self.held, self.least = cell_bytes, held, least
-        self._floor = least if floor is None else min(floor, least)
+    def __init__(self, cell_bytes: int, held: int, min_bytes: int, floor: int | None = None) -> None:
+        self.cell_bytes, self.held, self.min_bytes = cell_bytes, held, min_bytes
+        self._floor = min_bytes if floor is None else min(floor, min_bytes)
         self.worth: float | None = None
         self.owed = self.offered = 0
-        self.due = self.refused = self.poor = False
+        self.due = self.refused = self.donor = False
         self.called = -(1 << 62)  # never
         self.notify: Callable[[], None] = lambda: None
         self.wake: Callable[[], None] = lambda: None
 
-    def spare(self, *, pressed: bool = False) -> int:
-        """Return the bytes that it could still be asked for. pressed: if a variable could not be opened otherwise."""
-        return max(0, self.held - self.owed - (self._floor if pressed else self.least))
+    def spare(self, *, below_min: bool = False) -> int:
+        """Return the bytes that it could still be asked for. below_min: down to its floor instead of min_bytes."""
+        return max(0, self.held - self.owed - (self._floor if below_min else self.min_bytes))
 
-    def press(self, nbytes: int) -> None:
-        """Reduce its least, as far as possible, so that it has nbytes to spare."""
-        missing = min(nbytes, self.spare(pressed=True)) - self.spare()
+    def lower_min(self, nbytes: int) -> None:
+        """Lower min_bytes, as far as possible, so that it has nbytes to spare."""
+        missing = min(nbytes, self.spare(below_min=True)) - self.spare()
         if missing > 0:
-            self.least = max(self._floor, self.least - -(-missing // self._floor) * self._floor)
+            self.min_bytes = max(self._floor, self.min_bytes - -(-missing // self._floor) * self._floor)
 
     def ask(self, nbytes: int) -> int:
         """Make it owe nbytes more, at most what it can spare; return by how many bytes its debt grew."""
@@ -63,23 +64,26 @@ class Share:
         self.owed += more
         return more
 
-    def gave(self, nbytes: int) -> None:
+    def shrunk(self, nbytes: int) -> None:
         """Record that nbytes were given back. 0: the table cannot shrink further, so its debt is cancelled."""
         self.held -= nbytes
         self.owed = max(0, self.owed - nbytes) if nbytes else 0
 
 
-class Sharing:
-    """The shares in one budget. work: total rows offered so far to tables that could not grow."""
+class Rebalancer:
+    """Decides which shares of one budget shrink and which may grow.
+
+    work: the total number of rows offered so far to tables that could not grow.
+    """
 
     def __init__(self) -> None:
         self.shares: list[Share] = []
         self.work = self._end_of_turn = 0
         self._call = self._first_call = 0
 
-    def spare(self, *, pressed: bool = False) -> int:
-        """Return the bytes that shares could be asked for. pressed: as in ask()."""
-        return sum(share.spare(pressed=pressed) for share in self.shares)
+    def spare(self, *, below_min: bool = False) -> int:
+        """Return the bytes that shares could be asked for. below_min: as in ask()."""
+        return sum(share.spare(below_min=below_min) for share in self.shares)
 
     @property
     def owed(self) -> int:
@@ -100,37 +104,37 @@ class Sharing:
             return []
         cells = sum(share.held // share.cell_bytes for share in self.shares)
         self._end_of_turn, self._first_call = self.work + max(MIN_TURN_ROWS, cells // TURN_PART), self._call
-        self._judge()
+        self._choose_donors()
         return list(self.shares)
 
-    def _judge(self) -> None:
-        """Decide which shares are poor, and how much they owe to those that want to grow."""
+    def _choose_donors(self) -> None:
+        """Choose the donors, and how much they owe to the shares that want to grow."""
         wanting = [share for share in self.shares if share.refused]
         # Until the worth of a new table is measured, it counts as worth as much as the best one.
         compared = self.shares if any(share.worth is None for share in wanting) else wanting
         best = max((share.worth or 0.0 for share in compared), default=0.0)
         for share in self.shares:
-            share.poor = share.worth is not None and BAND * share.worth < best
-        least = sum(share.held for share in self.shares) // GOTTEN_OF_ALL
-        needed = sum(max(least, share.held // GOTTEN_PART) for share in wanting if not share.poor)
-        for share in sorted((share for share in self.shares if share.poor), key=lambda share: share.worth or 0.0):
+            share.donor = share.worth is not None and BAND * share.worth < best
+        smallest = sum(share.held for share in self.shares) // GOTTEN_OF_ALL
+        needed = sum(max(smallest, share.held // GOTTEN_PART) for share in wanting if not share.donor)
+        for share in sorted((share for share in self.shares if share.donor), key=lambda share: share.worth or 0.0):
             if needed > 0 and not share.owed:
                 needed -= share.ask(min(needed, share.held // GIVEN_PART * _parts(share.worth or 0.0, best)))
         for share in self.shares:
             share.refused = False
 
-    def ask(self, nbytes: int, *, pressed: bool = False) -> None:
+    def ask(self, nbytes: int, *, below_min: bool = False) -> None:
         """Make shares owe nbytes in all, those with the lowest worth first.
 
-        pressed: if they cannot spare that much, they keep less than their least, because a variable could not be opened
-        otherwise.
+        below_min: if they cannot spare that much, they keep less than min_bytes, because a variable could not be
+        opened otherwise.
         """
-        for turn in (False, True) if pressed else (False,):
+        for turn in (False, True) if below_min else (False,):
             for share in sorted(self.shares, key=lambda share: share.worth or 0.0):
                 # At least an eighth, so that memory does not change hands bucket by bucket.
                 more = max(nbytes, share.held // 8)
                 if nbytes > 0 and turn:
-                    share.press(more)
+                    share.lower_min(more)
                 if nbytes > 0 and share.spare():
                     nbytes -= share.ask(more)
 

@@ -1,6 +1,6 @@
 """The memory of one variable's hot tables: how they grow, and how they shrink when other tables need it more.
 
-kvemb.tiers.sharing decides, on any thread, and sets `has_work`; the variable acts on it under its own lock, which
+kvemb.memory.rebalancer decides, on any thread, and sets `has_work`; the variable acts on it under its own lock, which
 guards everything else here.
 """
 
@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from functools import partial
 
 from kvemb.contracts import HotTable
+from kvemb.memory.budget import Budget
+from kvemb.memory.rebalancer import MISS_WORTH, Share
+from kvemb.memory.worth import Worth
 from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import Keys
-from kvemb.tiers.budget import Budget
-from kvemb.tiers.sharing import MISS_WORTH, Share
-from kvemb.tiers.worth import Worth
 
 # How many cells a table gives back at a time: GIVEN_CELLS, or 1/GIVEN_PART of its own if that is more.
 GIVEN_CELLS, GIVEN_PART = 8192, 64
@@ -74,7 +74,7 @@ class HotShares:
         """Give back what was reserved for growth and not used: a device may have less memory than its budget."""
         share = self._shares.get(table)
         if share is not None and share.held > table.nbytes:
-            self._budget_of[table].gave(share, share.held - table.nbytes)
+            self._budget_of[table].shrink(share, share.held - table.nbytes)
 
     def offered(self, table: HotTable, keys: Keys) -> None:
         """Record that rows of these keys, which were not hot, were offered to a table."""
@@ -118,7 +118,7 @@ class HotShares:
             if share.due:
                 share.due, work = False, self._budget_of[table].work
                 missed = MISS_WORTH * share.offered * share.cell_bytes / share.held
-                worth = self._worths[table].look(work, missed)
+                worth = self._worths[table].measure(work, missed)
                 share.offered = 0
                 share.worth = None if worth is None else worth / share.cell_bytes
 
@@ -132,11 +132,11 @@ class HotShares:
             if share.owed:
                 before, cells = table.nbytes, -(-share.owed // share.cell_bytes)
                 cells = min(cells, max(GIVEN_CELLS, table.capacity_rows // GIVEN_PART))
-                leaving = table.shrink(cells, share.least // share.cell_bytes)
+                leaving = table.shrink(cells, share.min_bytes // share.cell_bytes)
                 try:
                     yield table, leaving
                 finally:
-                    self._budget_of[table].gave(share, before - table.nbytes)
+                    self._budget_of[table].shrink(share, before - table.nbytes)
                     self.has_work |= share.owed > 0
 
     def end(self) -> None:
