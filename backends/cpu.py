@@ -17,7 +17,7 @@ from kvemb.backends import cpu_bags, cpu_insert, cpu_probe
 from kvemb.backends.cpu_formulas import take_step
 from kvemb.backends.cpu_rows import CpuRows
 from kvemb.backends.cpu_threads import in_parts, in_ranges, part_count
-from kvemb.contracts import HOST, Change, Memory
+from kvemb.contracts import HOST, Memory, PlannedChange
 from kvemb.limits import DEFAULT, Limits
 from kvemb.optimizers import Optimizer
 from kvemb.parallel import cores
@@ -217,7 +217,7 @@ class CpuTable:
         """See contracts.HotTable."""
         self._kernels.gather(self._rows, cells, out)
 
-    def prepare(self, count: int, change: Change) -> None:
+    def prepare(self, count: int, change: PlannedChange) -> None:
         """See contracts.HotTable. Does nothing: this table allocates nothing after a row has changed."""
 
     def assign(self, cells: Positions, values: Any, step: int) -> None:

@@ -26,7 +26,7 @@ from kvemb.parallel import MAX_THREADS, cores, run_each
 from kvemb.rows.device_arrays import device_of
 from kvemb.rows.hashing import Keys
 from kvemb.rows.host_arrays import rows_to_fill
-from kvemb.tiers.reads import Missed
+from kvemb.tiers.reads import MissedKeys
 from kvemb.variable import Variable
 
 Given = TypeVar("Given")
@@ -34,7 +34,7 @@ _NO_VALUES: Values = np.empty((0, 0))
 _NO_KEYS: Keys = np.empty(0, np.int64)
 
 
-class Part(NamedTuple):
+class TablePart(NamedTuple):
     """The part of a call on one variable. keys: flat (n,). values: gradients, or the rows to fill, (n, dim).
 
     on_device: used instead of keys and values if the caller's arrays are on a GPU: a lookup, or keys and gradients.
@@ -73,7 +73,7 @@ def apply_gradients(store: StoreHandle[Engine], wanted: Mapping[Any, tuple[npt.A
     parts = list(checked(store, wanted, to_train, _variables(store)).values())
     inside(store).state.check_writable()
 
-    def step(part: Part) -> Callable[[], None]:
+    def step(part: TablePart) -> Callable[[], None]:
         operations = part.table.operations
         if part.on_device is not None:
             return lambda: operations.apply_gradients_on_device(*part.on_device, acknowledge=False)
@@ -104,13 +104,13 @@ def _variables(store: StoreHandle[Engine]) -> Mapping[str, Variable]:
 def checked(
     store: StoreHandle[Any],
     wanted: Mapping[Any, Given],
-    check: Callable[[Table, Given], Part],
+    check: Callable[[Table, Given], TablePart],
     variables: Mapping[str, Variable],
-) -> dict[Any, Part]:
+) -> dict[Any, TablePart]:
     """Return each variable's part. Raises before anything changes, naming the variable. variables: the store's."""
     if not isinstance(wanted, Mapping):
         raise TypeError(f"expected a dict from variable, or its name, to keys, got {brief(wanted)}")
-    parts: dict[Any, Part] = {}
+    parts: dict[Any, TablePart] = {}
     seen: set[str] = set()
     for given, arguments in wanted.items():
         table = _table(store, given, variables)
@@ -147,14 +147,14 @@ def _with_arrays(wanted: Any, out: Any) -> dict[Any, tuple[npt.ArrayLike, npt.ND
     return {given: (keys, out.get(given)) for given, keys in wanted.items()}
 
 
-def to_read(table: Table, keys: npt.ArrayLike, out: npt.NDArray[Any] | None = None) -> Part:
+def to_read(table: Table, keys: npt.ArrayLike, out: npt.NDArray[Any] | None = None) -> TablePart:
     """Return a variable's part of a lookup. out: the array for its rows; None: a new one."""
     if device_of(keys) is not None:
         given = on_device.device_lookup(table, keys, out)
-        return Part(table, given.keys.shape, _NO_KEYS, _NO_VALUES, given)
+        return TablePart(table, given.keys.shape, _NO_KEYS, _NO_VALUES, given)
     shape, flat = table.flat_and_owned(keys)  # calls the partitioner, which may raise
     schema = table.schema
-    return Part(table, shape, flat, rows_to_fill(out, schema.value_dtype, (*shape, schema.dim), flat))
+    return TablePart(table, shape, flat, rows_to_fill(out, schema.value_dtype, (*shape, schema.dim), flat))
 
 
 def parts_to_read(
@@ -162,7 +162,7 @@ def parts_to_read(
     wanted: Mapping[Any, npt.ArrayLike],
     out: Mapping[Any, npt.NDArray[Any]] | None,
     variables: Mapping[str, Variable],
-) -> dict[Any, Part]:
+) -> dict[Any, TablePart]:
     """Return each variable's part of a lookup. out: the arrays that some of them fill. Raises as checked does."""
     if out is None:
         return checked(store, wanted, to_read, variables)
@@ -175,7 +175,7 @@ def parts_to_read(
     return parts
 
 
-def rows_of(parts: dict[Any, Part], out: Mapping[Any, npt.NDArray[Any]] | None) -> dict[Any, npt.NDArray[Any]]:
+def rows_of(parts: dict[Any, TablePart], out: Mapping[Any, npt.NDArray[Any]] | None) -> dict[Any, npt.NDArray[Any]]:
     """Return the rows that were looked up, in the shape of their keys; for variables in `out`, the given arrays."""
     found = {
         given: part.values.reshape(*part.shape, part.table.schema.dim)
@@ -186,34 +186,34 @@ def rows_of(parts: dict[Any, Part], out: Mapping[Any, npt.NDArray[Any]] | None) 
     return found if out is None else {**found, **out}
 
 
-def to_prefetch(table: Table, keys: npt.ArrayLike) -> Part:
+def to_prefetch(table: Table, keys: npt.ArrayLike) -> TablePart:
     """Return a variable's part of a prefetch."""
     if device_of(keys) is not None:
         found = on_device.keys_on_device(table, keys)
-        return Part(table, found.shape, _NO_KEYS, _NO_VALUES, found.reshaped(found.size))
-    return Part(table, *table.flat_and_owned(keys), _NO_VALUES)
+        return TablePart(table, found.shape, _NO_KEYS, _NO_VALUES, found.reshaped(found.size))
+    return TablePart(table, *table.flat_and_owned(keys), _NO_VALUES)
 
 
-def to_train(table: Table, given: tuple[npt.ArrayLike, npt.ArrayLike]) -> Part:
+def to_train(table: Table, given: tuple[npt.ArrayLike, npt.ArrayLike]) -> TablePart:
     """Return a variable's part of a step. given: keys and gradients."""
     if not isinstance(given, tuple) or len(given) != 2:
         raise TypeError(f"expected (keys, grads), got {brief(given)}")
     if device_of(given[0]) is not None:
         keys, grads = on_device.gradients(table, *given)
-        return Part(table, keys.shape, _NO_KEYS, _NO_VALUES, (keys, grads))
-    return Part(table, *table.gradients(*given))
+        return TablePart(table, keys.shape, _NO_KEYS, _NO_VALUES, (keys, grads))
+    return TablePart(table, *table.gradients(*given))
 
 
 # Running.
 
 
-def _read(parts: list[Part], touch: bool) -> None:
+def _read(parts: list[TablePart], touch: bool) -> None:
     threads = _threads(parts)
     left = _find_at_once(parts, touch) if threads == 1 else _find(parts, touch, threads)
     if not left:
         return
 
-    def fill(part: Part, found: Missed) -> Callable[[], None]:
+    def fill(part: TablePart, found: MissedKeys) -> Callable[[], None]:
         return lambda: part.table.operations.lookup_cold(part.keys, found, part.values, None)
 
     reads, cold = sum(len(found.positions) for _, found in left), [part for part, _ in left]
@@ -221,7 +221,7 @@ def _read(parts: list[Part], touch: bool) -> None:
     _raise_first(cold, run_each([fill(*each) for each in left], MAX_THREADS if pays else 1))
 
 
-def _read_on_device(parts: list[Part], touch: bool) -> None:
+def _read_on_device(parts: list[TablePart], touch: bool) -> None:
     for part in parts:
         wanted = part.on_device
         try:
@@ -230,14 +230,14 @@ def _read_on_device(parts: list[Part], touch: bool) -> None:
             raise_named(part.table.name, error)
 
 
-def _find_at_once(parts: list[Part], touch: bool) -> list[tuple[Part, Missed]]:
+def _find_at_once(parts: list[TablePart], touch: bool) -> list[tuple[TablePart, MissedKeys]]:
     """Look up the hot rows of each part; return what is left for lookup_cold.
 
     A small call spends most of its time on taking locks, so the locks of variables that are free are taken in one
     block.
     """
-    left: list[tuple[Part, Missed]] = []
-    busy: list[Part] = []
+    left: list[tuple[TablePart, MissedKeys]] = []
+    busy: list[TablePart] = []
     with uninterrupted():
         for part in parts:
             try:
@@ -251,11 +251,11 @@ def _find_at_once(parts: list[Part], touch: bool) -> list[tuple[Part, Missed]]:
     return left + _find(busy, touch, 1) if busy else left
 
 
-def _find(parts: list[Part], touch: bool, threads: int) -> list[tuple[Part, Missed]]:
+def _find(parts: list[TablePart], touch: bool, threads: int) -> list[tuple[TablePart, MissedKeys]]:
     """Do what _find_at_once does, but wait for variables in use. threads: how many threads do the work."""
-    missed: list[Missed | None] = [None] * len(parts)
+    missed: list[MissedKeys | None] = [None] * len(parts)
 
-    def find(number: int, part: Part) -> Callable[[], None]:
+    def find(number: int, part: TablePart) -> Callable[[], None]:
         def found() -> None:
             missed[number] = part.table.operations.lookup_hot(part.keys, part.values, None, touch=touch)
 
@@ -266,7 +266,7 @@ def _find(parts: list[Part], touch: bool, threads: int) -> list[tuple[Part, Miss
     return [(part, found) for part, found in zip(parts, missed, strict=True) if found is not None]
 
 
-def _threads(parts: list[Part]) -> int:
+def _threads(parts: list[TablePart]) -> int:
     """Return how many threads work on hot rows: one, unless the call has enough keys.
 
     Also one for arrays on a GPU, because their stream may belong to the calling thread.
@@ -277,7 +277,7 @@ def _threads(parts: list[Part]) -> int:
     return cores() if keys >= parts[0].table.storage.limits.hot_parallel_keys else 1
 
 
-def _raise_first(parts: list[Part], failures: list[Exception | None]) -> None:
+def _raise_first(parts: list[TablePart], failures: list[Exception | None]) -> None:
     for part, failure in zip(parts, failures, strict=True):
         if failure is not None:
             raise_named(part.table.name, failure)

@@ -14,7 +14,7 @@ from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.delta import epochs_since
 from kvemb.durability.epochs import common, dropped
 from kvemb.durability.manifest import Epoch, VariableEntry
-from kvemb.durability.readable import Readable
+from kvemb.durability.readable import ReadableCheckpoint
 from kvemb.engine.dropping import drop
 from kvemb.engine.engine import Engine
 from kvemb.engine.table import Table
@@ -77,7 +77,7 @@ def _bring_to(store: Handle[Engine], taken: Checkpoint, position: str) -> Counte
     return there
 
 
-def _bring(table: Table, after: Readable, epochs: list[Epoch], entry: VariableEntry, scan_rows: int) -> bool:
+def _bring(table: Table, after: ReadableCheckpoint, epochs: list[Epoch], entry: VariableEntry, scan_rows: int) -> bool:
     """Apply the changes of one variable; return whether it was cleared first."""
     source = after.rows(table.name)
     assert source is not None

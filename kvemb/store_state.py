@@ -82,7 +82,7 @@ class StoreState:
             self.cause = cause
 
 
-class Ended(StoreState):
+class DroppedState(StoreState):
     """The state of a dropped variable in an open store. why: the text of the error that every use raises."""
 
     def __init__(self, state: StoreState, why: str) -> None:

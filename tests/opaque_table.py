@@ -13,7 +13,7 @@ import numpy as np
 from pooled import pooled
 
 from kvemb.backends.cpu_rows import CpuRows
-from kvemb.contracts import Change, Memory
+from kvemb.contracts import Memory, PlannedChange
 from kvemb.limits import DEFAULT, Limits
 from kvemb.restrict import ScoreRule
 from kvemb.rows.bags import Bags, RowsBeside
@@ -183,7 +183,7 @@ class OpaqueTable:
         rows, index = self._copied(cells)
         self._kernels.gather(rows, index, out)
 
-    def prepare(self, count: int, change: Change) -> None:
+    def prepare(self, count: int, change: PlannedChange) -> None:
         pass
 
     def assign(self, cells: Any, values: Any, step: int) -> None:

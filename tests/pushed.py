@@ -56,7 +56,9 @@ def pulled(url: str, root: Path, number: int) -> kvemb.Checkpoint:
     return found
 
 
-def chain_of(manager: kvemb.CheckpointManager, store: kvemb.Store, url: str, count: int) -> list[chain.Pushed]:
+def chain_of(
+    manager: kvemb.CheckpointManager, store: kvemb.Store, url: str, count: int
+) -> list[chain.PushedCheckpoint]:
     """Push a base and deltas; returns the description of each number at the URL."""
     fill(store, np.arange(ROWS), 0)
     for version in range(1, count + 1):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvemb.errors import Closed, Poisoned, ReadOnly
-from kvemb.store_state import Ended, StoreState
+from kvemb.store_state import DroppedState, StoreState
 
 
 def test_an_open_store_may_be_read_and_written():
@@ -60,5 +60,5 @@ def test_a_forked_process_is_told_first(monkeypatch):
 def test_what_has_ended_says_why_and_its_store_goes_on():
     state = StoreState("here")
     with pytest.raises(Closed, match="it was dropped"):
-        Ended(state, "it was dropped").check_open()
+        DroppedState(state, "it was dropped").check_open()
     state.check_open()

@@ -16,7 +16,7 @@ from kvemb import bulk
 from kvemb.tools.ahead import ahead
 from kvemb.tools.destinations import PIPE, atomic_output, fetched, is_url
 from kvemb.tools.failures import BadInput, WrongUsage
-from kvemb.tools.formats.columns import KEY, SCALE, SCORE, STEP, VALUE, Batch, Given, PathOrFile, Table
+from kvemb.tools.formats.columns import KEY, SCALE, SCORE, STEP, VALUE, Batch, PathOrFile, SourceOptions, Table
 from kvemb.tools.formats.known import Format, format_of
 from kvemb.tools.numbers import narrow, rounded
 from kvemb.tools.reading import Progress, kind_name
@@ -70,7 +70,7 @@ def import_table(
     origin = source if not isinstance(source, (str, os.PathLike)) else os.fspath(source)
     kind = format_of(format, origin if isinstance(origin, str) else PIPE)
     check_dtype(value_dtype)
-    given = Given(variable, key_column, value_column, key_dtype, value_dtype)
+    given = SourceOptions(variable, key_column, value_column, key_dtype, value_dtype)
     if not isinstance(origin, str):
         if not kind.pipe:
             raise BadInput(f"{kind.name} cannot be read from a pipe; name a file")
@@ -86,7 +86,7 @@ def _import(
     stem: str,
     kind: Format,
     path: str | os.PathLike[str],
-    given: Given,
+    given: SourceOptions,
     on_conflict: Conflict,
     progress: Progress | None,
 ) -> Imported:
@@ -110,7 +110,7 @@ def _import(
     return Imported(name, loaded.added, loaded.replaced, loaded.kept, rows, made)
 
 
-def _created(store: kvemb.Store, name: str, table: Table, given: Given) -> kvemb.Variable:
+def _created(store: kvemb.Store, name: str, table: Table, given: SourceOptions) -> kvemb.Variable:
     """Create a variable from the source's metadata, or from its columns."""
     key, value, metadata = table.key, table.value, table.metadata
     if metadata.get("whole"):

@@ -24,7 +24,7 @@ POLICIES = {"none": None, "frequency": kvemb.FrequencyRestrictPolicy, "timestamp
 
 
 @dataclass
-class Plan:
+class MigrationPlan:
     """What migrate() will do. before, after: descriptions as kvemb.bulk.described. steps: one line for each change,
     with what it loses. resets_slots, resets_scores: whether slots and scores start again.
     """
@@ -51,7 +51,7 @@ def plan(
     dim: int | None = None,
     key_dtype: str | None = None,
     policy: str | None = None,
-) -> Plan:
+) -> MigrationPlan:
     """Plan the migration of a variable of a checkpoint or store to a new store. None leaves a property unchanged.
 
     optimizer: a name of kvemb.optimizers.KINDS, such as "adagrad", or "none"; "adagrad:0.1" also sets the learning
@@ -70,7 +70,7 @@ def plan(
         raise FileExistsError(f"{out} exists; name a new directory for the store")
     with opened(point.path, name) as old:
         before, rows = bulk.described(old), old.size()
-    found = Plan(Path(path), Path(out), name, rows, before, dict(before))
+    found = MigrationPlan(Path(path), Path(out), name, rows, before, dict(before))
     _plan_optimizer(found, optimizer, slots)
     for what, asked in (("value_dtype", value_dtype), ("key_dtype", key_dtype), ("dim", dim)):
         if asked is not None and asked != before[what]:
@@ -86,7 +86,7 @@ def plan(
     return found
 
 
-def _created(store: kvemb.Store, found: Plan) -> kvemb.Variable:
+def _created(store: kvemb.Store, found: MigrationPlan) -> kvemb.Variable:
     """Create the variable, without rows. Raises BadInput if its properties do not fit together."""
     try:
         return bulk.make(store, found.variable, found.after)
@@ -103,7 +103,7 @@ def _known(what: str, asked: str, known: dict[str, Any]) -> Any:
     return known[asked]
 
 
-def _plan_optimizer(found: Plan, asked: str | None, slots: str) -> None:
+def _plan_optimizer(found: MigrationPlan, asked: str | None, slots: str) -> None:
     if slots not in ("keep", "reset"):
         raise WrongUsage(f"--slots must be keep or reset, got {slots!r}")
     if asked is None and slots == "keep":
@@ -122,7 +122,7 @@ def _plan_optimizer(found: Plan, asked: str | None, slots: str) -> None:
     found.resets_slots = slots == "reset"
 
 
-def _change_optimizer(found: Plan, asked: str) -> None:
+def _change_optimizer(found: MigrationPlan, asked: str) -> None:
     name, was = asked.partition(":")[0], found.before["optimizer"]
     made, given = _known("optimizer", name, OPTIMIZERS), _options(asked)
     if made is None:
@@ -198,7 +198,7 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _plan_policy(found: Plan, asked: str) -> None:
+def _plan_policy(found: MigrationPlan, asked: str) -> None:
     was, new = found.before["policy"], _policy(asked)
     if new == was:
         raise BadInput(f"variable {found.variable!r} has the policy {asked} already; leave --policy out")
@@ -250,7 +250,7 @@ def _loss(what: str, before: Any, after: Any) -> str:
     return ""
 
 
-def migrate(found: Plan, *, progress: Progress | None = None) -> int:
+def migrate(found: MigrationPlan, *, progress: Progress | None = None) -> int:
     """Carry out a plan; returns the number of rows of the new store. Raises BadInput if a row does not fit.
 
     If it raises, also on Ctrl-C, there is no new store.
@@ -270,7 +270,9 @@ def migrate(found: Plan, *, progress: Progress | None = None) -> int:
     return count
 
 
-def _rows(old: kvemb.Variable, target: kvemb.Variable, found: Plan, progress: Progress | None) -> Iterator[bulk.Rows]:
+def _rows(
+    old: kvemb.Variable, target: kvemb.Variable, found: MigrationPlan, progress: Progress | None
+) -> Iterator[bulk.Rows]:
     before, after = _slots(found.before), _slots(found.after)
     same = [] if found.resets_slots else [slot[0] for slot in after if slot in before]
     for rows in with_progress(bulk.scan(old), progress, old.size()):

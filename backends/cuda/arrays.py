@@ -16,7 +16,7 @@ import numpy.typing as npt
 from kvemb.backends.cuda import formulas, source
 from kvemb.backends.cuda.cells import NULL, WARP, Cells, GivenSums
 from kvemb.backends.cuda.memory import unit_of
-from kvemb.contracts import Missing
+from kvemb.contracts import MissingKeys
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import ScoreRule
 from kvemb.rows.bags import Bags
@@ -24,7 +24,7 @@ from kvemb.rows.device_arrays import DeviceArray, read_array
 from kvemb.rows.hashing import Keys, Positions, Sums
 
 KEY_BYTES = 8
-_NONE = Missing(np.empty(0, np.int64), np.empty(0, np.int64))
+_NONE = MissingKeys(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 class ArrayRows:
@@ -142,7 +142,7 @@ class ArrayRows:
 
     def lookup(
         self, keys: DeviceArray, out: DeviceArray, exists: DeviceArray | None, rule: ScoreRule | None, now: float
-    ) -> Missing:
+    ) -> MissingKeys:
         """See contracts.DeviceRows."""
         flags = NULL if exists is None else exists.address
         self._kept = None  # if this fails, the buffer's contents are unknown
@@ -155,10 +155,10 @@ class ArrayRows:
         self._kept_moves = -1 if len(missing.keys) else self._cells.moves
         return missing
 
-    def _missing(self, keys: DeviceArray, count: int) -> Missing:
+    def _missing(self, keys: DeviceArray, count: int) -> MissingKeys:
         """Return the `count` missing keys of a find() of int64 keys."""
         positions = self._cells.missing(count)
-        return Missing(positions, self.take(keys, positions))
+        return MissingKeys(positions, self.take(keys, positions))
 
     def _wide(self, keys: DeviceArray) -> DeviceArray:
         """Return keys as int64."""
@@ -192,7 +192,7 @@ class ArrayRows:
 
     # Changing rows.
 
-    def find(self, keys: DeviceArray) -> Missing:
+    def find(self, keys: DeviceArray) -> MissingKeys:
         """See contracts.DeviceRows."""
         known = keys.same_contents(self._kept) and self._kept_moves == self._cells.moves
         self._count, self._buffer = keys.size, "kept" if known else "cells"

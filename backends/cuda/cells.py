@@ -13,7 +13,7 @@ import numpy as np
 
 from kvemb.backends.cuda import formulas, source
 from kvemb.backends.cuda.device import Device, Workspace
-from kvemb.backends.cuda.memory import Buffers, Chunks, unit_of
+from kvemb.backends.cuda.memory import BucketChunks, Buffers, unit_of
 from kvemb.backends.cuda.queue import Queue
 from kvemb.optimizers import Optimizer
 from kvemb.optimizers.formula import Function
@@ -34,7 +34,7 @@ MANY, NARROW = 256, 4
 _MOVING = frozenset({"insert", "remove_cells", "clear", "split", "merge"})
 
 
-class Inserted(NamedTuple):
+class InsertResult(NamedTuple):
     """The result of insert(): how many cells were filled (fresh), rows found no room (waiting), rows were evicted
     (leaving). left, pitch: the buffer of evicted rows. left_at: the address of positions of the rows replacing them.
     """
@@ -71,7 +71,7 @@ class Cells:
 
     def __init__(self, device: Device, schema: Schema, max_buckets: int) -> None:
         self.schema, self.queue = schema, Queue(device)
-        self.chunks = Chunks(self.queue, schema, max_buckets)
+        self.chunks = BucketChunks(self.queue, schema, max_buckets)
         self.buffers = Buffers(self.queue)
         self.value_bytes = schema.dim * schema.value_dtype.itemsize
         self.moves, self.together = 0, False
@@ -162,19 +162,21 @@ class Cells:
         """Return the buffer for the positions, and the workspace."""
         return self.buffers.of("order", 8 * n), self.buffers.sorting_workspace(n)
 
-    def insert(self, given: int, pitch: int, n: int, *, by_score: bool, clean_too: bool, evicting: bool) -> Inserted:
+    def insert(
+        self, given: int, pitch: int, n: int, *, by_score: bool, clean_too: bool, evicting: bool
+    ) -> InsertResult:
         """Insert n rows that are in a buffer (Buffers.for_rows). See the kernel for by_score, clean_too and evicting.
 
         Positions of rows without room are in the buffer "missing", in any order; there are none if evicting.
         """
         counts, *left = self.start_insert(given, pitch, n, by_score=by_score, clean_too=clean_too, evicting=evicting)
         fresh, waiting, leaving = self.buffers.get(counts, 3, np.int64).tolist()
-        return Inserted(fresh, waiting, leaving, *left)
+        return InsertResult(fresh, waiting, leaving, *left)
 
     def start_insert(
         self, given: int, pitch: int, n: int, *, by_score: bool, clean_too: bool, evicting: bool
     ) -> tuple[int, int, int, int]:
-        """Begin to insert rows; return the address of Inserted's counts, and its last three fields. See the kernel."""
+        """Begin to insert rows; return the address of InsertResult's counts, and its last three fields."""
         buffers, counts = self.buffers, self.buffers.zeros("count", 3)
         entries, left_at, (left, left_pitch), workspace = self._insert_buffers(n, evicting)
         self.run("bucket_entries", n, given, n, entries)  # keys are a buffer's first column

@@ -44,7 +44,7 @@ def unit_of(*sizes: int) -> int:
     return next(unit for unit in (16, 8, 4, 2, 1) if all(size % unit == 0 for size in sizes))
 
 
-class Chunks:
+class BucketChunks:
     """The buckets of a table, in chunks. The addresses of the chunks are also in the device's memory.
 
     buckets: the number of buckets. max_buckets: the most there may be. A chunk has 2**shift buckets; the last chunk of

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb.backends.cuda.device import Device, Memory, Workspace
-from kvemb.backends.cuda.staging import PendingDownload, Piece, Uses
+from kvemb.backends.cuda.staging import BufferUses, PendingDownload, PinnedBuffer
 
 ANSWER_BYTES = 512
 
@@ -30,8 +30,8 @@ class Queue:
         self._stream = self._last = self._own  # the stream of new work; the stream of the last work
         self._event = device.event()  # the end of a block of on(), or of work on the own stream
         self._beside = device.event()
-        self._answer = Piece(device, lambda nbytes: None)
-        self._uses = Uses()
+        self._answer = PinnedBuffer(device, lambda nbytes: None)
+        self._uses = BufferUses()
 
     @contextmanager
     def on(self, stream: int, others: frozenset[int] = frozenset()) -> Iterator[None]:
@@ -147,6 +147,6 @@ def _taken_stream(device: Device) -> int:
         return device.stream()
 
 
-def _receive(piece: Piece, part: npt.NDArray[np.uint8], to: npt.NDArray[np.uint8]) -> None:
+def _receive(piece: PinnedBuffer, part: npt.NDArray[np.uint8], to: npt.NDArray[np.uint8]) -> None:
     piece.finish()
     to[:] = part

@@ -59,9 +59,9 @@ class Staging:
     def __init__(self, device: Device, piece_bytes: int = PIECE_BYTES, small_bytes: int = SMALL_BYTES) -> None:
         self._device, self._bounds = device, (piece_bytes, small_bytes)
         self.piece_bytes, self.small_bytes = self._bounds
-        self._lanes = [Lane(self, device) for _ in range(LANES)]
+        self._lanes = [DoubleBuffer(self, device) for _ in range(LANES)]
         self.small_lock = threading.Lock()
-        self._small = deque(Piece(device, self.took) for _ in range(SMALL_UPLOADS))
+        self._small = deque(PinnedBuffer(device, self.took) for _ in range(SMALL_UPLOADS))
         self._lock = threading.Lock()
         self._payers: list[_Payer] = []
         self._idle: list[_DownloadBuffer] = []
@@ -100,11 +100,11 @@ class Staging:
             self._warned = True
             _logger.warning("%s; what crosses to or from the GPU through memory that is not pinned takes longer", error)
 
-    def lane(self) -> Lane:
+    def lane(self) -> DoubleBuffer:
         """Return a lane, a free one if possible. Use it under its lock; a thread may use only one at a time."""
         return next((lane for lane in self._lanes if not lane.lock.locked()), self._lanes[0])
 
-    def next_small(self) -> Piece:
+    def next_small(self) -> PinnedBuffer:
         """Return the small piece that was used longest ago, after waiting for its last use. REQUIRES: small_lock."""
         self._small.rotate()
         self._small[0].finish()
@@ -152,14 +152,14 @@ class Staging:
             return None
 
 
-class Lane:
+class DoubleBuffer:
     """Two pieces that are used alternately. Use them under the lock."""
 
     def __init__(self, staging: Staging, device: Device) -> None:
         self.lock, self._staging = threading.Lock(), staging
-        self._pieces = deque(Piece(device, staging.took) for _ in range(2))
+        self._pieces = deque(PinnedBuffer(device, staging.took) for _ in range(2))
 
-    def next(self, nbytes: int) -> tuple[Piece, npt.NDArray[np.uint8]]:
+    def next(self, nbytes: int) -> tuple[PinnedBuffer, npt.NDArray[np.uint8]]:
         """Return the piece that was used longest ago, after waiting for its last use, and at most nbytes of it."""
         self._pieces.rotate()
         piece = self._pieces[0]
@@ -168,7 +168,7 @@ class Lane:
         return piece, piece.take(min(nbytes, size), size)
 
 
-class Uses:
+class BufferUses:
     """Counts of one table's uses of pieces. Uses end in the order in which they began.
 
     begun: the number of uses. ended: how many of these are known to have ended.
@@ -178,7 +178,7 @@ class Uses:
         self.begun = self.ended = 0
 
 
-class Piece:
+class PinnedBuffer:
     """Pinned memory that is reused. took: called with the bytes by which it grows.
 
     It is made at its largest size at once, because freeing pinned memory waits for all work on the device.
@@ -188,7 +188,7 @@ class Piece:
         self._device, self._took = device, took
         self._bytes: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
         self._event: Any = None
-        self._uses, self._use = Uses(), 0  # the last use: the table's Uses, and its number there
+        self._uses, self._use = BufferUses(), 0  # the last use: the table's BufferUses, and its number there
         self._begun_on: int | None = None  # the stream of a copy that was begun, but whose end is not recorded yet
 
     def take(self, nbytes: int, size: int) -> npt.NDArray[np.uint8]:
@@ -209,13 +209,13 @@ class Piece:
             self._device.staging.warn(error)
             return np.empty(size, np.uint8)
 
-    def upload(self, address: int, part: npt.NDArray[np.uint8], stream: int, uses: Uses) -> None:
+    def upload(self, address: int, part: npt.NDArray[np.uint8], stream: int, uses: BufferUses) -> None:
         """Begin to copy a part of it to the device, on a table's stream. It is in use until the copy has ended."""
         self._begin(stream)
         self._device.upload(address, part, stream)
         self._end(stream, uses)
 
-    def download(self, part: npt.NDArray[np.uint8], address: int, stream: int, uses: Uses) -> None:
+    def download(self, part: npt.NDArray[np.uint8], address: int, stream: int, uses: BufferUses) -> None:
         """Begin to copy from the device to a part of it; see upload()."""
         self._begin(stream)
         self._device.download(part, address, stream)
@@ -226,7 +226,7 @@ class Piece:
             self._event = self._device.event()
         self._begun_on = stream
 
-    def _end(self, stream: int, uses: Uses) -> None:
+    def _end(self, stream: int, uses: BufferUses) -> None:
         self._device.record(self._event, stream)
         uses.begun += 1
         self._uses, self._use, self._begun_on = uses, uses.begun, None

@@ -18,7 +18,7 @@ from kvemb.backends.cuda.cells import COUNT_BYTES, NO_POSITIONS, NULL, WARP, Cel
 from kvemb.backends.cuda.columns import Columns
 from kvemb.backends.cuda.device import Device, open_device
 from kvemb.backends.cuda.memory import CELLS, bytes_per_cell, chunk_shift
-from kvemb.contracts import Change, Memory
+from kvemb.contracts import Memory, PlannedChange
 from kvemb.limits import DEFAULT, Limits
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import ScoreRule, Scores
@@ -278,7 +278,7 @@ class CudaTable:
             chosen = np.flatnonzero(cells >= 0)
             self._copy_out(found, out, None if len(chosen) == n else chosen)
 
-    def prepare(self, count: int, change: Change) -> None:
+    def prepare(self, count: int, change: PlannedChange) -> None:
         """See contracts.HotTable."""
         buffers, own = self._buffers, self.cells
         for name in ("keys", "cells", "missing"):

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from kvemb.cluster.ledger import Stamp
-from kvemb.cluster.transport import Failed, GateClosed, Transport, Unanswered
+from kvemb.cluster.transport import GateClosed, ShardFailed, Transport, Unanswered
 from kvemb.errors import ShardLost
 from kvemb.interrupts import result_of, uninterrupted
 
@@ -99,7 +99,7 @@ class Calls:
     def each(self, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         """Make a call on some shards at once, by number; returns their results once all have answered.
 
-        A call without an answer is sent again unchanged, so it must either have a Stamp as its first argument or only
+        A call without an answer is sent again unchanged, so it must have a Stamp as its first argument, or only
         read. When all calls have ended, raises what the first failing shard raised, or ShardLost. Ctrl-C is also raised
         only then, because a call is complete only when all of its shards have executed it.
         """
@@ -139,7 +139,7 @@ class Calls:
                 return self._result(shard, future, name)
             except GateClosed:
                 self._wait_at_gate(shard, arguments[0])
-            except Failed as error:
+            except ShardFailed as error:
                 raise self._lost(f"{self._who(shard)} is lost: {error}") from error
             except Unanswered as error:
                 if attempts == MAX_ATTEMPTS:

@@ -21,13 +21,13 @@ from kvemb.cluster.calls import ADVICE, Calls
 from kvemb.cluster.client_state import ClientState
 from kvemb.cluster.coordination.recovery import Recovery
 from kvemb.cluster.durability.checkpointing import Checkpoint, CheckpointRequest
-from kvemb.cluster.messages import Change, JoinReply, OpenVariable, Read
-from kvemb.cluster.router import Grouped, Router
-from kvemb.cluster.session import ENDED, Opened, Session
+from kvemb.cluster.messages import ChangeRequest, JoinReply, OpenVariable, ReadRequest
+from kvemb.cluster.router import GroupedKeys, Router
+from kvemb.cluster.session import ENDED, ClientVariable, Session
 from kvemb.cluster.transport import Transport
 from kvemb.contracts import Mask, Values
 from kvemb.durability.attachments import Attachments
-from kvemb.durability.checkpointer import PendingCheckpoint, Writing
+from kvemb.durability.checkpointer import PendingCheckpoint, PointInProgress
 from kvemb.engine.table import Table
 from kvemb.errors import KvembError, ShardLost
 from kvemb.moment import Moment
@@ -39,7 +39,7 @@ Result = TypeVar("Result")
 MAX_STARTED = 8
 
 
-class Wanted(NamedTuple):
+class LookupPart(NamedTuple):
     """A lookup of one variable: the arrays to fill with rows (n, dim) and, unless None, existence (n,)."""
 
     table: Table
@@ -48,7 +48,7 @@ class Wanted(NamedTuple):
     exists: Mask | None
 
 
-class Step(NamedTuple):
+class StepPart(NamedTuple):
     """An optimizer's step on one variable."""
 
     table: Table
@@ -144,7 +144,7 @@ class Cluster:
                 request = CheckpointRequest(keep, attachments.extra, files)
                 given = session.generation, session.client, session.own(), request
                 number: int = session.ask_once("checkpoint", *given)
-            written = Writing[Checkpoint](self._waiting.submit(session.ask, "written", number))
+            written = PointInProgress[Checkpoint](self._waiting.submit(session.ask, "written", number))
             self._pending = PendingCheckpoint(written)
             return self._pending
 
@@ -157,11 +157,11 @@ class Cluster:
 
     # Rows of several variables, with one call to each shard.
 
-    def lookup(self, wanted: list[Wanted], *, touch: bool) -> None:
+    def lookup(self, wanted: list[LookupPart], *, touch: bool) -> None:
         """Fill in rows and existence. A repeated key is sent once, with the number of its uses."""
         session = self.begun()
         parts = [(part, self.router.group(part.keys)) for part in wanted]
-        reads: dict[int, list[Read]] = {}
+        reads: dict[int, list[ReadRequest]] = {}
         asked: dict[int, list[int]] = {}
         for at, (part, grouped) in enumerate(parts):
             opened = session.opened(part.table)
@@ -169,7 +169,7 @@ class Cluster:
             for shard, where in grouped.parts:
                 some = None if counts is None else counts[where]
                 nbytes = (where.stop - where.start) * part.out.shape[1] * part.out.itemsize
-                reads.setdefault(shard, []).append(Read(opened.token, grouped.keys[where], some, moment, nbytes))
+                reads.setdefault(shard, []).append(ReadRequest(opened.token, grouped.keys[where], some, moment, nbytes))
                 asked.setdefault(shard, []).append(at)
         exists = any(part.exists is not None for part in wanted)
         with session.calls.stamped(reads) as stamp:
@@ -183,17 +183,17 @@ class Cluster:
             _fill(part, grouped, answer)
 
     @staticmethod
-    def _used(table: Table, opened: Opened, grouped: Grouped, touch: bool) -> tuple[Moment, Any]:
+    def _used(table: Table, opened: ClientVariable, grouped: GroupedKeys, touch: bool) -> tuple[Moment, Any]:
         """Return the moment of a lookup, and the uses of each distinct key; None: one each, or not recorded."""
         if not touch or not opened.scores:
             return opened.clock.now(table.policy), None
         counts = grouped.repeated and (table.policy is None or table.policy.rule is not ScoreRule.LAST_USE)
         return opened.clock.use(table.policy), grouped.counts if counts else None
 
-    def train(self, steps: list[Step]) -> list[Exception | None]:
+    def train(self, steps: list[StepPart]) -> list[Exception | None]:
         """Take an optimizer's step on each variable; returns the error of each, None for those that succeeded."""
         session = self.begun()
-        changes: dict[int, list[Change]] = {}
+        changes: dict[int, list[ChangeRequest]] = {}
         tokens: list[str] = []
         for table, keys, grads in steps:
             token, clock, admits, _ = session.opened(table)
@@ -207,7 +207,7 @@ class Cluster:
                 grouped = self.router.group(keys)
                 keys, grads = grouped.keys, summed(grouped, grads)
             for shard, where in self.router.split(keys).positions() if grouped is None else grouped.parts:
-                change = Change(token, "apply_gradients", (keys[where], grads[where]), moment)
+                change = ChangeRequest(token, "apply_gradients", (keys[where], grads[where]), moment)
                 changes.setdefault(shard, []).append(change)
         return _made(session, changes, tokens)
 
@@ -220,7 +220,7 @@ class Cluster:
         token, clock, *_ = session.opened(table)
         moment = clock.use(table.policy) if use else clock.now(table.policy)
         changes = {
-            shard: [Change(token, method, tuple(each[positions] for each in (keys, *columns)), moment)]
+            shard: [ChangeRequest(token, method, tuple(each[positions] for each in (keys, *columns)), moment)]
             for shard, positions in self.router.split(keys).positions()
         }
         for failure in _made(session, changes, [token]):
@@ -255,7 +255,7 @@ class Cluster:
             self._coordinator.transport.close()
 
 
-def _made(session: Session, changes: dict[int, list[Change]], tokens: list[str]) -> list[Exception | None]:
+def _made(session: Session, changes: dict[int, list[ChangeRequest]], tokens: list[str]) -> list[Exception | None]:
     """Execute changes; returns for each variable its first error, or None."""
     with session.calls.stamped(changes) as stamp:
         found = session.calls.each("change", {shard: (stamp, each) for shard, each in changes.items()})
@@ -267,7 +267,7 @@ def _made(session: Session, changes: dict[int, list[Change]], tokens: list[str])
     return [failures.get(token) for token in tokens]
 
 
-def _fill(part: Wanted, grouped: Grouped, answers: dict[int, Any]) -> None:
+def _fill(part: LookupPart, grouped: GroupedKeys, answers: dict[int, Any]) -> None:
     """Write the shards' answers for the distinct keys to the caller's arrays."""
     if not grouped.parts:
         return
@@ -278,7 +278,7 @@ def _fill(part: Wanted, grouped: Grouped, answers: dict[int, Any]) -> None:
         part.exists[:] = there[grouped.inverse]
 
 
-def summed(grouped: Grouped, grads: Values) -> Values:
+def summed(grouped: GroupedKeys, grads: Values) -> Values:
     """Return the sum of each distinct key's gradients, added in order, as the optimizer's step does."""
     if not grouped.repeated:
         return grads if len(grouped.parts) < 2 else grads[grouped.sums.first]

@@ -35,8 +35,8 @@ class Stamp(NamedTuple):
 
 
 class ExecutedCalls(NamedTuple):
-    """The calls of one client that a shard has executed. answered: see Stamp. calls: the `shards` of those from there
-    on, by number.
+    """The calls of one client that a shard has executed. answered: see Stamp. calls: the `shards` of those from
+    there on, by number.
     """
 
     answered: int

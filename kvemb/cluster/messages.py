@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy.typing as npt
 
 from kvemb.cluster.calls import Timeouts
-from kvemb.cluster.coordination.counting import Steps
+from kvemb.cluster.coordination.counting import StepCounts
 from kvemb.cluster.transport import Transport
 from kvemb.durability.manifest import VariableEntry
 from kvemb.moment import Moment
@@ -31,7 +31,7 @@ class OpenVariable(NamedTuple):
     """
 
     token: str
-    steps: Steps
+    steps: StepCounts
     admits: bool
     scores: bool
 
@@ -49,7 +49,7 @@ class JoinReply(NamedTuple):
     opened: dict[str, OpenVariable]
 
 
-class Read(NamedTuple):
+class ReadRequest(NamedTuple):
     """A lookup of one variable. counts: uses of each key; None: one each. moment: of the use.
 
     nbytes: of the rows to return.
@@ -62,7 +62,7 @@ class Read(NamedTuple):
     nbytes: int
 
 
-class Change(NamedTuple):
+class ChangeRequest(NamedTuple):
     """A change of one variable: a method of TableOperations, with its arguments."""
 
     variable: str
@@ -71,7 +71,7 @@ class Change(NamedTuple):
     moment: Moment
 
 
-class Pushed(NamedTuple):
+class PushedPart(NamedTuple):
     """A shard's part of a checkpoint, at the URL. store: the identity of its store. nbytes: bytes sent.
 
     files: the names of the files saved beside the rows, which only the first shard has.

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb import registry
-from kvemb.cluster.cluster import Cluster, Step, Wanted
+from kvemb.cluster.cluster import Cluster, LookupPart, StepPart
 from kvemb.contracts import Mask, Values
 from kvemb.engine.table import Table
 from kvemb.optimizers import Optimizer
@@ -31,7 +31,7 @@ class ClusterOperations:
 
     def lookup(self, keys: Keys, out: Values, exists: Mask | None, *, touch: bool) -> None:
         """Fill out (n, dim) with the rows of keys, the initializer's for missing keys, and exists (n,) if given."""
-        self._cluster.lookup([Wanted(self.table, keys, out, exists)], touch=touch)
+        self._cluster.lookup([LookupPart(self.table, keys, out, exists)], touch=touch)
 
     def pool(self, keys: Keys, bags: Bags, out: Values, *, touch: bool) -> None:
         """Fill out (b, dim) with the pooled rows of bags, which are pooled here, as rows come from several shards."""
@@ -86,7 +86,7 @@ class ClusterOperations:
 
     def apply_gradients(self, keys: Keys, grads: Values) -> None:
         """Take one optimizer step on each distinct key; gradients of duplicates are summed in order first."""
-        (failure,) = self._cluster.train([Step(self.table, keys, grads)])
+        (failure,) = self._cluster.train([StepPart(self.table, keys, grads)])
         if failure is not None:
             raise failure
 

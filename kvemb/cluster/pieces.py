@@ -20,7 +20,7 @@ def pieces_of(nbytes: int) -> int:
     return -(-nbytes // PIECE_BYTES) if PIECE_BYTES < nbytes <= MAX_BYTES else 0
 
 
-class Split:
+class SplitValue:
     """A value to split. nbytes: of its arrays. The value must not change before pieces() has returned."""
 
     def __init__(self, value: Any) -> None:
@@ -52,7 +52,7 @@ class Split:
 
 
 def joined(pieces: tuple[bytes, ...] | list[bytes]) -> Any:
-    """Return the value that a Split cut; its arrays are writable."""
+    """Return the value that a SplitValue cut; its arrays are writable."""
     described, sizes = pickle.loads(pieces[0])
     whole, at, buffers = memoryview(bytearray().join(pieces[1:])), 0, []
     for size in sizes:

@@ -22,7 +22,7 @@ from kvemb.cluster.coordination.starting import OpenRequest
 from kvemb.cluster.coordination.starting import start as start_here
 from kvemb.cluster.folders import delete, new_folder, probe
 from kvemb.cluster.making import Plan
-from kvemb.cluster.pieces import Split, joined
+from kvemb.cluster.pieces import SplitValue, joined
 from kvemb.cluster.ray_answers import cause_of
 from kvemb.cluster.ray_transport import CLOSE_SECONDS, PINGS, RayTransport, ray_here, ray_package
 from kvemb.cluster.transport import Unanswered
@@ -84,7 +84,7 @@ class ShardActor:
         answers: the number of pieces in which the result is returned, after its description; 0: it is not split.
         """
         result = self.call(*joined(pieces))
-        return Split(result).pieces(answers) if answers else result
+        return SplitValue(result).pieces(answers) if answers else result
 
 
 class CoordinatorActor:

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from kvemb.cluster.pieces import joined
-from kvemb.cluster.transport import Failed, GateClosed, Unanswered
+from kvemb.cluster.transport import GateClosed, ShardFailed, Unanswered
 from kvemb.errors import KvembError
 
 # Ray's messages end with advice on its own set-up, which is cut off.
@@ -67,7 +67,7 @@ def cause_of(error: BaseException) -> BaseException:
     cause = getattr(error, "cause", None)
     if isinstance(cause, BaseException):
         return cause
-    if isinstance(error, (KvembError, Failed, GateClosed, Unanswered)):
+    if isinstance(error, (KvembError, ShardFailed, GateClosed, Unanswered)):
         return error
     text = " ".join(str(error).split())
     return Unanswered(text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}...")

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from kvemb.cluster.local import failed
-from kvemb.cluster.pieces import MAX_BYTES, PIECE_BYTES, Split, pieces_of
+from kvemb.cluster.pieces import MAX_BYTES, PIECE_BYTES, SplitValue, pieces_of
 from kvemb.cluster.ray_answers import Answer, cause_of
 from kvemb.errors import BackendUnavailable
 
@@ -78,7 +78,7 @@ class RayTransport:
     def call(self, shard: int, name: str, *arguments: Any) -> Future[Any]:
         """See Transport."""
         actor = self.actors[shard]
-        if name in _IN_PIECES and (split := Split((name, arguments))).nbytes <= MAX_BYTES:
+        if name in _IN_PIECES and (split := SplitValue((name, arguments))).nbytes <= MAX_BYTES:
             answers = pieces_of(sum(read.nbytes for read in arguments[1])) if name == "lookup" else 0
             pieces = split.pieces(-(-split.nbytes // PIECE_BYTES))
             call = actor.call_in_pieces.options(num_returns=1 + answers) if answers else actor.call_in_pieces

@@ -37,7 +37,7 @@ def first_buckets(shards: int) -> list[int]:
     return [shard * BUCKETS // shards for shard in range(shards + 1)]
 
 
-class Split(NamedTuple):
+class SplitBatch(NamedTuple):
     """A batch divided by shard. order (n,): positions in the batch, grouped by shard, within a shard in the batch's
     order.
 
@@ -53,14 +53,14 @@ class Split(NamedTuple):
             yield shard, self.order[where]
 
 
-class Grouped:
+class GroupedKeys:
     """The distinct keys of a batch, grouped by shard, within a shard in order of first occurrence.
 
     keys (m,), inverse (n,), counts (m,), sums, repeated: as in kvemb.rows.hashing.Unique. parts: for each shard with
     any, its number and where its keys are in `keys`.
     """
 
-    def __init__(self, batch: Keys, split: Callable[[Keys], Split]) -> None:
+    def __init__(self, batch: Keys, split: Callable[[Keys], SplitBatch]) -> None:
         distinct = Unique(batch)
         order, self.parts = split(distinct.keys)
         self.keys, self.counts, self.sums = distinct.keys, distinct.counts, distinct.sums
@@ -76,7 +76,7 @@ class Router:
     """The shards of a table. firsts: first_buckets(shards). Thread-safe."""
 
     def __init__(self, shards: int) -> None:
-        self._latest: deque[tuple[Keys, Grouped]] = deque(maxlen=MAX_KEPT)
+        self._latest: deque[tuple[Keys, GroupedKeys]] = deque(maxlen=MAX_KEPT)
         self.shards, self.firsts = shards, first_buckets(shards)
         self._shard_of = np.repeat(np.arange(shards, dtype=np.uint16), np.diff(self.firsts))
 
@@ -84,18 +84,18 @@ class Router:
         """Return the shard of each key (n,)."""
         return self._shard_of[buckets_of(keys)]
 
-    def split(self, keys: Keys) -> Split:
+    def split(self, keys: Keys) -> SplitBatch:
         """Divide a batch of keys (n,)."""
         if self.shards == 1:
-            return Split(np.arange(len(keys)), [(0, slice(0, len(keys)))] if len(keys) else [])
+            return SplitBatch(np.arange(len(keys)), [(0, slice(0, len(keys)))] if len(keys) else [])
         shards = self.shards_of(keys)
         order = np.argsort(shards, kind="stable")  # a radix sort, as the numbers have 16 bits
         ends = np.cumsum(np.bincount(shards, minlength=self.shards)).tolist()
         begins = [0, *ends[:-1]]
         bounds = zip(range(self.shards), begins, ends, strict=True)
-        return Split(order, [(shard, slice(begin, end)) for shard, begin, end in bounds if end > begin])
+        return SplitBatch(order, [(shard, slice(begin, end)) for shard, begin, end in bounds if end > begin])
 
-    def group(self, keys: Keys) -> Grouped:
+    def group(self, keys: Keys) -> GroupedKeys:
         """Divide the distinct keys of a batch (n,). Keeps the latest: a batch is often looked up, then trained."""
         for batch, grouped in list(self._latest):
             if len(batch) == len(keys) and np.array_equal(batch, keys):
@@ -103,7 +103,7 @@ class Router:
         keep = MIN_KEPT_KEYS <= len(keys) <= MAX_KEPT_KEYS
         if keep:
             keys = keys.copy()  # the caller may change them, and the grouping may refer to this array
-        grouped = Grouped(keys, self.split)
+        grouped = GroupedKeys(keys, self.split)
         if keep:
             self._latest.appendleft((keys, grouped))
         return grouped

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvemb.cluster.calls import ADVICE, Calls
-from kvemb.cluster.coordination.counting import Clock, Steps
+from kvemb.cluster.coordination.counting import ClientSteps, StepCounts
 from kvemb.cluster.coordination.opened import are_of_one_variable
 from kvemb.cluster.messages import JoinReply, OpenVariable
 from kvemb.cluster.transport import Unanswered
@@ -33,11 +33,11 @@ PIECE_BYTES = 8 << 20
 ENDED = "the cluster's coordinator has ended with the process that opened it, or hangs; open the cluster again"
 
 
-class Opened(NamedTuple):
+class ClientVariable(NamedTuple):
     """A variable that this client has open. token, admits, scores: see OpenVariable."""
 
     token: str
-    clock: Clock
+    clock: ClientSteps
     admits: bool
     scores: bool
 
@@ -52,7 +52,7 @@ class Session:
         self.generation, self._coordinator = joined.generation, coordinator
         self.calls = Calls(joined.transport, advice=self._advice, timeouts=joined.timeouts)
         self.calls.on_loss, self.calls.on_wait = self._report, self.exchange_if_due
-        self._opened: dict[Table, Opened] = {}
+        self._opened: dict[Table, ClientVariable] = {}
         self._ended: deque[tuple[int, str]] = deque()
         self._exchanged, self._exchanging = time.monotonic(), threading.Lock()
         for table, opened in [] if before is None else before.all_opened():
@@ -62,20 +62,20 @@ class Session:
 
     def open(self, table: Table, told: OpenVariable) -> None:
         """Add a variable."""
-        self._opened[table] = Opened(told.token, Clock(Steps(*told.steps)), told.admits, told.scores)
+        self._opened[table] = ClientVariable(told.token, ClientSteps(StepCounts(*told.steps)), told.admits, told.scores)
 
     def forget(self, table: Table) -> None:
         """Drop a variable."""
         self._opened.pop(table, None)
 
-    def opened(self, table: Table) -> Opened:
+    def opened(self, table: Table) -> ClientVariable:
         """Return what calls need to know of a variable. Raises Closed."""
         table.storage.state.check_open()  # its message says that this client dropped the variable
         if (found := self._opened.get(table)) is None:
             raise Closed(f"variable {table.name!r} was dropped by another client; get it again with get_variable")
         return found
 
-    def all_opened(self) -> list[tuple[Table, Opened]]:
+    def all_opened(self) -> list[tuple[Table, ClientVariable]]:
         """Return all variables that this client has open."""
         return list(self._opened.items())
 
@@ -149,7 +149,7 @@ class Session:
                     return
                 at += len(piece)
 
-    def own(self) -> dict[str, Steps]:
+    def own(self) -> dict[str, StepCounts]:
         """Return this client's counts, by token."""
         return {opened.token: opened.clock.own for opened in list(self._opened.values())}
 
@@ -178,12 +178,12 @@ class Session:
         asked = self._coordinator.transport.call(0, "exchange", self.generation, self.client, own)
         asked.add_done_callback(arrived)
 
-    def _hear(self, own: dict[str, Steps], answer: tuple[dict[str, Steps], str | None]) -> None:
+    def _hear(self, own: dict[str, StepCounts], answer: tuple[dict[str, StepCounts], str | None]) -> None:
         """Process the answer to `own`. A variable that the coordinator does not know was dropped by another client."""
         others, lost = answer
         for table, opened in self.all_opened():
             if opened.token in others:
-                opened.clock.hear(Steps(*others[opened.token]))
+                opened.clock.hear(StepCounts(*others[opened.token]))
             elif lost is None and opened.token in own:
                 self.forget(table)
         if lost is not None:

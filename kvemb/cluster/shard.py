@@ -1,10 +1,10 @@
 """A shard: a store with the additional calls that a cluster needs.
 
 Every method is called through a transport, by call(): arguments and results are plain values. A call that changes rows
-has a Stamp, and is executed once, however often it arrives; a call that only reads may be repeated. A Moment has the
-step and the time of a call, so that scores are those of one table. A variable has a token, which differs from that of
-any later variable of the same name, so that a call that was sent before a drop reaches no other variable. Thread-safe,
-as the store is.
+has a Stamp, and is executed once, however often it arrives; a call that only reads may be repeated. A Moment has
+the step and the time of a call, so that scores are those of one table. A variable has a token, which differs from that
+of any later variable of the same name, so that a call that was sent before a drop reaches no other variable.
+Thread-safe, as the store is.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import numpy.typing as npt
 from kvemb import moment
 from kvemb.cluster.durability.shard_checkpoints import ShardCheckpoints
 from kvemb.cluster.ledger import CallId, ExecutedCalls, Ledger, Stamp
-from kvemb.cluster.messages import Change, Columns, Pushed, Read
+from kvemb.cluster.messages import ChangeRequest, Columns, PushedPart, ReadRequest
 from kvemb.cluster.scans import Scans
-from kvemb.cluster.transport import Failed
+from kvemb.cluster.transport import ShardFailed
 from kvemb.contracts import Mask, Values
 from kvemb.durability.manifest import VariableEntry
 from kvemb.engine.table import Table
@@ -33,7 +33,7 @@ from kvemb.rows.hashing import Keys
 from kvemb.stats import Stats
 from kvemb.store import Store
 from kvemb.tiers.restricting import Restriction
-from kvemb.tiers.selection import Limit
+from kvemb.tiers.selection import ScoreLimit
 
 
 class Shard:
@@ -59,14 +59,14 @@ class Shard:
         self._ranking = threading.Lock()  # a repeated call must not read a spool at the same time
 
     def call(self, name: str, arguments: tuple[Any, ...]) -> Any:
-        """Call a method. Raises Failed if the store has failed, or the shard was closed meanwhile."""
+        """Call a method. Raises ShardFailed if the store has failed, or the shard was closed meanwhile."""
         try:
             return getattr(self, name)(*arguments)
         except Exception as error:
             if self._closed:
-                raise Failed("it was closed: a client took the cluster back, or ended it") from error
+                raise ShardFailed("it was closed: a client took the cluster back, or ended it") from error
             if self._failed(error, name):
-                raise Failed(f"its store failed: {error}") from error
+                raise ShardFailed(f"its store failed: {error}") from error
             raise
 
     def _failed(self, error: Exception, name: str) -> bool:
@@ -118,7 +118,7 @@ class Shard:
 
     # Rows.
 
-    def lookup(self, stamp: Stamp | None, reads: list[Read], exists: bool) -> list[tuple[Values, Mask | None]]:
+    def lookup(self, stamp: Stamp | None, reads: list[ReadRequest], exists: bool) -> list[tuple[Values, Mask | None]]:
         """Return rows (n, dim) for each read, and, if exists, which keys exist (n,). stamp: None records no uses."""
         found = []
         with self._ledger.using(stamp) as touch:
@@ -127,12 +127,12 @@ class Shard:
                     found.append(_looked_up(self._table(read.variable), read, exists, touch))
         return found
 
-    def change(self, stamp: Stamp, changes: list[Change]) -> list[Exception | None]:
+    def change(self, stamp: Stamp, changes: list[ChangeRequest]) -> list[Exception | None]:
         """Execute changes, each of another variable; returns the error of each, or None. All are tried."""
         found = self._ledger.once(stamp, lambda: [self._changed(change) for change in changes], changes=True)
         return found  # type: ignore[no-any-return]
 
-    def _changed(self, change: Change) -> Exception | None:
+    def _changed(self, change: ChangeRequest) -> Exception | None:
         try:
             with moment.at(change.moment):
                 getattr(self._table(change.variable).operations, change.method)(*change.arguments)
@@ -183,16 +183,16 @@ class Shard:
         return self._ledger.once(stamp, rank)  # type: ignore[no-any-return]
 
     def count_ranks(self, token: str, prefix: list[int]) -> npt.NDArray[np.int64]:
-        """Return how many ranks with this prefix have each value of the next digit: Spool.counts."""
+        """Return how many ranks with this prefix have each value of the next digit: ScoreSpool.counts."""
         with self._ranking:
             return self._ranked[token].counts(prefix)
 
     def matching_ranks(self, token: str, prefix: list[int]) -> npt.NDArray[Any]:
-        """Return the ranks with this prefix of digits: Spool.matching."""
+        """Return the ranks with this prefix of digits: ScoreSpool.matching."""
         with self._ranking:
             return self._ranked[token].matching(prefix)
 
-    def remove_ranked(self, stamp: Stamp, token: str, limit: Limit | None) -> int:
+    def remove_ranked(self, stamp: Stamp, token: str, limit: ScoreLimit | None) -> int:
         """Remove the rows whose rank is below a limit, or all rows if it is None; returns their number."""
 
         def remove() -> int:
@@ -255,7 +255,7 @@ class Shard:
 
         self._ledger.once(stamp, begin)
 
-    def push(self, stamp: Stamp, number: int) -> Pushed:
+    def push(self, stamp: Stamp, number: int) -> PushedPart:
         """Complete a checkpoint, and send it to the URL: ShardCheckpoints.push."""
         return self._ledger.once(stamp, lambda: self._saved().push(number))  # type: ignore[no-any-return]
 
@@ -284,7 +284,7 @@ class Shard:
         return table
 
 
-def _looked_up(table: Table, read: Read, exists: bool, touch: bool) -> tuple[Values, Mask | None]:
+def _looked_up(table: Table, read: ReadRequest, exists: bool, touch: bool) -> tuple[Values, Mask | None]:
     rows = np.empty((len(read.keys), table.schema.dim), table.schema.value_dtype)
     there = np.empty(len(read.keys), np.bool_) if exists else None
     table.operations.lookup(read.keys, rows, there, touch=touch, counts=read.counts if touch else None)

@@ -13,7 +13,7 @@ from kvemb import many_tables
 from kvemb.catalog import VariableMap, variable_of
 from kvemb.checks.numeric import as_int
 from kvemb.checks.ranges import MAX_SERIES
-from kvemb.cluster.cluster import Cluster, Step, Wanted
+from kvemb.cluster.cluster import Cluster, LookupPart, StepPart
 from kvemb.cluster.coordination.recovery import Recovery
 from kvemb.cluster.durability.checkpointing import Checkpoint
 from kvemb.cluster.storage import ClusterStorage
@@ -150,14 +150,14 @@ class Store(DefaultStore[Cluster]):
     ) -> dict[OneStoresVariable | str, npt.NDArray[Any]]:
         """Look up keys of several variables, with one call to each shard: kvemb.Store.lookup."""
         parts = many_tables.parts_to_read(self, keys, out, self._by_name)
-        wanted = [Wanted(part.table, part.keys, part.values, None) for part in parts.values()]
+        wanted = [LookupPart(part.table, part.keys, part.values, None) for part in parts.values()]
         self._inside.lookup(wanted, touch=bool(touch))
         return many_tables.rows_of(parts, out)
 
     def apply_gradients(self, grads: Mapping[OneStoresVariable | str, tuple[npt.ArrayLike, npt.ArrayLike]]) -> None:
         """Take one optimizer step on several variables, with one call to each shard: kvemb.Store.apply_gradients."""
         parts = list(many_tables.checked(self, grads, many_tables.to_train, self._by_name).values())
-        failures = self._inside.train([Step(part.table, part.keys, part.values) for part in parts])
+        failures = self._inside.train([StepPart(part.table, part.keys, part.values) for part in parts])
         for part, failure in zip(parts, failures, strict=True):
             if failure is not None:
                 many_tables.raise_named(part.table.name, failure)

@@ -14,7 +14,7 @@ class GateClosed(Exception):
     """A cut is being made, and the shard has not executed the call: send it again."""
 
 
-class Failed(Exception):
+class ShardFailed(Exception):
     """The shard's store has failed and cannot continue: its rows may be older than those of other shards."""
 
 

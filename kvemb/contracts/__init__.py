@@ -4,12 +4,11 @@ Keys are int64 (n,) everywhere (rows.host_arrays.as_keys).
 """
 
 from kvemb.contracts.cold import ColdDatabase, ColdStore, Family, Gap, Mask, Recorder, SortedFile, WriteLog
-from kvemb.contracts.device import DeviceRows, Missing
-from kvemb.contracts.hot import HOST, Change, HotTable, Memory, RowKernels, Values
+from kvemb.contracts.device import DeviceRows, MissingKeys
+from kvemb.contracts.hot import HOST, HotTable, Memory, PlannedChange, RowKernels, Values
 
 __all__ = [
     "HOST",
-    "Change",
     "ColdDatabase",
     "ColdStore",
     "DeviceRows",
@@ -18,7 +17,8 @@ __all__ = [
     "HotTable",
     "Mask",
     "Memory",
-    "Missing",
+    "MissingKeys",
+    "PlannedChange",
     "Recorder",
     "RowKernels",
     "SortedFile",

@@ -16,7 +16,7 @@ from kvemb.rows.device_arrays import DeviceArray
 from kvemb.rows.hashing import Keys, Positions, Sums
 
 
-class Missing(NamedTuple):
+class MissingKeys(NamedTuple):
     """Keys that are not in a table, in the host's memory. positions (m,): in the call's keys, ascending; keys (m,)."""
 
     positions: Positions
@@ -97,7 +97,7 @@ class DeviceRows(Protocol):
 
     def lookup(
         self, keys: DeviceArray, out: DeviceArray, exists: DeviceArray | None, rule: ScoreRule | None, now: float
-    ) -> Missing:
+    ) -> MissingKeys:
         """See HotTable.lookup. exists: bool (n,), set to which keys are in the table.
 
         The cells found stay known until rows move: until then, find() of the same, unchanged keys does nothing.
@@ -114,7 +114,7 @@ class DeviceRows(Protocol):
 
     # Changing rows. They are the rows of the keys of find(), which must be called first in the block.
 
-    def find(self, keys: DeviceArray) -> Missing:
+    def find(self, keys: DeviceArray) -> MissingKeys:
         """Find keys, in any order, for the changes that follow. Scores are not touched."""
 
     def only(self, chosen: DeviceArray) -> None:

@@ -73,8 +73,8 @@ class RowKernels(Protocol):
         """Set the slots that depend on the embedding (Optimizer.match), after it was set other than by a step."""
 
 
-class Change(NamedTuple):
-    """The kind of a change of rows, by which HotTable.prepare decides how much memory to allocate. Change(): remove().
+class PlannedChange(NamedTuple):
+    """The kind of a change of rows, by which HotTable.prepare decides how much memory to allocate.
 
     rows: whether whole rows are given, for put(). embeddings: the number of arrays (n, dim) that are given: 1 for
     assign() and upsert(), 2 for add(). optimizer, grads, sums: those of apply(). matching: the optimizer of match().
@@ -221,7 +221,7 @@ class HotTable(Protocol):
     def gather(self, cells: Positions, out: Values) -> None:
         """See RowKernels.gather."""
 
-    def prepare(self, count: int, change: Change) -> None:
+    def prepare(self, count: int, change: PlannedChange) -> None:
         """Allocate the buffers of a change of `count` cells or keys, so that it cannot run out of memory half-way.
 
         Raises MemoryError.

@@ -20,7 +20,7 @@ import numpy as np
 from kvemb.durability import fresh_files, layout
 from kvemb.durability.epochs import files_of, join_files, since, take_over
 from kvemb.durability.keyfile import distinct, merged, read_keys, write_keys
-from kvemb.durability.manifest import Changed, Epoch
+from kvemb.durability.manifest import Epoch, EpochChanges
 from kvemb.errors import Corruption
 from kvemb.limits import DEFAULT, Limits
 from kvemb.rows.codec import Ordered
@@ -34,7 +34,7 @@ def recorded(folder: Path, epochs: list[Epoch], variable: str) -> tuple[bool, It
     cleared = False
     files: list[str] = []
     for epoch in epochs:
-        changed = epoch.variables.get(variable, Changed())
+        changed = epoch.variables.get(variable, EpochChanges())
         if changed.cleared:
             cleared, files = True, []
         files += [file for file in changed.files if file not in files]
@@ -89,7 +89,7 @@ class ChangeLog:
         with self._lock:
             self.clears[variable] += 1
             self.buffered_keys -= self._buffers.pop(variable, _Buffer()).count
-            before = self._epochs[-1].variables.get(variable, Changed())
+            before = self._epochs[-1].variables.get(variable, EpochChanges())
             self._epochs[-1].variables[variable] = replace(before, cleared=True, files=[])
             self._drop(before.files)
 
@@ -136,9 +136,9 @@ class ChangeLog:
             path = self._new_path()
         write_keys(path, [keys])
         with self._lock:
-            files = sealed[-1].variables.setdefault(variable, Changed()).files
+            files = sealed[-1].variables.setdefault(variable, EpochChanges()).files
             # The files that a point lists are a prefix of those that later points list: files_between() relies on this.
-            self._epochs[-1].variables.setdefault(variable, Changed()).files.insert(len(files), path.name)
+            self._epochs[-1].variables.setdefault(variable, EpochChanges()).files.insert(len(files), path.name)
             files.append(path.name)
             self._sealed.add(path.name)
 
@@ -148,10 +148,10 @@ class ChangeLog:
         with self._lock:
             later = Epoch(checkpoint)
             for name, changed in self._epochs[-1].variables.items():
-                earlier = before.variables.get(name, Changed())
+                earlier = before.variables.get(name, EpochChanges())
                 files = [file for file in changed.files if file not in earlier.files]
                 if files:
-                    later.variables[name] = Changed(files=files)
+                    later.variables[name] = EpochChanges(files=files)
             self._epochs[-1:] = [before, later]
 
     def epochs(self) -> list[Epoch]:
@@ -196,11 +196,11 @@ class ChangeLog:
         write_keys(path, [distinct(np.concatenate(buffer.parts))])
         del self._buffers[variable]
         self.buffered_keys -= buffer.count
-        changed = self._epochs[-1].variables.setdefault(variable, Changed())
+        changed = self._epochs[-1].variables.setdefault(variable, EpochChanges())
         changed.files.append(path.name)
         self._join_recent(changed)
 
-    def _join_recent(self, changed: Changed) -> None:
+    def _join_recent(self, changed: EpochChanges) -> None:
         """Join the last files, each at most as large as all files after it together, once there are several.
 
         So even a long epoch has few files, and a key is rewritten only when its file's size doubles.
@@ -216,7 +216,7 @@ class ChangeLog:
         if end - at >= max(2, self._limits.change_files // 2):
             self._join(changed, at, end)
 
-    def _join(self, changed: Changed, begin: int, end: int) -> None:
+    def _join(self, changed: EpochChanges, begin: int, end: int) -> None:
         """Make one file of files begin to end."""
         joined = changed.files[begin:end]
         changed.files[begin:end] = [self._joined(joined)]

@@ -23,7 +23,7 @@ from kvemb.durability import cold_databases, fresh_files, inventory, layout, man
 from kvemb.durability.attachments import AttachedFiles
 from kvemb.durability.delta import Change, differences, epochs_since
 from kvemb.durability.epochs import dropped
-from kvemb.durability.manifest import FileEntry, Held, Manifest, VariableEntry, rows_in_words
+from kvemb.durability.manifest import FileEntry, HotRows, Manifest, VariableEntry, rows_in_words
 from kvemb.durability.readable import opened
 from kvemb.errors import CheckpointNotFound, Locked, StoreNotFound
 from kvemb.handle import Handle, inside
@@ -99,7 +99,7 @@ class Checkpoint(Handle[Manifest], os.PathLike[str]):
         return copy.deepcopy(self._inside.extra)
 
     @property
-    def tiers(self) -> Mapping[str, Mapping[str, Held]]:
+    def tiers(self) -> Mapping[str, Mapping[str, HotRows]]:
         """The rows and bytes in each memory, "gpu:0" or "host", for each variable with rows hot on a GPU."""
         return self._inside.tiers
 

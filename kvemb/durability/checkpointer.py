@@ -19,7 +19,7 @@ from kvemb.durability.attachments import Attachments
 from kvemb.durability.changes import ChangeLog
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.journal import Journal
-from kvemb.durability.point_writer import Part, PointWriter, TargetFailed
+from kvemb.durability.point_writer import PointWriter, TargetFailed, VariablePart
 from kvemb.durability.points import Points
 from kvemb.errors import ColdStoreError
 from kvemb.handle import Handle
@@ -29,7 +29,7 @@ from kvemb.store_state import StoreState
 Written = TypeVar("Written")
 
 
-class Writing(Generic[Written]):
+class PointInProgress(Generic[Written]):
     """A durable point that is being written, and the checkpoint made of it, if any.
 
     reported: whether its failure was raised to a caller.
@@ -48,7 +48,7 @@ class Writing(Generic[Written]):
             raise
 
 
-class PendingCheckpoint(Handle[Writing[Written]], Generic[Written]):
+class PendingCheckpoint(Handle[PointInProgress[Written]], Generic[Written]):
     """A checkpoint that is being written: a kvemb.Checkpoint, or of a cluster a kvemb.cluster.Checkpoint."""
 
     def done(self) -> bool:
@@ -89,7 +89,9 @@ class Checkpointer:
         self._database, self._points, self._changes, self._log = database, points, changes, log
         self._state, self._in_order = state, in_order
         self._background = ThreadPoolExecutor(1, thread_name_prefix="kvemb-checkpoint")
-        self._begun: list[Writing[Checkpoint]] = []  # the last point, and before it those whose failure nobody knows
+        self._begun: list[
+            PointInProgress[Checkpoint]
+        ] = []  # the last point, and before it those whose failure nobody knows
         self._attaching = False
 
     def wait(self) -> None:
@@ -106,13 +108,13 @@ class Checkpointer:
 
     def start(
         self,
-        parts: list[Part],
+        parts: list[VariablePart],
         target: Path | None,
         *,
         closing: Callable[[], None] | None = None,
         without: Collection[str] = (),
         attached: Attachments | None = None,
-    ) -> Writing[Checkpoint]:
+    ) -> PointInProgress[Checkpoint]:
         """Take a snapshot, and start to write a durable point and, if target is given, a checkpoint there.
 
         closing: given if this is the store's last point; called when the snapshot is taken, under all variables' locks.
@@ -145,7 +147,7 @@ class Checkpointer:
         # Ctrl-C is deferred: otherwise snapshots might never be ended.
         with uninterrupted():
             writer.take_snapshots(self._in_order, self._state, closing)
-            started = Writing(self._background.submit(self._write, writer))
+            started = PointInProgress(self._background.submit(self._write, writer))
             unknown = [each for each in self._begun if not each.reported and each.future.exception() is not None]
             self._begun = [*unknown, started]
         return started

@@ -18,7 +18,7 @@ from kvemb.contracts import ColdStore, Mask
 from kvemb.durability.epochs import since
 from kvemb.durability.keyfile import merged
 from kvemb.durability.manifest import Epoch, Manifest
-from kvemb.durability.readable import Readable
+from kvemb.durability.readable import ReadableCheckpoint
 from kvemb.errors import CheckpointNotFound
 from kvemb.limits import DEFAULT
 from kvemb.rows.block import RowBlock
@@ -63,7 +63,7 @@ def epochs_since(path: Path, described: Manifest, before: str) -> list[Epoch]:
 
 
 def differences(
-    before: Readable, after: Readable, variables: list[str], batch_rows: int = DEFAULT.scan_rows
+    before: ReadableCheckpoint, after: ReadableCheckpoint, variables: list[str], batch_rows: int = DEFAULT.scan_rows
 ) -> Iterator[Change]:
     """Yield the changes of these variables. batch_rows: keys that are looked at at a time.
 
@@ -104,7 +104,7 @@ def differing(old: RowBlock, new: RowBlock, schema: Schema) -> Ordered:
     return both[changed | ~exists]
 
 
-def _schema(readable: Readable, name: str) -> Schema | None:
+def _schema(readable: ReadableCheckpoint, name: str) -> Schema | None:
     entry = readable.described.variables.get(name)
     return None if entry is None else entry.schema
 

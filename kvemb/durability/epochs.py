@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from kvemb.durability.manifest import Changed, Epoch
+from kvemb.durability.manifest import Epoch, EpochChanges
 
 
 def since(epochs: list[Epoch], checkpoint: str) -> list[Epoch] | None:
@@ -50,7 +50,7 @@ def files_between(earlier: list[Epoch], later: list[Epoch], variable: str) -> li
     between = since(later, earlier[-1].since)
     if between is None:
         return None
-    known = earlier[-1].variables.get(variable, Changed()).files
+    known = earlier[-1].variables.get(variable, EpochChanges()).files
     changes = [epoch.variables[variable] for epoch in between if variable in epoch.variables]
     if any(changed.cleared or changed.dropped for changed in changes):
         return None
@@ -93,7 +93,7 @@ def join_files(old: list[Epoch], most: int, nbytes: Callable[[str], int], join: 
     return gone
 
 
-def _cheapest(listed: list[Changed], nbytes: Callable[[str], int]) -> tuple[Changed, Changed] | None:
+def _cheapest(listed: list[EpochChanges], nbytes: Callable[[str], int]) -> tuple[EpochChanges, EpochChanges] | None:
     """Return the two neighbours with the fewest bytes that can be joined, the earlier one first."""
     sizes = [sum(map(nbytes, changed.files)) for changed in listed]
     pairs = [at for at in range(len(listed) - 1) if sizes[at] and listed[at + 1].files and not listed[at + 1].cleared]
@@ -131,7 +131,7 @@ def take_over(epochs: list[Epoch], includes: list[str], cleared: Collection[str]
     own = Epoch(includes[-1], includes=includes)
     for epoch in epochs:
         for name, changed in epoch.variables.items():
-            total = own.variables.setdefault(name, Changed(name in cleared))
+            total = own.variables.setdefault(name, EpochChanges(name in cleared))
             total.dropped |= changed.dropped and total.cleared and name not in names
             total.files = ([] if changed.cleared else total.files) + changed.files
             changed.files = []

@@ -32,7 +32,7 @@ _ADVICE = "run kvemb verify --deep, and restore from a checkpoint, or kvemb repa
 
 
 @dataclass(frozen=True)
-class Entry:
+class LogEntry:
     """One write of one variable. kind: ROWS (payload: codec.pack_rows), REMOVED (ordered keys), CLEARED, or COUNTED
     (how many steps of its optimizer were counted so far, NUMBER).
 
@@ -48,7 +48,7 @@ class Entry:
     synced: int
 
 
-def counted(entry: Entry) -> int:
+def counted(entry: LogEntry) -> int:
     """Return the count of an entry of the kind COUNTED."""
     count: int = NUMBER.unpack(entry.payload)[0]
     return count
@@ -85,7 +85,7 @@ def _numbered(directory: Path) -> list[tuple[int, Path]]:
     return [(number, path) for path, number in named if number is not None]
 
 
-def read(paths: list[Path], *, begun: bool) -> Iterator[Entry]:
+def read(paths: list[Path], *, begun: bool) -> Iterator[LogEntry]:
     """Yield the writes of consecutive segments, up to the first entry that a crash left incomplete.
 
     begun: see segments. Raises Corruption, naming the file, if an entry is missing that had been synced, according to a
@@ -156,7 +156,7 @@ def _mapped(path: Path) -> Data:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if os.fstat(file.fileno()).st_size else b""
 
 
-def _entry_at(data: Data, at: int) -> Entry | None:
+def _entry_at(data: Data, at: int) -> LogEntry | None:
     """Return the entry that begins at a byte, None if there is no complete one."""
     if len(data) - at < ENTRY.size:
         return None
@@ -171,7 +171,7 @@ def _entry_at(data: Data, at: int) -> Entry | None:
         return None
     # A name that is not UTF-8 matches no variable, which kvemb.durability.log_entries reports.
     name = data[start : start + name_bytes].decode(errors="surrogateescape")
-    return Entry(kind, name, rows, step, data[start + name_bytes : stop], number, synced)
+    return LogEntry(kind, name, rows, step, data[start + name_bytes : stop], number, synced)
 
 
 def _end(data: Data, at: int) -> int:
@@ -179,7 +179,7 @@ def _end(data: Data, at: int) -> int:
     return at + ENTRY.size + int(name_bytes) + int(nbytes) + CHECKSUM.size
 
 
-def _entries_after(data: Data, at: int) -> Iterator[Entry]:
+def _entries_after(data: Data, at: int) -> Iterator[LogEntry]:
     while (at := data.find(MARK, at)) >= 0:
         entry = _entry_at(data, at)
         if entry is not None:

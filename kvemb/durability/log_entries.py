@@ -10,14 +10,14 @@ import numpy as np
 
 from kvemb.checks.brief import brief
 from kvemb.checks.ranges import MAX_STEPS
-from kvemb.durability.journal_segments import CLEARED, COUNTED, NUMBER, REMOVED, ROWS, Entry, counted, read
+from kvemb.durability.journal_segments import CLEARED, COUNTED, NUMBER, REMOVED, ROWS, LogEntry, counted, read
 from kvemb.durability.manifest import VariableEntry
 from kvemb.errors import Corruption
 from kvemb.rows.codec import KEY_BYTES, record_dtype, unordered_keys
 from kvemb.rows.schema import Schema
 
 
-def checked(segments: list[Path], variables: Mapping[str, VariableEntry], *, begun: bool) -> Iterator[Entry]:
+def checked(segments: list[Path], variables: Mapping[str, VariableEntry], *, begun: bool) -> Iterator[LogEntry]:
     """Yield the valid entries of consecutive segments (journal_segments.read). variables: of the durable point before.
 
     Raises Corruption for an invalid entry, naming the log's directory and the entry's number.
@@ -33,7 +33,7 @@ def checked(segments: list[Path], variables: Mapping[str, VariableEntry], *, beg
         yield entry
 
 
-def _check(entry: Entry, variables: Mapping[str, VariableEntry]) -> None:
+def _check(entry: LogEntry, variables: Mapping[str, VariableEntry]) -> None:
     """Raise ValueError, saying what is wrong with an entry."""
     if entry.variable not in variables:
         raise ValueError(f"holds writes of {brief(entry.variable)}, which the store does not have")

@@ -77,7 +77,7 @@ class FileEntry:
 
 
 @dataclass(frozen=True)
-class Held:
+class HotRows:
     """Rows of a variable that were hot in one memory, and the bytes of all its cells there."""
 
     rows: int
@@ -85,7 +85,7 @@ class Held:
 
 
 @dataclass
-class Changed:
+class EpochChanges:
     """The changes of one variable in one epoch. cleared: all rows were removed first. files: key files in changes/.
     dropped: the variable was dropped with its rows, or is no longer in checkpoints; cleared and files describe a later
     one of that name. left: it is no longer in checkpoints, but was not dropped.
@@ -106,7 +106,7 @@ class Epoch:
     """
 
     since: str
-    variables: dict[str, Changed] = field(default_factory=dict)
+    variables: dict[str, EpochChanges] = field(default_factory=dict)
     includes: list[str] | None = None
 
 
@@ -134,7 +134,7 @@ class Manifest:
     files: dict[str, FileEntry] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
     extra: dict[str, Any] = field(default_factory=dict)
-    tiers: dict[str, dict[str, Held]] = field(default_factory=dict)
+    tiers: dict[str, dict[str, HotRows]] = field(default_factory=dict)
 
     def only(self, names: Collection[str]) -> Manifest:
         """Return the manifest of a checkpoint of some of the variables."""
@@ -142,10 +142,10 @@ class Manifest:
         def some(of_all: dict[str, Any]) -> dict[str, Any]:
             return {name: of_all[name] for name in of_all if name in names}
 
-        def kept(name: str, changed: Changed) -> Changed | None:
+        def kept(name: str, changed: EpochChanges) -> EpochChanges | None:
             if name in names or name not in self.variables:
                 return changed
-            return Changed(True, [], True) if changed.dropped else None
+            return EpochChanges(True, [], True) if changed.dropped else None
 
         # Epochs keep dropped variables too, for deltas from checkpoints that have them.
         epochs = []
@@ -252,7 +252,7 @@ def parse(text: str, path: str, *, max_characters: int = MAX_CHARACTERS) -> Mani
         data["files"] = {name: FileEntry(**entry) for name, entry in data["files"].items()}
         data["changes"] = [_epoch(**epoch) for epoch in data["changes"]]
         tiers = data.get("tiers", {})
-        data["tiers"] = {name: {at: Held(**held) for at, held in places.items()} for name, places in tiers.items()}
+        data["tiers"] = {name: {at: HotRows(**held) for at, held in places.items()} for name, places in tiers.items()}
         manifest = Manifest(**data)
         if strange := [name for name in manifest.files if not _is_listed(name, version)]:
             raise ValueError(f"{brief(strange[0])} is no file that a checkpoint lists")
@@ -277,7 +277,7 @@ def checksum_of(data: dict[str, Any]) -> str:
 
 
 def _epoch(since: str, variables: dict[str, Any], includes: list[str] | None = None) -> Epoch:
-    return Epoch(since, {name: Changed(**changed) for name, changed in variables.items()}, includes)
+    return Epoch(since, {name: EpochChanges(**changed) for name, changed in variables.items()}, includes)
 
 
 def _entry(data: dict[str, Any]) -> VariableEntry:

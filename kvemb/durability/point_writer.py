@@ -29,7 +29,7 @@ from kvemb.durability.epochs import dropped
 from kvemb.durability.hotset import write_hot
 from kvemb.durability.inventory import Inventory
 from kvemb.durability.journal import Journal
-from kvemb.durability.manifest import Epoch, Held, Manifest, VariableEntry
+from kvemb.durability.manifest import Epoch, HotRows, Manifest, VariableEntry
 from kvemb.durability.points import Points
 from kvemb.errors import ColdStoreError, KvembError
 from kvemb.rows.codec import Ordered
@@ -44,7 +44,7 @@ PACE_SECONDS = 0.01
 
 
 @dataclass(frozen=True)
-class Part:
+class VariablePart:
     """A variable's part of a checkpoint. entry: returns its manifest entry at the time of the call."""
 
     name: str
@@ -71,7 +71,7 @@ class PointWriter:
     def __init__(
         self,
         number: int,
-        parts: list[Part],
+        parts: list[VariablePart],
         target: Path | None,
         database: ColdDatabase,
         points: Points,
@@ -83,7 +83,7 @@ class PointWriter:
         self._number, self._parts, self._target, self._without = number, parts, target, list(without)
         self._database, self._points, self._changes, self._log = database, points, changes, log
         self._attached, self._draft = attached or Attachments(), points.draft(number)
-        self._snapshots: list[tuple[Part, DirtySnapshot]] = []
+        self._snapshots: list[tuple[VariablePart, DirtySnapshot]] = []
         self._numbers, self._files = count(), dict[str, list[Path]]()  # of rows, by variable
         self._hot: dict[str, Ordered] = {}
         self._last = False
@@ -182,7 +182,7 @@ class PointWriter:
     def _write_rows(self) -> None:
         """Ingest the marked rows into the database and its copy, and drop variables from the copy."""
 
-        def ingest(part: Part, file: SortedFile) -> None:
+        def ingest(part: VariablePart, file: SortedFile) -> None:
             self._database.ingest(part.name, file.path)
 
         for at, (part, snapshot) in enumerate(self._snapshots):
@@ -195,18 +195,18 @@ class PointWriter:
                     self._relieve(self._snapshots[at:])
         cold_databases.amend(self._draft.path / layout.ROWS, drop=self._without, files=self._files)
 
-    def _relieve(self, snapshots: list[tuple[Part, DirtySnapshot]]) -> None:
+    def _relieve(self, snapshots: list[tuple[VariablePart, DirtySnapshot]]) -> None:
         """Write the copied rows of all variables: otherwise callers of the last one would wait for all others."""
         for part, snapshot in snapshots:
             if snapshot.crowded:  # read without the variable's lock: there may be many variables
                 for file in snapshot.relieve(partial(self._new_file, part)):
                     self._add(part, file)
 
-    def _new_file(self, part: Part) -> SortedFile:
+    def _new_file(self, part: VariablePart) -> SortedFile:
         path = self._draft.path / f"{next(self._numbers):06d}.sst"
         return self._database.sorted_file(path, part.schema, part.creator)
 
-    def _add(self, part: Part, file: SortedFile) -> None:
+    def _add(self, part: VariablePart, file: SortedFile) -> None:
         self._files.setdefault(part.name, []).append(file.path)
 
     def _describe(self, epochs: list[Epoch], inventory: Inventory) -> None:
@@ -246,10 +246,10 @@ class PointWriter:
         self._draft.discard()
 
 
-def _on_gpus(tiers: dict[str, dict[str, TierSize]]) -> dict[str, dict[str, Held]]:
+def _on_gpus(tiers: dict[str, dict[str, TierSize]]) -> dict[str, dict[str, HotRows]]:
     """Return a manifest's `tiers`: the sizes of the hot tiers of variables with rows on GPUs."""
     return {
-        name: {place: Held(size.rows, size.nbytes) for place, size in places.items()}
+        name: {place: HotRows(size.rows, size.nbytes) for place, size in places.items()}
         for name, places in tiers.items()
         if set(places) - {HOST}
     }

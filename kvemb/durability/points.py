@@ -173,7 +173,7 @@ def reading(
         yield database, described
 
 
-class History:
+class PointHistory:
     """A store's history of durable points: whether a newer point follows from the one that a reader reads.
 
     A store that was restored in place of another begins a new history: numbers of points and names of key files may be
@@ -196,14 +196,14 @@ class History:
 
 
 @contextmanager
-def held_history(store: Path) -> Iterator[History]:
+def held_history(store: Path) -> Iterator[PointHistory]:
     """Yield the history of the store at a path, which can be recognised until the block ends."""
     try:
         handle = os.open(store / layout.POINTS, os.O_RDONLY | os.O_DIRECTORY)
     except (FileNotFoundError, NotADirectoryError):
-        yield History(None)
+        yield PointHistory(None)
         return
     try:
-        yield History(handle)
+        yield PointHistory(handle)
     finally:
         os.close(handle)

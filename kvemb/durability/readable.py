@@ -15,7 +15,7 @@ from kvemb.durability.manifest import Epoch, Manifest
 from kvemb.rows.codec import Ordered
 
 
-class Readable:
+class ReadableCheckpoint:
     """A checkpoint opened in place: its rows by variable, and its manifest."""
 
     def __init__(self, path: Path, described: Manifest, database: ColdDatabase) -> None:
@@ -57,7 +57,7 @@ def database_in_place(
 
 
 @contextmanager
-def opened(path: Path, described: Manifest) -> Iterator[Readable]:
+def opened(path: Path, described: Manifest) -> Iterator[ReadableCheckpoint]:
     """Open a checkpoint in place, with a small block cache. Raises what database_in_place raises."""
     with database_in_place(path, described, cold_databases.to_read) as database:
-        yield Readable(path, described, database)
+        yield ReadableCheckpoint(path, described, database)

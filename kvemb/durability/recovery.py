@@ -15,7 +15,7 @@ import numpy as np
 from kvemb.contracts import ColdDatabase, ColdStore
 from kvemb.durability import journal_segments
 from kvemb.durability.changes import ChangeLog
-from kvemb.durability.journal_segments import Entry
+from kvemb.durability.journal_segments import LogEntry
 from kvemb.durability.manifest import Manifest, VariableEntry
 from kvemb.errors import Corruption
 from kvemb.options import format_count, format_time
@@ -49,7 +49,7 @@ class Recovery:
 
 
 def replay(
-    entries: Iterable[Entry], current: Manifest, database: ColdDatabase, changes: ChangeLog
+    entries: Iterable[LogEntry], current: Manifest, database: ColdDatabase, changes: ChangeLog
 ) -> tuple[dict[str, VariableEntry], int]:
     """Write the log's entries to the cold database.
 
@@ -81,7 +81,7 @@ def replay(
     return variables, rows
 
 
-def _block(entry: Entry, schema: Schema) -> RowBlock:
+def _block(entry: LogEntry, schema: Schema) -> RowBlock:
     if entry.kind == journal_segments.ROWS:
         return unpack_rows(entry.payload, entry.rows, schema)
     removals = RowBlock(schema, entry.rows)

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvemb.checks.brief import brief
 from kvemb.durability.manifest import VariableEntry
-from kvemb.engine.arguments import AnyArguments, Arguments, LeftOutFlag
+from kvemb.engine.arguments import AnyArguments, Arguments, UnsetFlag
 from kvemb.engine.specification import (
     Specification,
     agreed,
@@ -52,7 +52,7 @@ def _given(arguments: AnyArguments, mine: Specification, entry: VariableEntry) -
         ("checkpoint", arguments.checkpoint, mine.checkpointed),
         ("bp_v2", arguments.bp_v2, mine.bp_v2),
     ):
-        if not isinstance(flag, LeftOutFlag):
+        if not isinstance(flag, UnsetFlag):
             yield name, bool(flag), own
     if arguments.devices is not None:
         yield "devices", as_devices(arguments.devices), mine.devices

@@ -23,15 +23,15 @@ from kvemb.tiers.hot_tables import Partitioner, default_partitioner
 CustomGetter = Callable[..., Any]
 
 
-class LeftOut(int):
+class UnsetInt(int):
     """A number that stands for an argument that was not given."""
 
 
-class LeftOutName(str):
+class UnsetName(str):
     """The name of a dtype that stands for an argument that was not given."""
 
 
-class LeftOutFlag(int):
+class UnsetFlag(int):
     """True or False that stands for an argument that was not given. Not a bool, because bool cannot be subclassed."""
 
     def __repr__(self) -> str:
@@ -39,8 +39,8 @@ class LeftOutFlag(int):
 
 
 # The reference's defaults. For a stored variable they mean "as stored".
-KEY_DTYPE, VALUE_DTYPE, DIM = LeftOutName("int64"), LeftOutName("float32"), LeftOut(1)
-TRAINABLE, CHECKPOINT, BP_V2 = (cast(bool, LeftOutFlag(flag)) for flag in (True, True, False))
+KEY_DTYPE, VALUE_DTYPE, DIM = UnsetName("int64"), UnsetName("float32"), UnsetInt(1)
+TRAINABLE, CHECKPOINT, BP_V2 = (cast(bool, UnsetFlag(flag)) for flag in (True, True, False))
 
 
 # With several base dataclasses, the fields of the last base come first.
@@ -55,14 +55,14 @@ class GraphKeys:
 
 
 @dataclass(frozen=True, eq=False)
-class Named:
+class RequiredName:
     """The name, first and required."""
 
     name: str
 
 
 @dataclass(frozen=True, eq=False)
-class NamedLater:
+class DefaultName:
     """The name, with the reference's default."""
 
     name: str = "DynamicEmbedding_Variable"
@@ -81,7 +81,7 @@ class RowArguments:
 
 
 @dataclass(frozen=True, eq=False)
-class Use:
+class LifecycleArguments:
     """The arguments on how rows begin, change and leave."""
 
     initializer: Initializer | npt.ArrayLike | None = None
@@ -107,12 +107,12 @@ class Use:
 
 
 @dataclass(frozen=True, eq=False)
-class Arguments(Use, RowArguments, Named):
+class Arguments(LifecycleArguments, RowArguments, RequiredName):
     """The arguments of get_variable."""
 
 
 @dataclass(frozen=True, eq=False)
-class ReferenceArguments(Use, NamedLater, RowArguments):
+class ReferenceArguments(LifecycleArguments, DefaultName, RowArguments):
     """The arguments of the reference's Variable."""
 
     shared_name: str | None = None

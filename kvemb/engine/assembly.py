@@ -26,8 +26,8 @@ from kvemb.memory.budget import Lease
 from kvemb.rows.codec import order_keys
 from kvemb.tiers.hot_tables import HotTables
 from kvemb.tiers.row_factory import RowFactory
-from kvemb.tiers.scoring import Scoring
-from kvemb.tiers.sizing import Sized, make_tables, spill_bytes
+from kvemb.tiers.scoring import Scorer
+from kvemb.tiers.sizing import SizedTables, make_tables, spill_bytes
 from kvemb.tiers.storage import TieredStorage
 
 _logger = logging.getLogger("kvemb")
@@ -118,7 +118,7 @@ def _made(engine: Engine, specification: Specification, variable: Handle[Table],
     operations = DeviceOperations(
         storage,
         RowFactory(schema, specification.initializer, optimizer, kernels),
-        Scoring(policy, hot_tables),
+        Scorer(policy, hot_tables),
         kernels,
         optimizer,
         scratch=None if engine.state.read_only else engine.path,
@@ -180,7 +180,7 @@ def _record_whole(engine: Engine, specification: Specification, cold: ColdStore)
         engine.changes.record_whole(specification.name, keys)
 
 
-def _sized(engine: Engine, specification: Specification) -> Sized:
+def _sized(engine: Engine, specification: Specification) -> SizedTables:
     return make_tables(
         specification.name,
         specification.schema,

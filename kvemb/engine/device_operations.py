@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvemb.contracts import Change, DeviceRows
+from kvemb.contracts import DeviceRows, PlannedChange
 from kvemb.restrict import ScoreRule
 from kvemb.rows.bags import Bags
 from kvemb.rows.device_arrays import DeviceArray
 from kvemb.rows.hashing import Keys, Positions, Unique
 from kvemb.tiers.hot_tables import Owners
 from kvemb.tiers.operations import TableOperations
-from kvemb.tiers.reads import Missed, repeat_if_refreshed
+from kvemb.tiers.reads import MissedKeys, repeat_if_refreshed
 
 
 class DeviceOperations(TableOperations):
@@ -86,7 +86,7 @@ class DeviceOperations(TableOperations):
             self._storage.counts.misses += len(absent)
         found = np.ones(len(rows), np.bool_)
         if len(absent):
-            self.lookup_cold(missing.keys, Missed(absent, None if rule is None else now), rows, found)
+            self.lookup_cold(missing.keys, MissedKeys(absent, None if rule is None else now), rows, found)
         self._spread(keys, out, missing.positions, rows)
         if exists is not None:
             self._spread(keys, exists, missing.positions, found)
@@ -141,7 +141,7 @@ class DeviceOperations(TableOperations):
         with self._storage.reading():
             missed = self._read_hot(keys, touch, pooled_on_device)
         if missed is None:
-            missed = Missed(np.empty(0, np.int64), None)
+            missed = MissedKeys(np.empty(0, np.int64), None)
         chosen = bags.holding(np.concatenate([below, missed.positions]))
         if len(chosen):
             pooled = np.empty((len(chosen), self._schema.dim), self._schema.value_dtype)
@@ -157,7 +157,7 @@ class DeviceOperations(TableOperations):
         """Whether rows are needed in the host's memory before or after they change: for a log, or a constraint."""
         return self._storage.log.active or self._constraining is not None
 
-    def _prepare_missing(self, count: int, change: Change) -> None:
+    def _prepare_missing(self, count: int, change: PlannedChange) -> None:
         """Allocate the buffers of a call's last part before its first part begins, so that both are done or neither.
 
         count: the last part's keys, which may be hot by then. Raises MemoryError.
@@ -175,7 +175,7 @@ class DeviceOperations(TableOperations):
             self._copy_before_change(keys)
             missing = device_rows.find(keys)
             rows = device_rows.take(values, missing.positions)
-            self._prepare_missing(len(rows), Change(embeddings=1, matching=self._matching))
+            self._prepare_missing(len(rows), PlannedChange(embeddings=1, matching=self._matching))
             device_rows.prepare(matching=self._matching)
             with storage.changing():
                 device_rows.assign(values, storage.step)
@@ -195,7 +195,7 @@ class DeviceOperations(TableOperations):
             self._copy_before_change(keys)
             missing = device_rows.find(keys)
             rest = [device_rows.take(array, missing.positions) for array in (old, new, exists)]
-            self._prepare_missing(len(missing.keys), Change(embeddings=2, matching=self._matching))
+            self._prepare_missing(len(missing.keys), PlannedChange(embeddings=2, matching=self._matching))
             device_rows.prepare(matching=self._matching)
             with storage.changing():
                 device_rows.only(exists)
@@ -218,7 +218,9 @@ class DeviceOperations(TableOperations):
             missing = device_rows.find(keys)
             rows = device_rows.take(grads, missing.positions)
             number, distinct = storage.next_optimizer_step(), Unique(missing.keys)
-            self._prepare_missing(len(distinct.keys), Change(optimizer=optimizer, grads=rows, sums=distinct.sums))
+            self._prepare_missing(
+                len(distinct.keys), PlannedChange(optimizer=optimizer, grads=rows, sums=distinct.sums)
+            )
             device_rows.prepare(optimizer)
             with storage.changing():
                 device_rows.apply(optimizer, grads, storage.step, number)

@@ -15,7 +15,7 @@ from kvemb.engine.engine import Engine
 from kvemb.engine.table import Table
 from kvemb.errors import ColdStoreError
 from kvemb.interrupts import uninterrupted
-from kvemb.store_state import Ended
+from kvemb.store_state import DroppedState
 
 
 def drop(engine: Engine, names: list[str]) -> None:
@@ -35,7 +35,7 @@ def _drop(engine: Engine, names: list[str]) -> None:
     stored = [name for name in names if name not in opened or opened[name].persistent]
     with ExitStack() as undo:
         for name, table in opened.items():
-            table.storage.end(Ended(engine.state, _why(engine, name)))
+            table.storage.end(DroppedState(engine.state, _why(engine, name)))
             undo.callback(table.storage.end, engine.state)
         if stored:
             engine.start(without=stored).wait()
@@ -66,7 +66,7 @@ def is_one_with(table: Table, entry: VariableEntry | None) -> bool:
 
 def end(engine: Engine, table: Table) -> None:
     """Make every use of a dropped variable raise Closed, and return its memory to the budgets."""
-    table.storage.end(Ended(engine.state, _why(engine, table.name)))
+    table.storage.end(DroppedState(engine.state, _why(engine, table.name)))
     _forget(engine, table)
 
 

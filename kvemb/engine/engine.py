@@ -21,12 +21,12 @@ from kvemb.durability.attachments import Attachments
 from kvemb.durability.changes import ChangeLog
 from kvemb.durability.checking import checkpoint_findings
 from kvemb.durability.checkpoint import Checkpoint
-from kvemb.durability.checkpointer import Checkpointer, Writing
+from kvemb.durability.checkpointer import Checkpointer, PointInProgress
 from kvemb.durability.hotset import read_hot
 from kvemb.durability.journal import Journal
 from kvemb.durability.manifest import Manifest
-from kvemb.durability.point_writer import Part
-from kvemb.durability.points import History, Points, held_history, reading
+from kvemb.durability.point_writer import VariablePart
+from kvemb.durability.points import PointHistory, Points, held_history, reading
 from kvemb.durability.recovery import Recovery, replay
 from kvemb.engine.table import Table
 from kvemb.errors import Corruption, KvembError, UnsupportedFormat
@@ -59,7 +59,7 @@ class Engine:
     changes: ChangeLog
     checkpointer: Checkpointer
     view: ExitStack
-    history: History
+    history: PointHistory
 
     def __init__(
         self,
@@ -205,7 +205,7 @@ class Engine:
         closing: Callable[[], None] | None = None,
         without: Collection[str] = (),
         attached: Attachments | None = None,
-    ) -> Writing[Checkpoint]:
+    ) -> PointInProgress[Checkpoint]:
         """Begin to write a durable point with these attachments, and a checkpoint at target; see Checkpointer.start."""
         self.state.check_here()
         with self.lock:
@@ -214,7 +214,7 @@ class Engine:
             parts = self.parts(without)
             return self.checkpointer.start(parts, target, closing=closing, without=without, attached=attached)
 
-    def parts(self, without: Collection[str] = ()) -> list[Part]:
+    def parts(self, without: Collection[str] = ()) -> list[VariablePart]:
         """Return what a durable point is written of. REQUIRES: lock."""
         return [table.part() for name, table in self.tables.items() if table.persistent and name not in without]
 

@@ -23,7 +23,7 @@ from kvemb.engine.specification import stored_optimizer
 from kvemb.engine.table import Table
 from kvemb.errors import Corruption, StoreNotFound
 from kvemb.rows.codec import check_scores, unordered_keys
-from kvemb.tiers.storage import Renewed
+from kvemb.tiers.storage import RefreshedState
 
 # Rows that a refresh reads at a time.
 READ_ROWS = 256
@@ -98,7 +98,7 @@ def _move_tables(engine: Engine, database: ColdDatabase, described: Manifest, *,
     return gone
 
 
-def _renewed(engine: Engine, database: ColdDatabase, described: Manifest, table: Table) -> Renewed | None:
+def _renewed(engine: Engine, database: ColdDatabase, described: Manifest, table: Table) -> RefreshedState | None:
     """Return what changed from the present point to this opened one, with the new rows of hot keys.
 
     Returns None if that is unknown, or not less than what is hot; then no hot row is kept.
@@ -125,4 +125,4 @@ def _renewed(engine: Engine, database: ColdDatabase, described: Manifest, table:
     blocks = [cold.read(hot[at : at + READ_ROWS])[0] for at in range(0, len(hot), READ_ROWS)]
     for block in blocks:
         check_scores(block)
-    return Renewed(cold, keys, blocks)
+    return RefreshedState(cold, keys, blocks)

@@ -17,7 +17,7 @@ from kvemb.checks.numeric import as_int
 from kvemb.checks.ranges import MAX_DIM, MAX_NAME_BYTES, MAX_ROWS
 from kvemb.durability.manifest import VariableEntry
 from kvemb.durability.manifest_fields import is_name
-from kvemb.engine.arguments import AnyArguments, GraphKeys, LeftOut, LeftOutFlag, LeftOutName, check_given
+from kvemb.engine.arguments import AnyArguments, GraphKeys, UnsetFlag, UnsetInt, UnsetName, check_given
 from kvemb.errors import SchemaMismatch
 from kvemb.initializers import Initializer, as_initializer, initializer_from_json
 from kvemb.optimizers import Optimizer, as_optimizer, optimizer_from_json
@@ -144,7 +144,7 @@ def specify(arguments: AnyArguments, stored: VariableEntry | None) -> Specificat
         bp_v2=_flag(arguments, stored, "bp_v2"),
         collections=as_collections(arguments.collections, trainable=trainable),
         stored=stored,
-        dim_left_out=isinstance(arguments.dim, LeftOut),
+        dim_left_out=isinstance(arguments.dim, UnsetInt),
         constraint=arguments.constraint,
         admission=arguments.admission,
         regularizer=arguments.regularizer,
@@ -174,15 +174,15 @@ def _given_shape(stored: VariableEntry | None, arguments: AnyArguments) -> tuple
     values: Any = arguments.value_dtype
     dim: Any = arguments.dim
     if stored is not None:
-        keys = stored.key_dtype if isinstance(keys, LeftOutName) else keys
-        values = stored.value_dtype if isinstance(values, LeftOutName) else values
-        dim = stored.dim if isinstance(dim, LeftOut) else dim
+        keys = stored.key_dtype if isinstance(keys, UnsetName) else keys
+        values = stored.value_dtype if isinstance(values, UnsetName) else values
+        dim = stored.dim if isinstance(dim, UnsetInt) else dim
     return key_dtype(keys), value_dtype(values), as_int(dim, "dim", 1, MAX_DIM)
 
 
 def _flag(arguments: AnyArguments, stored: VariableEntry | None, name: str) -> bool:
     """Return a flag as requested; one that was left out is as stored."""
-    left_out = isinstance(getattr(arguments, name), LeftOutFlag)
+    left_out = isinstance(getattr(arguments, name), UnsetFlag)
     return bool(getattr(arguments if stored is None or not left_out else stored, name))
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from kvemb.checks.brief import brief
 from kvemb.durability.manifest import VariableEntry
-from kvemb.durability.point_writer import Part
+from kvemb.durability.point_writer import VariablePart
 from kvemb.engine.device_operations import DeviceOperations
 from kvemb.engine.specification import Specification, check_optimizer
 from kvemb.errors import Closed
@@ -76,9 +76,9 @@ class Table:
             optimizer_steps=storage.optimizer_steps,
         )
 
-    def part(self) -> Part:
+    def part(self) -> VariablePart:
         """Return what a checkpoint needs to write the variable."""
-        return Part(self.name, self.schema, self.specification.creator, self.storage, self.entry)
+        return VariablePart(self.name, self.schema, self.specification.creator, self.storage, self.entry)
 
     def set_optimizer(self, optimizer: Optimizer, *, writable: bool = True) -> None:
         """Use this optimizer from now on. writable: whether to raise if rows may not change.

@@ -48,7 +48,7 @@ class Base:
 
 
 @dataclass(frozen=True)
-class Pushed:
+class PushedCheckpoint:
     """One checkpoint at a URL. described: its manifest, with the files that are at the URL.
 
     base, deltas: if the checkpoint is not whole there; deltas from the oldest to the newest.
@@ -74,12 +74,12 @@ class Pushed:
         """The bytes of the base's rows."""
         return sum(entry.bytes for name, entry in self.described.files.items() if is_row_file(name))
 
-    def followed_by(self, number: int, described: Manifest, delta: Delta) -> Pushed:
+    def followed_by(self, number: int, described: Manifest, delta: Delta) -> PushedCheckpoint:
         """Return the later checkpoint to which one more delta leads. number: of this one, the base if it is whole."""
         rows = {name: entry for name, entry in self.described.files.items() if is_row_file(name)}
         keys = {name: entry for name, entry in described.files.items() if not is_row_file(name)}
         base = self.base or Base(number, self.described.id)
-        return Pushed(replace(described, files={**rows, **keys}), base, (*self.deltas, delta))
+        return PushedCheckpoint(replace(described, files={**rows, **keys}), base, (*self.deltas, delta))
 
     def name_of(self, sha256: str, number: int) -> str:
         """Return the name in messages of a file of the checkpoint with this number."""
@@ -96,7 +96,7 @@ def is_row_file(name: str) -> bool:
     return name.startswith(f"{layout.ROWS}/")
 
 
-def text_of(pushed: Pushed) -> bytes:
+def text_of(pushed: PushedCheckpoint) -> bytes:
     """Return the text to write for a checkpoint that is not whole."""
     assert pushed.base is not None
     data = {
@@ -108,10 +108,10 @@ def text_of(pushed: Pushed) -> bytes:
     return manifest.text_of({"checksum": manifest.checksum_of(data), **data}).encode()
 
 
-def parse(text: str, where: str, *, max_characters: int) -> Pushed:
+def parse(text: str, where: str, *, max_characters: int) -> PushedCheckpoint:
     """Parse a checkpoint's description at a URL. where: its name in errors. Raises UnsupportedFormat, Corruption."""
     if (data := _chained(text, max_characters)) is None:
-        return Pushed(manifest.parse(text, where, max_characters=max_characters))
+        return PushedCheckpoint(manifest.parse(text, where, max_characters=max_characters))
     try:
         if data.pop("checksum", None) != manifest.checksum_of(data):
             raise ValueError("its checksum is wrong")
@@ -127,7 +127,9 @@ def parse(text: str, where: str, *, max_characters: int) -> Pushed:
             raise ValueError(f"it must have 1 to {MAX_DELTAS} deltas, got {len(deltas)}")
     except (ValueError, RecursionError) as error:
         raise Corruption(f"{where} is damaged: {error}; push it again") from error
-    pushed = Pushed(manifest.parse(described + "\n", where, max_characters=max_characters), begin, tuple(deltas))
+    pushed = PushedCheckpoint(
+        manifest.parse(described + "\n", where, max_characters=max_characters), begin, tuple(deltas)
+    )
     if deltas[-1].id != pushed.described.id:
         raise Corruption(f"{where} is damaged: its last delta leads to another checkpoint; push it again")
     return pushed

@@ -39,7 +39,7 @@ _ID = (r"[0-9a-f]{32}", "32 hexadecimal digits")
 
 
 @dataclass(frozen=True)
-class Part:
+class DeltaPart:
     """A variable in a delta. cleared: it has only the rows of this delta. record_bytes: of each of its records."""
 
     name: str
@@ -72,7 +72,7 @@ def write_delta(
             cleared = cleared or earlier is None or name in gone
             if name in described.left_out or (not cleared and earlier is not None and earlier.schema != entry.schema):
                 return None
-            parts.append(Part(name, cleared, record_bytes))
+            parts.append(DeltaPart(name, cleared, record_bytes))
             streams.append(recorded)
         with open(path, "xb") as file:
             writer = _Writer(file)
@@ -98,7 +98,7 @@ class _Writer:
         self._file, self._frames = file, 0
         self.nbytes, self.digest = 0, hashlib.sha256()
 
-    def head(self, id: str, since: str, parts: list[Part]) -> None:
+    def head(self, id: str, since: str, parts: list[DeltaPart]) -> None:
         text = json.dumps({"id": id, "since": since, "variables": [asdict(part) for part in parts]}).encode()
         self._write(_HEAD.pack(_MAGIC, VERSION, len(text)) + text)
 
@@ -143,14 +143,14 @@ class DeltaFile:
             self.id, self.since, self.parts = self._described(text)
             self._find_frames(file)
 
-    def _described(self, text: bytes) -> tuple[str, str, dict[str, Part]]:
+    def _described(self, text: bytes) -> tuple[str, str, dict[str, DeltaPart]]:
         try:
             fields = Fields(json.loads(text))
             id, since, parts = fields.text("id", *_ID), fields.text("since", *_ID), []
             for at, each in enumerate(fields.elements("variables")):
                 part = Fields(each, f"variables[{at}]")
                 name = part.text("name", r"(?s).+", "a variable's name")
-                parts.append(Part(name, part.flag("cleared"), part.integer("record_bytes", 1, 1 << 31)))
+                parts.append(DeltaPart(name, part.flag("cleared"), part.integer("record_bytes", 1, 1 << 31)))
                 part.done()
             fields.done()
         except (ValueError, RecursionError) as error:

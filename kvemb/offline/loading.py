@@ -65,7 +65,7 @@ def load(
 
     Raises TypeError, ValueError for an invalid batch; Poisoned, Closed, ReadOnly, ColdStoreError.
     """
-    with Loading(variable, on_conflict) as loading:
+    with BulkLoader(variable, on_conflict) as loading:
         for batch in batches:
             loading.add(_block_of(batch, variable))
         done = loading.finish()
@@ -73,7 +73,7 @@ def load(
     return done
 
 
-class Loading:
+class BulkLoader:
     """Blocks of rows on their way into a variable, of its schema. A context manager; not thread-safe.
 
     Call add() for each block, then finish(); without finish() the variable does not change. Raises what load() raises.
@@ -94,7 +94,7 @@ class Loading:
             self._ascending = variable.size() == 0
             self._undo = stack.pop_all()
 
-    def __enter__(self) -> Loading:
+    def __enter__(self) -> BulkLoader:
         return self
 
     def __exit__(self, *raised: object) -> None:

@@ -22,7 +22,7 @@ from kvemb.durability.layout import series_name
 from kvemb.durability.scratch import scratch
 from kvemb.errors import CheckpointNotFound
 from kvemb.meter import Progress
-from kvemb.offline.remote import Described
+from kvemb.offline.remote import CheckpointDescription
 from kvemb.offline.remote_checking import is_pushed
 from kvemb.offline.transfer import JOBS, Remote
 
@@ -40,7 +40,7 @@ class Source(Protocol):
     def id_of(self, number: int) -> str:
         """The id of a checkpoint. Raises CheckpointNotFound, Corruption, TransferError."""
 
-    def described(self, number: int) -> Described:
+    def described(self, number: int) -> CheckpointDescription:
         """Return the description of a checkpoint. Raises as id_of does."""
 
     def pull(
@@ -102,7 +102,7 @@ class Place:
             self.newest = self.here != Path(given)
             self.name = str(self.here)
 
-    def described(self) -> Described:
+    def described(self) -> CheckpointDescription:
         """Return the checkpoint's description. Raises StoreNotFound, Corruption, UnsupportedFormat; TransferError."""
         if self._source is not None:
             return self._source.described(self._number)
@@ -112,7 +112,7 @@ class Place:
         attached = {name: files[f"{layout.FILES}/{name}"] for name in found.files}
         kind = "checkpoint" if layout.is_checkpoint(self.here) else "store"
         described = kind, found.id, found.parent, found.created, found.variables, files, attached, found.extra
-        return Described(*described, found.tiers)
+        return CheckpointDescription(*described, found.tiers)
 
     @contextmanager
     def readable(

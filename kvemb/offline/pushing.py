@@ -20,7 +20,7 @@ from kvemb.errors import CheckpointNotFound, Corruption
 from kvemb.handle import inside
 from kvemb.meter import Meter, Progress
 from kvemb.offline import streams
-from kvemb.offline.chain import MAX_DELTAS, Delta, Pushed, is_row_file, text_of
+from kvemb.offline.chain import MAX_DELTAS, Delta, PushedCheckpoint, is_row_file, text_of
 from kvemb.offline.delta_file import write_delta
 from kvemb.offline.remote import FILES, RemoteCheckpoints
 
@@ -50,12 +50,12 @@ class Transfer:
 class _Plan(NamedTuple):
     """A way to store a checkpoint at the URL. local: files that can be sent, by checksum. text: None if it is there."""
 
-    pushed: Pushed
+    pushed: PushedCheckpoint
     local: dict[str, Path]
     text: bytes | None
 
 
-class Pushing(RemoteCheckpoints):
+class Pusher(RemoteCheckpoints):
     """Checkpoints at a URL, with push and prune. See RemoteCheckpoints. max_deltas: of a base."""
 
     max_deltas = MAX_DELTAS
@@ -93,7 +93,7 @@ class Pushing(RemoteCheckpoints):
         self,
         checkpoint: Checkpoint,
         number: int,
-        there: Pushed | None,
+        there: PushedCheckpoint | None,
         found: dict[str, int],
         folder: Path,
         *,
@@ -106,7 +106,7 @@ class Pushing(RemoteCheckpoints):
         if there is None and not whole and (made := self._delta(checkpoint, number, found, folder)) is not None:
             path, delta = made
             yield _Plan(delta, {**local, delta.deltas[-1].sha256: path}, text_of(delta))
-        yield _Plan(Pushed(inside(checkpoint)), local, (checkpoint.path / manifest.NAME).read_bytes())
+        yield _Plan(PushedCheckpoint(inside(checkpoint)), local, (checkpoint.path / manifest.NAME).read_bytes())
 
     def _send(
         self, plan: _Plan, number: int, found: dict[str, int], verify: bool, jobs: int, progress: Progress | None
@@ -149,7 +149,7 @@ class Pushing(RemoteCheckpoints):
 
     def _delta(
         self, checkpoint: Checkpoint, number: int, found: dict[str, int], folder: Path
-    ) -> tuple[Path, Pushed] | None:
+    ) -> tuple[Path, PushedCheckpoint] | None:
         """Write the delta from an earlier checkpoint at the URL to folder; returns the file and the description.
 
         None if the checkpoint is better sent whole: it follows no checkpoint that is there, or the deltas would exceed
@@ -170,7 +170,9 @@ class Pushing(RemoteCheckpoints):
             return None
         return path, before.followed_by(earlier, described, Delta(number, checkpoint.id, entry.bytes, entry.sha256))
 
-    def _followed(self, checkpoint: Checkpoint, number: int, found: dict[str, int]) -> tuple[int, Pushed] | None:
+    def _followed(
+        self, checkpoint: Checkpoint, number: int, found: dict[str, int]
+    ) -> tuple[int, PushedCheckpoint] | None:
         """Return the newest complete earlier checkpoint at the URL since which changes are known."""
         known = {epoch.since for epoch in inside(checkpoint).changes}
         for earlier in [each for each in self.numbers() if each < number][: -MAX_LOOKED_AT - 1 : -1]:
@@ -189,7 +191,7 @@ class Pushing(RemoteCheckpoints):
             if kind := "store" if layout.is_store(root) else "checkpoint" if layout.is_checkpoint(root) else None:
                 raise FileExistsError(f"{root} is a {kind}; name another directory")
 
-    def _there(self, checkpoint: Checkpoint, number: int) -> Pushed | None:
+    def _there(self, checkpoint: Checkpoint, number: int) -> PushedCheckpoint | None:
         """Return the checkpoint at the URL; a damaged manifest counts as missing. Raises FileExistsError."""
         if number not in self.numbers():
             return None

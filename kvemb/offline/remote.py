@@ -17,10 +17,10 @@ from typing import Any
 
 from kvemb.durability import manifest, paths
 from kvemb.durability.layout import series_name
-from kvemb.durability.manifest import Held, VariableEntry
+from kvemb.durability.manifest import HotRows, VariableEntry
 from kvemb.errors import BackendUnavailable, CheckpointNotFound, Corruption, KvembError, TransferError
 from kvemb.offline import chain, streams
-from kvemb.offline.chain import Pushed
+from kvemb.offline.chain import PushedCheckpoint
 
 CHECKPOINTS, FILES = "checkpoints", "files"
 SHARDS = "shards"  # of a cluster's checkpoints: the series of each shard
@@ -30,7 +30,7 @@ _MANIFEST = re.compile(rf"(?:.*/)?{CHECKPOINTS}/([0-9]{{8,18}})\.json")
 
 
 @dataclass(frozen=True)
-class Described:
+class CheckpointDescription:
     """The description of a checkpoint, wherever it is. kind: "checkpoint", "store", or words for a cluster's.
 
     id, parent, created: as of a kvemb.Checkpoint. variables: by name. files: bytes of all files that it needs, by name.
@@ -46,7 +46,7 @@ class Described:
     files: dict[str, int]
     attached: dict[str, int]
     extra: dict[str, Any]
-    tiers: Mapping[str, Mapping[str, Held]] = field(default_factory=dict)
+    tiers: Mapping[str, Mapping[str, HotRows]] = field(default_factory=dict)
 
 
 class RemoteCheckpoints:
@@ -112,7 +112,7 @@ class RemoteCheckpoints:
         """The bytes of all files that a checkpoint at the URL needs. Raises as id_of does."""
         return sum(entry.bytes for entry in self._read(number)[1].files.values())
 
-    def described(self, number: int) -> Described:
+    def described(self, number: int) -> CheckpointDescription:
         """The description of a checkpoint at the URL. Raises as id_of does."""
         pushed = self._read(number)[1]
         found = pushed.described
@@ -120,7 +120,7 @@ class RemoteCheckpoints:
         files |= {f"the delta of checkpoint {series_name(delta.number)}": delta.bytes for delta in pushed.deltas}
         attached = {name.partition("/")[2]: files[name] for name in sorted(found.attached)}
         how = found.variables, dict(sorted(files.items())), attached, found.extra, found.tiers
-        return Described("checkpoint", found.id, found.parent, found.created, *how)
+        return CheckpointDescription("checkpoint", found.id, found.parent, found.created, *how)
 
     @property
     def is_of_cluster(self) -> bool:
@@ -150,7 +150,7 @@ class RemoteCheckpoints:
     def _file_at(self, sha256: str) -> str:
         return f"{self._root}/{FILES}/{sha256[:2]}/{sha256}"
 
-    def _read(self, number: int) -> tuple[str, Pushed]:
+    def _read(self, number: int) -> tuple[str, PushedCheckpoint]:
         """Return a description, as text and parsed. Raises CheckpointNotFound, Corruption, TransferError."""
         where = f"{self._url}/{CHECKPOINTS}/{series_name(number)}.json"
         with self._translated("read"):

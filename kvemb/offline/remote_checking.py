@@ -11,7 +11,7 @@ from kvemb.durability.manifest import FileEntry
 from kvemb.errors import CheckpointNotFound, Corruption, UnsupportedFormat
 from kvemb.meter import Meter, Progress
 from kvemb.offline import streams
-from kvemb.offline.chain import Pushed
+from kvemb.offline.chain import PushedCheckpoint
 from kvemb.offline.pushing import JOBS
 from kvemb.offline.remote import CHECKPOINTS, FILES, RemoteCheckpoints
 
@@ -20,7 +20,7 @@ _MAX_LISTED = 10
 
 
 @dataclass
-class Checked:
+class CheckResult:
     """Result of check(). findings: a line for each damaged file. sound: the numbers of complete checkpoints.
 
     described: the description of each checkpoint that could be read, by number. files, nbytes: needed by all of them
@@ -29,7 +29,7 @@ class Checked:
 
     findings: list[str] = field(default_factory=list)
     sound: list[int] = field(default_factory=list)
-    described: dict[int, Pushed] = field(default_factory=dict)
+    described: dict[int, PushedCheckpoint] = field(default_factory=dict)
     files: int = 0
     nbytes: int = 0
 
@@ -39,13 +39,13 @@ class RemoteChecking(RemoteCheckpoints):
 
     def check(
         self, *, number: int | None = None, deep: bool, progress: Progress | None = None, jobs: int = JOBS
-    ) -> Checked:
+    ) -> CheckResult:
         """Check all checkpoints, and the sizes of the files that they need; deep: also compare the checksums.
 
         number: the only checkpoint to check; None: all. progress(done, total): called with bytes as they are read.
         Raises CheckpointNotFound if there is none; TransferError.
         """
-        done = Checked()
+        done = CheckResult()
         if not (numbers := self.numbers()):
             raise CheckpointNotFound(f"there is no checkpoint at {self._url}")
         needed: dict[str, FileEntry] = {}
@@ -78,7 +78,7 @@ class RemoteChecking(RemoteCheckpoints):
         return done
 
     def _still_needed(
-        self, harmed: dict[str, str], done: Checked, users: dict[str, list[int]], number: int | None
+        self, harmed: dict[str, str], done: CheckResult, users: dict[str, list[int]], number: int | None
     ) -> dict[str, str]:
         """Return the harmed files of numbers that are still there; those that were deleted meanwhile are left out."""
         there = set(self.numbers())

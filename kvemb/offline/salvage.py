@@ -22,7 +22,7 @@ from kvemb.durability import cold_databases, inventory, journal_segments, layout
 from kvemb.durability.changes import ChangeLog
 from kvemb.durability.checking import table_bytes
 from kvemb.durability.checkpoint import atomic_directory, complete
-from kvemb.durability.journal_segments import Entry
+from kvemb.durability.journal_segments import LogEntry
 from kvemb.durability.layout import series_name
 from kvemb.durability.manifest import Epoch, Manifest
 from kvemb.durability.recovery import replay
@@ -210,7 +210,7 @@ def _readable(source: Path, described: Manifest) -> Iterator[Path]:
         yield links
 
 
-def _entries(log: Path, begun: bool, described: Manifest, done: Repair) -> Iterator[Entry]:
+def _entries(log: Path, begun: bool, described: Manifest, done: Repair) -> Iterator[LogEntry]:
     """Yield the log's entries up to the first unreadable one."""
     try:
         segments = journal_segments.segments(log, described.point, begun=begun)

@@ -7,14 +7,14 @@ from concurrent.futures import Future
 from contextlib import suppress
 
 from kvemb.durability.checkpoint import Checkpoint
-from kvemb.durability.checkpointer import Writing
+from kvemb.durability.checkpointer import PointInProgress
 from kvemb.errors import KvembError
 
 
-class Saving(Writing[Checkpoint]):
+class PendingSave(PointInProgress[Checkpoint]):
     """A checkpoint of a series that is being written. When it completes, those beyond `keep` are deleted."""
 
-    def __init__(self, writing: Writing[Checkpoint], drop_old: Callable[[], None]) -> None:
+    def __init__(self, writing: PointInProgress[Checkpoint], drop_old: Callable[[], None]) -> None:
         self._writing, self._drop_old = writing, drop_old
         super().__init__(writing.future)
         self.future.add_done_callback(self._complete)

@@ -31,7 +31,7 @@ from kvemb.handle import inside
 from kvemb.meter import Progress
 from kvemb.offline.places import chosen, source_at
 from kvemb.offline.resuming import resume
-from kvemb.offline.saving import Saving
+from kvemb.offline.saving import PendingSave
 from kvemb.offline.transfer import JOBS, Remote, Transfer
 from kvemb.store import Store
 
@@ -109,7 +109,7 @@ class CheckpointManager:
         self._drop_old()
         path = self.path(max(self.numbers(), default=0) + 1)
         writing = inside(store.checkpoint(path, block=False, files=files, extra=extra))
-        pending = PendingCheckpoint(Saving(writing, self._drop_old))
+        pending = PendingCheckpoint(PendingSave(writing, self._drop_old))
         self._pending, self._begun = pending, time.time()
         return pending.result() if block else pending
 

@@ -20,14 +20,14 @@ from kvemb.handle import inside
 from kvemb.meter import Meter, Progress
 from kvemb.offline import streams
 from kvemb.offline.applying import apply
-from kvemb.offline.chain import Delta, Pushed, is_row_file
+from kvemb.offline.chain import Delta, PushedCheckpoint, is_row_file
 from kvemb.offline.delta_file import DeltaFile
-from kvemb.offline.pushing import JOBS, Pushing, Transfer
+from kvemb.offline.pushing import JOBS, Pusher, Transfer
 
 __all__ = ["JOBS", "Remote", "Transfer"]
 
 
-class Remote(Pushing):
+class Remote(Pusher):
     """Checkpoints at a URL, with push, prune and pull."""
 
     def pull(
@@ -77,7 +77,7 @@ class Remote(Pushing):
 
     def _receive(
         self,
-        pushed: Pushed,
+        pushed: PushedCheckpoint,
         number: int,
         entries: Mapping[str, FileEntry],
         received: Path,
@@ -161,7 +161,7 @@ class Remote(Pushing):
             fresh_files.remove(received)
         return {name: target / name for name in sorted(entries)}
 
-    def _opened(self, pushed: Pushed, delta: Delta, number: int, received: Path) -> DeltaFile:
+    def _opened(self, pushed: PushedCheckpoint, delta: Delta, number: int, received: Path) -> DeltaFile:
         """Open a received delta. Raises Corruption unless it leads from the previous one to its own checkpoint."""
         what = f"{self._file_at(delta.sha256)}, {pushed.name_of(delta.sha256, number)},"
         found, at = DeltaFile(received / delta.sha256, what), pushed.deltas.index(delta)
@@ -170,7 +170,7 @@ class Remote(Pushing):
         return found
 
 
-def _begin(pushed: Pushed, have: list[Checkpoint]) -> Checkpoint | None:
+def _begin(pushed: PushedCheckpoint, have: list[Checkpoint]) -> Checkpoint | None:
     """Return the undamaged local checkpoint from which the fewest deltas lead, None if there is none."""
     by_id = {checkpoint.id: checkpoint for checkpoint in have}
     for id in reversed(pushed.ids if pushed.base is not None else []):

@@ -9,11 +9,11 @@ import numpy as np
 
 from kvemb.optimizers.arithmetic import Elements, Number, rounded, sqrt
 from kvemb.optimizers.base import Slot
-from kvemb.optimizers.weight_decay import Decaying
+from kvemb.optimizers.weight_decay import WeightDecayed
 
 
 @dataclass(frozen=True, repr=False)
-class Adadelta(Decaying):
+class Adadelta(WeightDecayed):
     """Adadelta as torch.optim.Adadelta has it (Zeiler, arXiv:1212.5701).
 
     v = rho v + (1 - rho) g g; delta = sqrt(u + epsilon) / sqrt(v + epsilon) * g; w -= learning_rate * delta;

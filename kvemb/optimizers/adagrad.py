@@ -7,11 +7,11 @@ from typing import ClassVar
 
 from kvemb.optimizers.arithmetic import Elements, Number, rounded, sqrt, sum_of_squares
 from kvemb.optimizers.base import Slot
-from kvemb.optimizers.weight_decay import Decaying
+from kvemb.optimizers.weight_decay import WeightDecayed
 
 
 @dataclass(frozen=True, repr=False)
-class Adagrad(Decaying):
+class Adagrad(WeightDecayed):
     """Adagrad as torch.optim.Adagrad has it, without lr_decay (Duchi, Hazan, Singer, JMLR 12, 2011).
 
     accumulator += g * g; w -= learning_rate * g / (sqrt(accumulator) + epsilon).
@@ -41,7 +41,7 @@ class Adagrad(Decaying):
 
 
 @dataclass(frozen=True, repr=False)
-class RowWiseAdagrad(Decaying):
+class RowWiseAdagrad(WeightDecayed):
     """Row-wise Adagrad, as FBGEMM's EXACT_ROWWISE_ADAGRAD and TorchRec's RowWiseAdagrad have it.
 
     accumulator += mean(g * g) over the row; w -= learning_rate / (sqrt(accumulator) + epsilon) * g.

@@ -9,13 +9,13 @@ import numpy as np
 
 from kvemb.optimizers.arithmetic import Count, Elements, Number, larger, power, rounded, sqrt
 from kvemb.optimizers.base import Slot
-from kvemb.optimizers.bias_correction import Correcting
+from kvemb.optimizers.bias_correction import BiasCorrected
 from kvemb.optimizers.formula import Function
-from kvemb.optimizers.weight_decay import Decaying, decoupled
+from kvemb.optimizers.weight_decay import WeightDecayed, decoupled
 
 
 @dataclass(frozen=True, repr=False)
-class Adam(Decaying, Correcting):
+class Adam(WeightDecayed, BiasCorrected):
     """Adam as torch.optim.Adam has it, applied only to the rows of a step (Kingma, Ba, ICLR 2015, without epsilon-hat).
 
     m = beta_1 m + (1 - beta_1) g; v = beta_2 v + (1 - beta_2) g g;
@@ -67,7 +67,7 @@ class Adam(Decaying, Correcting):
 
 
 @dataclass(frozen=True, repr=False)
-class AdamW(Correcting):
+class AdamW(BiasCorrected):
     """Adam with decoupled weight decay, as torch.optim.AdamW has it (Loshchilov, Hutter, ICLR 2019).
 
     w *= 1 - learning_rate * weight_decay; then Adam's step. Rows that are not in a step do not decay. Defaults are
@@ -95,7 +95,7 @@ class AdamW(Correcting):
 
 
 @dataclass(frozen=True, repr=False)
-class AMSGrad(Decaying, Correcting):
+class AMSGrad(WeightDecayed, BiasCorrected):
     """AMSGrad as torch.optim.Adam(amsgrad=True) has it (Reddi, Kale, Kumar, ICLR 2018).
 
     Adam with v_max = max(v_max, v) instead of v in the division; the maximum is taken before the bias correction.

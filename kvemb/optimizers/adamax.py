@@ -9,12 +9,12 @@ import numpy as np
 
 from kvemb.optimizers.arithmetic import Count, Elements, Number, absolute, larger, power, rounded
 from kvemb.optimizers.base import Slot
-from kvemb.optimizers.bias_correction import Correcting
-from kvemb.optimizers.weight_decay import Decaying
+from kvemb.optimizers.bias_correction import BiasCorrected
+from kvemb.optimizers.weight_decay import WeightDecayed
 
 
 @dataclass(frozen=True, repr=False)
-class Adamax(Decaying, Correcting):
+class Adamax(WeightDecayed, BiasCorrected):
     """Adamax as torch.optim.Adamax has it (Kingma, Ba, ICLR 2015, section 7.1).
 
     m = beta_1 m + (1 - beta_1) g; u = max(beta_2 u, abs(g) + epsilon);

@@ -12,7 +12,7 @@ MAX_BETA = 0.999999
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Correcting(Optimizer):
+class BiasCorrected(Optimizer):
     """An optimizer whose averages are corrected for the number of steps.
 
     bias_correction="row": t is the row's own step count, in its slot `steps`, so a key that first appears late starts

@@ -9,11 +9,11 @@ import numpy as np
 
 from kvemb.optimizers.arithmetic import Count, Elements, Number, power, rounded, sqrt, sum_of_squares, where_positive
 from kvemb.optimizers.base import Slot
-from kvemb.optimizers.bias_correction import Correcting
+from kvemb.optimizers.bias_correction import BiasCorrected
 
 
 @dataclass(frozen=True, repr=False)
-class LAMB(Correcting):
+class LAMB(BiasCorrected):
     """LAMB with the norms of each row, as FBGEMM has it (You and others, ICLR 2020).
 
     m and v as Adam's; r = (m / (1 - beta_1 ** t)) / (sqrt(v / (1 - beta_2 ** t)) + epsilon) + weight_decay * w;

@@ -10,8 +10,8 @@ import numpy as np
 
 from kvemb.optimizers.arithmetic import Count, Elements, Number, Table, entry, power, root_power, rounded, sqrt
 from kvemb.optimizers.base import Slot
-from kvemb.optimizers.bias_correction import Correcting
-from kvemb.optimizers.weight_decay import Decaying
+from kvemb.optimizers.bias_correction import BiasCorrected
+from kvemb.optimizers.weight_decay import WeightDecayed
 
 # A product below this, or a factor this close to 1, has no effect on the float64 results.
 _NOTHING = 2.0**-60
@@ -19,7 +19,7 @@ _BLOCK = 4096
 
 
 @dataclass(frozen=True, repr=False)
-class NAdam(Decaying, Correcting):
+class NAdam(WeightDecayed, BiasCorrected):
     """NAdam as torch.optim.NAdam has it (Dozat, ICLR 2016 workshop).
 
     mu_t = beta_1 * (1 - 0.5 * 0.96 ** (t * momentum_decay)), and p_t is the product of mu_1 to mu_t. With m and v as

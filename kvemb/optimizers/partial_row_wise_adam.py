@@ -9,11 +9,11 @@ import numpy as np
 
 from kvemb.optimizers.arithmetic import Count, Elements, power, rounded, sqrt, sum_of_squares
 from kvemb.optimizers.base import Slot
-from kvemb.optimizers.bias_correction import Correcting
+from kvemb.optimizers.bias_correction import BiasCorrected
 
 
 @dataclass(frozen=True, repr=False)
-class PartialRowWiseAdam(Correcting):
+class PartialRowWiseAdam(BiasCorrected):
     """Adam with one v per row, as FBGEMM's PARTIAL_ROWWISE_ADAM has it, so with half of Adam's state.
 
     m = beta_1 m + (1 - beta_1) g; v = beta_2 v + (1 - beta_2) mean(g * g) over the row;

@@ -11,11 +11,11 @@ from kvemb.optimizers.arithmetic import Elements, Number, larger, rounded, sqrt
 from kvemb.optimizers.base import Slot
 from kvemb.optimizers.formula import Function
 from kvemb.optimizers.sgd import SGD, Momentum
-from kvemb.optimizers.weight_decay import Decaying
+from kvemb.optimizers.weight_decay import WeightDecayed
 
 
 @dataclass(frozen=True, repr=False)
-class RMSProp(Decaying):
+class RMSProp(WeightDecayed):
     """RMSProp as torch.optim.RMSprop has it (Tieleman, Hinton, 2012; centered: Graves, arXiv:1308.0850).
 
     v = rho v + (1 - rho) g g; h = g / (sqrt(v) + epsilon); w -= learning_rate * h.

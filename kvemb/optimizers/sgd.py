@@ -7,11 +7,11 @@ from typing import ClassVar
 
 from kvemb.optimizers.arithmetic import Elements, Number
 from kvemb.optimizers.base import Slot
-from kvemb.optimizers.weight_decay import Decaying
+from kvemb.optimizers.weight_decay import WeightDecayed
 
 
 @dataclass(frozen=True, repr=False)
-class SGD(Decaying):
+class SGD(WeightDecayed):
     """Stochastic gradient descent: w -= learning_rate * g. Defaults are torch.optim.SGD's."""
 
     name: ClassVar[str] = "sgd"
@@ -31,7 +31,7 @@ class SGD(Decaying):
 
 
 @dataclass(frozen=True, repr=False)
-class Momentum(Decaying):
+class Momentum(WeightDecayed):
     """SGD with momentum, as torch.optim.SGD has it without dampening (Polyak, 1964).
 
     velocity = momentum * velocity + g; w -= learning_rate * velocity. In Keras velocity includes the learning rate, so
@@ -60,7 +60,7 @@ class Momentum(Decaying):
 
 
 @dataclass(frozen=True, repr=False)
-class Nesterov(Decaying):
+class Nesterov(WeightDecayed):
     """SGD with Nesterov's momentum, as torch.optim.SGD(nesterov=True) has it (Sutskever and others, ICML 2013).
 
     velocity = momentum * velocity + g; w -= learning_rate * (g + momentum * velocity).

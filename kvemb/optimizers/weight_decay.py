@@ -25,7 +25,7 @@ def decoupled(dim: int, w: Elements, g: Elements, learning_rate: np.float64, wei
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Decaying(Optimizer):
+class WeightDecayed(Optimizer):
     """An optimizer with weight decay in either form.
 
     weight_decay: its strength. decoupled: False adds weight_decay * w to the gradient, True scales w by 1 -

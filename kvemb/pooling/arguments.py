@@ -20,7 +20,7 @@ from kvemb.rows.tensors import plain
 COMBINERS = ("mean", "sum", "sqrtn")
 
 
-class Given(NamedTuple):
+class GivenBags(NamedTuple):
     """Bags as a caller gave them: keys (n,), offsets (b + 1,), weights (n,) or None."""
 
     keys: Keys
@@ -30,7 +30,7 @@ class Given(NamedTuple):
 
 def given_bags(
     schema: Schema, ids: npt.ArrayLike, offsets: npt.ArrayLike, weights: npt.ArrayLike | None, *, last_included: bool
-) -> Given:
+) -> GivenBags:
     """Return the arguments, checked. Raises TypeError, ValueError."""
     keys = as_keys(ids, schema.key_dtype)
     if keys.ndim != 1:
@@ -39,10 +39,10 @@ def given_bags(
         raise TypeError("offsets must be integers, got None; give where each bag begins, such as np.arange(len(ids))")
     begins = np.asarray(plain(offsets, np.dtype(np.int64), "offsets"))
     bounds = bounds_of(begins, len(keys), last_included=last_included)
-    return Given(keys, bounds, _weights(weights, len(keys), schema))
+    return GivenBags(keys, bounds, _weights(weights, len(keys), schema))
 
 
-def combined(given: Given, combiner: str, most_norm: float, dtype: np.dtype[Any]) -> Bags:
+def combined(given: GivenBags, combiner: str, most_norm: float, dtype: np.dtype[Any]) -> Bags:
     """Return the bags with the divisors of a combiner; see embedding_lookup_sparse."""
     sizes, none = np.diff(given.offsets), np.empty(0, dtype)
     divisors = none
@@ -62,22 +62,22 @@ def single_bags(count: int, most_norm: float, dtype: np.dtype[Any]) -> Bags:
     return Bags(np.arange(count + 1), none, none, most_norm)
 
 
-def without_weights_up_to_zero(given: Given) -> Given:
+def without_weights_up_to_zero(given: GivenBags) -> GivenBags:
     """Return the bags without the ids whose weights are not above 0."""
     if given.weights is None:
         return given
     kept = given.weights > 0
     offsets = np.concatenate([[0], np.cumsum(kept)])[given.offsets]
-    return Given(given.keys[kept], offsets, given.weights[kept])
+    return GivenBags(given.keys[kept], offsets, given.weights[kept])
 
 
-def with_default(given: Given, key: Any) -> Given:
+def with_default(given: GivenBags, key: Any) -> GivenBags:
     """Return the bags, with one id of weight 1 in each empty bag."""
     empty = np.diff(given.offsets) == 0
     places = given.offsets[:-1][empty]
     offsets = given.offsets + np.concatenate([[0], np.cumsum(empty)])
     weights = None if given.weights is None else np.insert(given.weights, places, 1)
-    return Given(np.insert(given.keys, places, key), offsets, weights)
+    return GivenBags(np.insert(given.keys, places, key), offsets, weights)
 
 
 def check_floats(table: Table, what: str) -> None:

@@ -21,7 +21,7 @@ from kvemb.engine import on_device
 from kvemb.engine.table import Table
 from kvemb.handle import inside
 from kvemb.pooling.arguments import (
-    Given,
+    GivenBags,
     check_combiner,
     check_floats,
     combined,
@@ -169,7 +169,7 @@ def _copied(table: Table, *arrays: Any) -> list[Any]:
 
 
 def _pooled(
-    var: Variable, table: Table, given: Given, combiner: str, max_norm: float | None, touch: bool, ids: Any
+    var: Variable, table: Table, given: GivenBags, combiner: str, max_norm: float | None, touch: bool, ids: Any
 ) -> Embeddings:
     check_floats(table, "a pooled lookup")
     bags = combined(given, combiner, max_norm_of(max_norm), table.schema.slot_dtype)

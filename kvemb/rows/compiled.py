@@ -27,11 +27,11 @@ def compiled(function: Any, stamp: str, **options: Any) -> Any:
         _warn_once(str(error))
         return numba.njit(**options)(function)
     made._cache._cache_file._source_stamp = stamp
-    made._cache = _Forgiving(made._cache)
+    made._cache = _TolerantCache(made._cache)
     return made
 
 
-class _Forgiving:
+class _TolerantCache:
     """numba's cache of one kernel: if reading fails, the kernel is compiled; if writing fails, it is not cached."""
 
     def __init__(self, kept: Any) -> None:

@@ -166,7 +166,7 @@ class Held(Deferral):
         super().__exit__()
 
 
-class Entry(Held):
+class HeldForCall(Held):
     """A held() block for one call on the rows. timed: counts the seconds that the lock is held.
 
     begin: called first, under the lock; if it raises, the lock is released.

@@ -23,7 +23,7 @@ from kvemb.tiers.locate import Located
 Constraint = Callable[[npt.NDArray[Any]], npt.ArrayLike]
 
 
-class Constraining:
+class ConstraintProjector:
     """Applies a constraint to rows: hot rows in their cells, other rows in blocks."""
 
     def __init__(self, constraint: Constraint, hot_tables: HotTables, kernels: RowKernels) -> None:

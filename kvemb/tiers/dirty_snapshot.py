@@ -182,7 +182,7 @@ class DirtySnapshot:
             taken[here] = True
         return found if taken.all() else found.select(taken)
 
-    def _mark_written(self, ended: list[Ended]) -> list[SortedFile]:
+    def _mark_written(self, ended: list[FinishedFile]) -> list[SortedFile]:
         """Record that the cold store has the rows of files as they were taken; returns the files."""
         for keys in chain.from_iterable(each.parts for each in ended):
             with self._access.held():
@@ -215,7 +215,7 @@ class DirtySnapshot:
         return rows
 
 
-class Ended(NamedTuple):
+class FinishedFile(NamedTuple):
     """A file that the cold store in use has taken. parts: the keys of each part of its rows."""
 
     file: SortedFile
@@ -235,10 +235,10 @@ class GrowingFile:
         self._file: SortedFile | None = None
         self._parts: list[Keys] = []
         self._rows = 0
-        self._ended: list[Ended] = []
+        self._ended: list[FinishedFile] = []
         self._failure: Exception | None = None
 
-    def add(self, keys: Keys, rows: RowBlock, *, last: bool) -> list[Ended]:
+    def add(self, keys: Keys, rows: RowBlock, *, last: bool) -> list[FinishedFile]:
         """Add a part, whose keys follow those before. rows: of some of its keys. last: end the file then.
 
         Returns the files that have ended since the last call. Raises an error of this or an earlier call.
@@ -274,9 +274,9 @@ class GrowingFile:
         if self._file is not None:
             self._file.finish()
             self._ingest(self._file)
-            self._ended.append(Ended(self._file, self._parts))
+            self._ended.append(FinishedFile(self._file, self._parts))
             self._file, self._parts, self._rows = None, [], 0
 
-    def _take_ended(self) -> list[Ended]:
+    def _take_ended(self) -> list[FinishedFile]:
         ended, self._ended = self._ended, []
         return ended

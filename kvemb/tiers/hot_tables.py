@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvemb.contracts import Change, DeviceRows, HotTable, Values
+from kvemb.contracts import DeviceRows, HotTable, PlannedChange, Values
 from kvemb.memory.budget import Budget
 from kvemb.memory.hot_shares import HotShares
 from kvemb.optimizers import Optimizer
@@ -284,7 +284,7 @@ class HotTables:
                 table.gather(cells[positions], part)
                 out[positions] = part
 
-    def prepare(self, owners: Owners, count: int, change: Change) -> None:
+    def prepare(self, owners: Owners, count: int, change: PlannedChange) -> None:
         """Allocate the buffers that a change of `count` cells or keys needs on GPUs, before the first table changes.
 
         So no table runs out of memory after another one has changed. Raises MemoryError.

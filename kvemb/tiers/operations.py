@@ -13,19 +13,19 @@ from pathlib import Path
 
 import numpy as np
 
-from kvemb.contracts import Change, Mask, RowKernels, Values
+from kvemb.contracts import Mask, PlannedChange, RowKernels, Values
 from kvemb.meter import Meter, Progress
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import Admission
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.hashing import Keys, Positions, Sums, Unique
-from kvemb.tiers.constraining import Constraining, Constraint
+from kvemb.tiers.constraining import Constraint, ConstraintProjector
 from kvemb.tiers.locate import Located
 from kvemb.tiers.reads import TableReads
 from kvemb.tiers.restricting import Restriction, count_removals, keep_highest
 from kvemb.tiers.row_factory import RowFactory
-from kvemb.tiers.scoring import Scoring
-from kvemb.tiers.selection import Limit
+from kvemb.tiers.scoring import Scorer
+from kvemb.tiers.selection import ScoreLimit
 from kvemb.tiers.sightings import Sightings
 from kvemb.tiers.storage import TieredStorage
 
@@ -37,7 +37,7 @@ class TableOperations(TableReads):
         self,
         storage: TieredStorage,
         factory: RowFactory,
-        scoring: Scoring,
+        scoring: Scorer,
         kernels: RowKernels,
         optimizer: Optimizer | None,
         scratch: Path | None,
@@ -50,7 +50,7 @@ class TableOperations(TableReads):
         self._sightings = None if admission is None else Sightings(admission)
         if self._sightings is not None:
             storage.counts.bytes_sightings = self._sightings.nbytes
-        self._constraining = None if constraint is None else Constraining(constraint, self._hot_tables, kernels)
+        self._constraining = None if constraint is None else ConstraintProjector(constraint, self._hot_tables, kernels)
 
     def upsert(self, keys: Keys, values: Values) -> None:
         """Insert rows or replace their embeddings; for duplicate keys the last value wins."""
@@ -63,7 +63,7 @@ class TableOperations(TableReads):
         with storage.writing():
             score, owners = self._scoring.first(storage.step), self._hot_tables.owners(keys)
             storage.copy_before_change(keys, owners)
-            self._hot_tables.prepare(owners, len(keys), Change(embeddings=1, matching=self._matching))
+            self._hot_tables.prepare(owners, len(keys), PlannedChange(embeddings=1, matching=self._matching))
             with storage.changing():
                 missing = self._hot_tables.upsert(keys, owners, values, storage.step)
                 if self._matching is not None:
@@ -80,7 +80,7 @@ class TableOperations(TableReads):
         with storage.writing():
             at = storage.locate(distinct.keys)
             self._create(at, score)
-            self._hot_tables.prepare(at.owners, len(at.keys), Change(embeddings=1, matching=self._matching))
+            self._hot_tables.prepare(at.owners, len(at.keys), PlannedChange(embeddings=1, matching=self._matching))
             with storage.changing():
                 self._hot_tables.assign(at.cells, at.owners, values, storage.step)
                 self._kernels.assign(at.rows, np.arange(len(at.rows)), values[at.cold], storage.step)
@@ -112,8 +112,8 @@ class TableOperations(TableReads):
             self._create(at, score)
             row_of = np.full(len(at.keys), -1, np.int64)
             row_of[at.cold] = np.arange(len(at.cold))
-            self._hot_tables.prepare(at.owners_of(added), len(added), Change(embeddings=2))
-            self._hot_tables.prepare(at.owners, len(at.keys), Change(matching=self._matching))
+            self._hot_tables.prepare(at.owners_of(added), len(added), PlannedChange(embeddings=2))
+            self._hot_tables.prepare(at.owners, len(at.keys), PlannedChange(matching=self._matching))
             with storage.changing():
                 self._hot_tables.add(at.cells[added], at.owners_of(added), old[adding], new[adding], storage.step)
                 self._kernels.assign(at.rows, made, new[inserted_at[at.cold[made]]], storage.step)
@@ -147,9 +147,11 @@ class TableOperations(TableReads):
             self._create(at, self._scoring.first(storage.step))
             before = None if self._constraining is None else self._constraining.copies(at)
             number = count or storage.next_optimizer_step()
-            self._hot_tables.prepare(at.owners, len(at.keys), Change(optimizer=optimizer, grads=grads, sums=sums))
+            self._hot_tables.prepare(
+                at.owners, len(at.keys), PlannedChange(optimizer=optimizer, grads=grads, sums=sums)
+            )
             if self._constraining is not None:
-                projection = Change(rows=True, embeddings=1, matching=self._matching)
+                projection = PlannedChange(rows=True, embeddings=1, matching=self._matching)
                 self._hot_tables.prepare(at.owners, len(at.keys), projection)
             with storage.changing():
                 self._hot_tables.apply(at.cells, at.owners, optimizer, grads, storage.step, sums, number)
@@ -281,7 +283,7 @@ class TableOperations(TableReads):
             raise
         return restriction
 
-    def remove_below(self, restriction: Restriction, limit: Limit | None) -> int:
+    def remove_below(self, restriction: Restriction, limit: ScoreLimit | None) -> int:
         """Remove the rows below a limit (None: all rows); return how many."""
         storage = self._storage
         with storage.writing(without_snapshot=True):

@@ -20,28 +20,28 @@ from kvemb.rows.hashing import Keys, Positions, Unique
 from kvemb.rows.row_copies import spread
 from kvemb.tiers.hot_tables import Owners
 from kvemb.tiers.row_factory import RowFactory
-from kvemb.tiers.scoring import Scoring
+from kvemb.tiers.scoring import Scorer
 from kvemb.tiers.storage import TieredStorage
 
 _Read = Callable[[Owners, ScoreRule | None, float], Positions]
 Read = TypeVar("Read", bound=Callable[..., Any])
 
 
-class Refreshed(Protocol):
+class Refreshable(Protocol):
     """A reader of a durable point that can move to a later one (Store.refresh). refreshes: how often it has moved."""
 
     refreshes: int
 
 
 def repeat_if_refreshed(read: Read) -> Read:
-    """Return a method that repeats `read` if self._storage, a Refreshed, moved to a later durable point meanwhile.
+    """Return a method that repeats `read` if self._storage, a Refreshable, moved to a later durable point meanwhile.
 
     For reads that take the lock several times, and must still see one durable point.
     """
 
     @wraps(read)
     def reading(self: Any, *args: Any, **options: Any) -> Any:
-        storage: Refreshed = self._storage
+        storage: Refreshable = self._storage
         while True:
             refreshes = storage.refreshes
             result = read(self, *args, **options)
@@ -51,7 +51,7 @@ def repeat_if_refreshed(read: Read) -> Read:
     return cast(Read, reading)
 
 
-class Missed(NamedTuple):
+class MissedKeys(NamedTuple):
     """The keys that a lookup did not find hot.
 
     positions: their positions in the lookup's keys. now: the time of the uses; None: uses are not recorded. counts: the
@@ -66,7 +66,7 @@ class Missed(NamedTuple):
 class TableReads:
     """The calls that read one variable's rows."""
 
-    def __init__(self, storage: TieredStorage, factory: RowFactory, scoring: Scoring) -> None:
+    def __init__(self, storage: TieredStorage, factory: RowFactory, scoring: Scorer) -> None:
         self._storage, self._factory, self._scoring = storage, factory, scoring
         self._schema, self._hot_tables = storage.schema, storage.hot_tables
 
@@ -94,7 +94,7 @@ class TableReads:
 
     def lookup_hot(
         self, keys: Keys, out: Values, exists: Mask | None, *, touch: bool, counts: Positions | None = None
-    ) -> Missed | None:
+    ) -> MissedKeys | None:
         """Fill in the hot rows and record their uses; return what is left for lookup_cold, or None."""
         with self._storage.reading():
             missed = self._read_hot(keys, touch, self._copying_to(keys, out), counts)
@@ -102,7 +102,7 @@ class TableReads:
             exists[:] = True
         return missed
 
-    def lookup_hot_at_once(self, keys: Keys, out: Values, *, touch: bool) -> Missed | Literal[False] | None:
+    def lookup_hot_at_once(self, keys: Keys, out: Values, *, touch: bool) -> MissedKeys | Literal[False] | None:
         """Do what lookup_hot does if the variable's lock is free; else return False.
 
         REQUIRES: Ctrl-C is deferred.
@@ -119,7 +119,7 @@ class TableReads:
         """Return the `read` argument of _read_hot that copies hot rows of keys to out (n, dim)."""
         return lambda owners, rule, now: self._hot_tables.lookup(keys, owners, out, rule, now)
 
-    def _read_hot(self, keys: Keys, touch: bool, read: _Read, counts: Positions | None = None) -> Missed | None:
+    def _read_hot(self, keys: Keys, touch: bool, read: _Read, counts: Positions | None = None) -> MissedKeys | None:
         """Read hot rows and record their uses; return what is not hot. REQUIRES: storage.reading().
 
         read(owners, rule, now): reads the hot rows and returns the positions of the other keys. counts: see lookup.
@@ -140,7 +140,7 @@ class TableReads:
         storage.counts.misses += missed
         if len(missing) == 0:
             return None
-        return Missed(missing, None if rule is None else now, None if counts is None else counts[missing])
+        return MissedKeys(missing, None if rule is None else now, None if counts is None else counts[missing])
 
     def _use_counted(
         self, keys: Keys, owners: Owners, counts: Positions, missing: Positions, rule: ScoreRule, now: float
@@ -162,7 +162,7 @@ class TableReads:
         storage.count_use()
         return scoring.rule, scoring.now(storage.step)
 
-    def lookup_cold(self, keys: Keys, missed: Missed, out: Values, exists: Mask | None) -> None:
+    def lookup_cold(self, keys: Keys, missed: MissedKeys, out: Values, exists: Mask | None) -> None:
         """Fill in what lookup_hot did not find."""
         missing, distinct = missed.positions, Unique(keys[missed.positions])
         counts = distinct.counts if missed.counts is None else missed.counts
@@ -193,7 +193,7 @@ class TableReads:
             out[chosen] = pooled
         self._storage.ahead.looked_up()
 
-    def _pool_chosen(self, keys: Keys, bags: Bags, chosen: Positions, missed: Missed, out: Values) -> None:
+    def _pool_chosen(self, keys: Keys, bags: Bags, chosen: Positions, missed: MissedKeys, out: Values) -> None:
         """Fill out with the pooled rows of the chosen bags, which include every bag with a missed key."""
         positions, left = bags.only(chosen)
         missing = np.searchsorted(positions, missed.positions)

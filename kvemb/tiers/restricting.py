@@ -10,13 +10,13 @@ import numpy as np
 from kvemb.meter import Meter, Progress
 from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import order_keys, unordered_keys
-from kvemb.tiers.scoring import Scoring
-from kvemb.tiers.selection import Limit, Spool, lowest_kept
+from kvemb.tiers.scoring import Scorer
+from kvemb.tiers.selection import ScoreLimit, ScoreSpool, lowest_kept
 from kvemb.tiers.storage import TieredStorage
 
 
 def keep_highest(
-    storage: TieredStorage, scoring: Scoring, rows: int, scratch: Path | None, progress: Progress | None
+    storage: TieredStorage, scoring: Scorer, rows: int, scratch: Path | None, progress: Progress | None
 ) -> None:
     """Keep the `rows` rows that the policy ranks highest, but none that have expired; of equal ranks, the larger keys.
 
@@ -32,7 +32,7 @@ def keep_highest(
 
 
 def count_removals(
-    storage: TieredStorage, scoring: Scoring, rows: int, scratch: Path | None, progress: Progress | None
+    storage: TieredStorage, scoring: Scorer, rows: int, scratch: Path | None, progress: Progress | None
 ) -> int:
     """Return how many rows keep_highest would remove now. Takes the lock; changes nothing."""
     with Restriction(storage, scoring, scratch) as restriction:
@@ -48,8 +48,8 @@ class Restriction:
     from rank() to remove_below().
     """
 
-    def __init__(self, storage: TieredStorage, scoring: Scoring, scratch: Path | None) -> None:
-        self._storage, self._scoring, self._spool = storage, scoring, Spool(scratch)
+    def __init__(self, storage: TieredStorage, scoring: Scorer, scratch: Path | None) -> None:
+        self._storage, self._scoring, self._spool = storage, scoring, ScoreSpool(scratch)
         self.counts, self.matching = self._spool.counts, self._spool.matching
         self.alive = 0
 
@@ -85,11 +85,11 @@ class Restriction:
             self._spool.append(ranks, order_keys(found.keys, self._storage.schema))
             meter(len(found))
 
-    def limit(self, keep: int) -> Limit:
+    def limit(self, keep: int) -> ScoreLimit:
         """Return the limit that keeps `keep` of these rows. REQUIRES: keep is at least 1."""
         return lowest_kept(self.counts, self.matching, keep)
 
-    def remove_below(self, limit: Limit | None, meter: Callable[[int], None]) -> None:
+    def remove_below(self, limit: ScoreLimit | None, meter: Callable[[int], None]) -> None:
         """Remove the rows below a limit (None: all rows). REQUIRES: writing(without_snapshot=True)."""
         for ordered in self._spool.below(limit):
             self._storage.remove(unordered_keys(ordered, self._storage.schema))

@@ -1,4 +1,4 @@
-"""Scoring: how uses change the scores of rows by the variable's policy, for hot rows in cells and others in blocks.
+"""How uses change the scores of rows by the variable's policy, for hot rows in cells and others in blocks.
 
 The variable's lock guards every method. A user-defined policy may raise, so each method calls it before anything
 changes.
@@ -17,7 +17,7 @@ from kvemb.tiers.locate import Located
 _ONCE = np.ones(1, np.int64)
 
 
-class Scoring:
+class Scorer:
     """A variable's policy over its rows.
 
     rule: the rule by which kernels record uses; CUSTOM: they do not. records_uses: whether uses change scores; False

@@ -33,7 +33,7 @@ def order_scores(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.uint64]:
     return np.where(bits & _SIGN, ~bits, bits | _SIGN)
 
 
-class Limit(NamedTuple):
+class ScoreLimit(NamedTuple):
     """The lowest pair that is kept: an ordered score, and an ordered key."""
 
     score: int
@@ -46,11 +46,11 @@ def lowest_kept(
     keep: int,
     *,
     max_pairs: int = BLOCK_PAIRS,
-) -> Limit:
+) -> ScoreLimit:
     """Return the keep-th highest pair over one or several spools; of equal scores, the larger key is higher.
 
-    counts, matching: those of Spool, summed and concatenated over the spools. max_pairs: how many pairs may be sorted
-    in memory. REQUIRES: keep is at least 1 and at most the number of pairs.
+    counts, matching: those of ScoreSpool, summed and concatenated over the spools. max_pairs: how many pairs may be
+    sorted in memory. REQUIRES: keep is at least 1 and at most the number of pairs.
     """
     prefix: list[int] = []
     while len(prefix) < _DIGITS:
@@ -63,10 +63,10 @@ def lowest_kept(
             break
     left = matching(prefix)
     left.sort(order=("score", "key"))
-    return Limit(int(left["score"][-keep]), int(left["key"][-keep]))
+    return ScoreLimit(int(left["score"][-keep]), int(left["key"][-keep]))
 
 
-class Spool:
+class ScoreSpool:
     """Pairs of a score and a distinct key (codec.order_keys), on disk while the block runs.
 
     directory: where the temporary file goes; it has no name there, so a crash leaves nothing. block_pairs: pairs that
@@ -78,7 +78,7 @@ class Spool:
         with self._on_disk():
             self._file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 -- closed by __exit__
 
-    def __enter__(self) -> Spool:
+    def __enter__(self) -> ScoreSpool:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -100,7 +100,7 @@ class Spool:
             self._file.write(pairs.tobytes())
         self._count += len(keys)
 
-    def below(self, limit: Limit | None) -> Iterator[Ordered]:
+    def below(self, limit: ScoreLimit | None) -> Iterator[Ordered]:
         """Yield, in batches, the ordered keys of the pairs below the limit; None: of all pairs."""
         for pairs in self._blocks():
             if limit is None:

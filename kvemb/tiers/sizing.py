@@ -25,7 +25,7 @@ _SLOT_SHARE = 2048
 
 
 @dataclass(frozen=True)
-class Sized:
+class SizedTables:
     """Hot tables, one per device, the budget that pays for each table's cells, and the rows in a spill slot.
 
     min_rows: cells that each table keeps when others need memory; None: the number of cells is fixed. host_tier:
@@ -47,7 +47,7 @@ def make_tables(
     hot_rows: int | None,
     budgets: Budgets,
     limits: Limits,
-) -> Sized:
+) -> SizedTables:
     """Reserve memory for a variable and make its hot tables, one per device.
 
     hot_rows: the total number of cells, reserved at once. None: tables have cells for init_size rows at first (0: a
@@ -85,7 +85,7 @@ def make_tables(
             for kind, start, limit, device in zip(kinds, first, most, devices, strict=True)
         ]
         undo.pop_all()
-    return Sized(tables, paying, slot_rows, min_rows, host_tier)
+    return SizedTables(tables, paying, slot_rows, min_rows, host_tier)
 
 
 def _growing(

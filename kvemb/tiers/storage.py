@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvemb.contracts import Change, ColdStore, Recorder, WriteLog
+from kvemb.contracts import ColdStore, PlannedChange, Recorder, WriteLog
 from kvemb.errors import ColdStoreError, Poisoned
 from kvemb.interrupts import uninterrupted
 from kvemb.limits import Limits
@@ -31,7 +31,7 @@ from kvemb.rows.hashing import Keys, Unique
 from kvemb.rows.schema import Schema
 from kvemb.stats import DISK, HOST, Stats, TierSize
 from kvemb.store_state import StoreState
-from kvemb.tiers.access import Entry, TableAccess
+from kvemb.tiers.access import HeldForCall, TableAccess
 from kvemb.tiers.ahead import ReadsAhead
 from kvemb.tiers.background_mover import BackgroundMover
 from kvemb.tiers.checking import tier_findings
@@ -43,7 +43,7 @@ from kvemb.tiers.spill import SpillBuffer, slot_bytes
 from kvemb.tiers.write_logging import WriteLogging
 
 
-class Renewed(NamedTuple):
+class RefreshedState(NamedTuple):
     """A later state of the rows.
 
     cold: the store that holds them. keys: all keys whose rows may differ. rows: the later rows of some of these keys,
@@ -105,7 +105,7 @@ class TieredStorage:
     def reading(self) -> AbstractContextManager[None]:
         """Hold the lock for a call that reads. Raises Closed."""
         self._access.wait_for_room()
-        return Entry(self._access, self._begin_reading, self.counts.timed("lookup"))
+        return HeldForCall(self._access, self._begin_reading, self.counts.timed("lookup"))
 
     def begin_reading_if_free(self) -> bool:
         """Enter the block of reading() if the lock is free; return whether it was entered. end_reading() leaves it.
@@ -147,7 +147,7 @@ class TieredStorage:
         self._access.wait_for_room()
         if without_snapshot:
             return self._writing_without_snapshot()
-        return Entry(self._access, self._begin_writing, self.counts.timed("update"))
+        return HeldForCall(self._access, self._begin_writing, self.counts.timed("update"))
 
     @contextmanager
     def _writing_without_snapshot(self) -> Iterator[None]:
@@ -270,7 +270,7 @@ class TieredStorage:
     def replace(self, at: Located, rows: RowBlock, step: int) -> None:
         """Replace the located rows by whole, dirty rows, in the order of at.keys; rows that are not hot are spilled."""
         cold = rows.select(at.cold)
-        self.hot_tables.prepare(at.owners, len(at.keys), Change(rows=True))
+        self.hot_tables.prepare(at.owners, len(at.keys), PlannedChange(rows=True))
         with self.changing():
             self.hot_tables.put(at.cells, at.owners, rows)
             self.size += len(at.exists) - int(np.count_nonzero(at.exists))
@@ -284,7 +284,7 @@ class TieredStorage:
         removals.keys[:] = keys
         removals.flags[:] = DIRTY | REMOVED
         owners = self.hot_tables.owners(keys)
-        self.hot_tables.prepare(owners, len(keys), Change())
+        self.hot_tables.prepare(owners, len(keys), PlannedChange())
         with self.changing():
             self.hot_tables.remove(keys, owners)
             # Counted first, because the spill buffer keeps the removals even if a write fails.
@@ -482,7 +482,9 @@ class TieredStorage:
         with self.closing():
             self.state = self._access.state = state
 
-    def refresh(self, cold: ColdStore, size: int, step: int, optimizer_steps: int, renewed: Renewed | None) -> None:
+    def refresh(
+        self, cold: ColdStore, size: int, step: int, optimizer_steps: int, renewed: RefreshedState | None
+    ) -> None:
         """Move to a later durable point: another cold store, with its counts.
 
         renewed: what differs there; None: unknown. REQUIRES: closing(), and that no row is dirty.
@@ -495,7 +497,7 @@ class TieredStorage:
         self.refreshes += 1
         self._locator.read_from(cold)
 
-    def _renew(self, renewed: Renewed) -> None:
+    def _renew(self, renewed: RefreshedState) -> None:
         """Bring the hot rows up to date; if a device lacks memory for it, empty the hot tier."""
         try:
             self.hot_tables.remove(renewed.keys, self.hot_tables.owners(renewed.keys))

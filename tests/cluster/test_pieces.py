@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvemb.cluster.pieces import ALIGN, MAX_BYTES, PIECE_BYTES, Split, joined, pieces_of
+from kvemb.cluster.pieces import ALIGN, MAX_BYTES, PIECE_BYTES, SplitValue, joined, pieces_of
 
 ODD = [
     np.arange(6).reshape(2, 3),
@@ -20,7 +20,7 @@ ODD = [
 @pytest.mark.parametrize("arrays", [[], [np.zeros(0)], [np.arange(10.0)], ODD], ids=["none", "empty", "one", "odd"])
 def test_a_value_is_the_same_after_it_was_in_pieces(count, arrays):
     value = [(array, None, "text") for array in arrays]
-    split = Split(value)
+    split = SplitValue(value)
     pieces = split.pieces(count)
     assert len(pieces) == 1 + count
     assert all(isinstance(piece, bytes) for piece in pieces)
@@ -36,7 +36,7 @@ def test_a_value_is_the_same_after_it_was_in_pieces(count, arrays):
 
 
 def test_a_value_without_arrays_is_its_description():
-    pieces = Split({"name": [1, None]}).pieces(0)
+    pieces = SplitValue({"name": [1, None]}).pieces(0)
     assert len(pieces) == 1
     assert joined(pieces) == {"name": [1, None]}
 

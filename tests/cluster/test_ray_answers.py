@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvemb.cluster.ray_answers import cause_of
-from kvemb.cluster.transport import Failed, GateClosed, Unanswered
+from kvemb.cluster.transport import GateClosed, ShardFailed, Unanswered
 from kvemb.errors import Closed
 
 
@@ -17,12 +17,12 @@ class RayTaskError(Exception):
         self.cause = cause
 
 
-@pytest.mark.parametrize("raised", [ValueError("bad"), Closed("closed"), GateClosed(), Failed("its disk is full")])
+@pytest.mark.parametrize("raised", [ValueError("bad"), Closed("closed"), GateClosed(), ShardFailed("its disk is full")])
 def test_what_a_shard_raised_is_raised(raised):
     assert cause_of(RayTaskError(raised)) is raised
 
 
-@pytest.mark.parametrize("raised", [Closed("closed"), GateClosed(), Failed("full"), Unanswered("gone")])
+@pytest.mark.parametrize("raised", [Closed("closed"), GateClosed(), ShardFailed("full"), Unanswered("gone")])
 def test_what_the_transport_raised_stays(raised):
     assert cause_of(raised) is raised
 

@@ -10,9 +10,9 @@ import pytest
 
 import kvemb
 from kvemb.cluster.ledger import Stamp
-from kvemb.cluster.messages import Change, Read
+from kvemb.cluster.messages import ChangeRequest, ReadRequest
 from kvemb.cluster.shard import Shard
-from kvemb.cluster.transport import Failed
+from kvemb.cluster.transport import ShardFailed
 from kvemb.moment import Moment
 
 KEYS, AT = np.arange(3), Moment(1, 1.0)
@@ -31,18 +31,18 @@ def test_calls_that_its_end_overtakes_say_that_it_is_lost(store):
 
     def change(number):
         given = KEYS, np.ones((3, 2), np.float32)
-        return shard.call("change", (stamp(number), [Change("token", "apply_gradients", given, AT)]))
+        return shard.call("change", (stamp(number), [ChangeRequest("token", "apply_gradients", given, AT)]))
 
     assert change(1) == [None]
     shard.close()
     for call in (
         lambda: change(2),
-        lambda: shard.call("lookup", (stamp(3), [Read("token", KEYS, None, AT, 24)], False)),
+        lambda: shard.call("lookup", (stamp(3), [ReadRequest("token", KEYS, None, AT, 24)], False)),
         lambda: shard.call("scores", ("token", KEYS)),
         lambda: shard.call("begin_scan", ("scan", "token", 10, 0, 9)),
         lambda: shard.call("check", (False,)),
     ):
-        with pytest.raises(Failed, match="it was closed: a client took the cluster back"):
+        with pytest.raises(ShardFailed, match="it was closed: a client took the cluster back"):
             call()
     assert released
 

@@ -12,7 +12,7 @@ import pytest
 
 import kvemb
 from kvemb.durability import layout, point_writer
-from kvemb.durability.checkpointer import PendingCheckpoint, Writing
+from kvemb.durability.checkpointer import PendingCheckpoint, PointInProgress
 from kvemb.errors import ColdStoreError, Poisoned
 from kvemb.handle import inside
 from tests.histories import DIM
@@ -30,7 +30,7 @@ class Made:
 
 def test_a_writing_that_failed_is_reported_once_it_was_raised():
     future: Future[Any] = Future()
-    writing = Writing(future)
+    writing = PointInProgress(future)
     with pytest.raises(TimeoutError):
         writing.wait(0)
     assert not writing.reported, "the caller only waited too short"
@@ -42,7 +42,7 @@ def test_a_writing_that_failed_is_reported_once_it_was_raised():
 
 def test_a_pending_checkpoint_says_how_far_it_is():
     future: Future[Any] = Future()
-    pending = PendingCheckpoint(Writing(future))
+    pending = PendingCheckpoint(PointInProgress(future))
     assert (pending.done(), repr(pending)) == (False, "<kvemb.PendingCheckpoint being written>")
     future.set_result(Made)
     assert (pending.done(), repr(pending)) == (True, f"<kvemb.PendingCheckpoint complete: {Made!r}>")
@@ -50,7 +50,7 @@ def test_a_pending_checkpoint_says_how_far_it_is():
     assert not pending.reported
     failed: Future[Any] = Future()
     failed.set_exception(ColdStoreError("too full"))
-    pending = PendingCheckpoint(Writing(failed))
+    pending = PendingCheckpoint(PointInProgress(failed))
     assert (pending.done(), repr(pending)) == (True, "<kvemb.PendingCheckpoint failed: too full>")
     assert not pending.reported, "done() and repr() raise nothing"
 
@@ -58,7 +58,7 @@ def test_a_pending_checkpoint_says_how_far_it_is():
 @pytest.mark.parametrize("timeout", [-1, "1", float("nan")])
 def test_a_timeout_that_is_none_is_refused(timeout):
     with pytest.raises((TypeError, ValueError), match="timeout"):
-        PendingCheckpoint(Writing(Future())).result(timeout)
+        PendingCheckpoint(PointInProgress(Future())).result(timeout)
 
 
 def test_a_target_that_exists_is_refused_before_anything_is_written(store, tmp_path):

@@ -24,7 +24,7 @@ SMALL = Schema(np.dtype(np.int32), np.dtype(np.float32), 2)
 
 
 class Side:
-    """A checkpoint with a table in memory, or without one: what of readable.Readable a delta asks.
+    """A checkpoint with a table in memory, or without one: what of readable.ReadableCheckpoint a delta asks.
 
     recorded: the keys recorded since the checkpoint BEFORE.
     """

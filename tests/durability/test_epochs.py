@@ -12,7 +12,7 @@ from quick import quick
 import kvemb
 from kvemb.durability.changes import ChangeLog
 from kvemb.durability.epochs import dropped, join_files, since, take_over
-from kvemb.durability.manifest import Changed, Epoch
+from kvemb.durability.manifest import Epoch, EpochChanges
 from kvemb.handle import inside
 from kvemb.limits import Limits
 
@@ -21,7 +21,7 @@ def files_said(epochs: list[Epoch], name: str) -> tuple[bool, list[str]]:
     """What kvemb.durability.changes.recorded reads of a variable, without the files."""
     cleared, files = False, list[str]()
     for epoch in epochs:
-        changed = epoch.variables.get(name, Changed())
+        changed = epoch.variables.get(name, EpochChanges())
         cleared, files = cleared or changed.cleared, ([] if changed.cleared else files) + changed.files
     return cleared, files
 
@@ -36,7 +36,7 @@ def test_whoever_asks_since_an_epoch_is_told_every_key_and_none_from_before_a_cl
                 files = [f"{number}{name}{at}" for at in range(int(chance.integers(1, 4)))]
                 content |= {file: {file} for file in files}
                 gone, cleared = chance.random(2) < 0.1
-                epoch.variables[name] = Changed(bool(gone | cleared), files, bool(gone))
+                epoch.variables[name] = EpochChanges(bool(gone | cleared), files, bool(gone))
     before = deepcopy(epochs)
 
     def join(files: list[str]) -> str:
@@ -52,7 +52,7 @@ def test_whoever_asks_since_an_epoch_is_told_every_key_and_none_from_before_a_cl
         assert not unused & {*files}
         # Only what a clear begins, and what follows the last one, is kept apart.
         assert len(files) <= max(3, sum(changed.cleared for changed in listed) + 3)
-        entries = [(at, epoch.variables.get(name, Changed())) for at, epoch in enumerate(before[:-2])]
+        entries = [(at, epoch.variables.get(name, EpochChanges())) for at, epoch in enumerate(before[:-2])]
         last = max((at for at, changed in entries if changed.cleared), default=0)
         for start in range(len(epochs)):
             (cleared, told_now), (was, wanted) = files_said(epochs[start:], name), files_said(before[start:], name)
@@ -89,11 +89,11 @@ def test_a_store_with_many_checkpoints_behind_it_has_few_key_files(tmp_path):
 def test_what_a_store_takes_over_has_no_keys_from_before_its_variable_was_made_again():
     """They may be of another dtype, and would be read as other keys."""
     epochs = [
-        Epoch("0", {"a": Changed(files=["wide"]), "gone": Changed(files=["x"])}),
-        Epoch("1", {"a": Changed(True, ["narrow"], True), "gone": Changed(True, [], True)}),
+        Epoch("0", {"a": EpochChanges(files=["wide"]), "gone": EpochChanges(files=["x"])}),
+        Epoch("1", {"a": EpochChanges(True, ["narrow"], True), "gone": EpochChanges(True, [], True)}),
     ]
     own = take_over(epochs, ["1b", "2"], {"gone"}, {"a"})
-    assert own == Epoch("2", {"a": Changed(files=["narrow"]), "gone": Changed(True, [], True)}, ["1b", "2"])
+    assert own == Epoch("2", {"a": EpochChanges(files=["narrow"]), "gone": EpochChanges(True, [], True)}, ["1b", "2"])
     assert dropped(epochs) == {"a", "gone"}
     assert not any(changed.files for epoch in epochs for changed in epoch.variables.values())
 

@@ -17,10 +17,10 @@ from kvemb import initializers, optimizers, restrict
 from kvemb.durability import journal_segments
 from kvemb.durability.journal import Journal
 from kvemb.durability.keyfile import read_keys, write_keys
-from kvemb.durability.manifest import Changed, Epoch, FileEntry, Manifest, VariableEntry
+from kvemb.durability.manifest import Epoch, EpochChanges, FileEntry, Manifest, VariableEntry
 from kvemb.errors import Corruption, UnsupportedFormat
 from kvemb.handle import inside
-from kvemb.offline.delta_file import DeltaFile, Part
+from kvemb.offline.delta_file import DeltaFile, DeltaPart
 from kvemb.rows.block import DIRTY, REMOVED, RowBlock
 from kvemb.rows.codec import decode_keys, decode_records, encode_keys, encode_records, order_keys, record_dtype
 from kvemb.rows.schema import KEY_DTYPES, VALUE_DTYPES, Schema, SlotShape, dtype_of
@@ -86,7 +86,7 @@ def test_the_header_is_as_the_page_says():
 
 
 def test_the_page_names_every_field_and_dtype():
-    described = (VariableEntry, Manifest, Epoch, Changed, FileEntry)
+    described = (VariableEntry, Manifest, Epoch, EpochChanges, FileEntry)
     fields = [field.name for each in described for field in dataclasses.fields(each)]
     for name in (*fields, "format", "checksum"):
         assert f"`{name}`" in PAGE
@@ -183,7 +183,7 @@ def test_the_delta_of_the_page(tmp_path):
     (tmp_path / "given").write_bytes(dump(BLOCKS[-6]))
     found = DeltaFile(tmp_path / "given", "the delta")
     assert (found.id, found.since) == ("b" * 32, "a" * 32)
-    assert found.parts == {"users": Part("users", False, 25)}
+    assert found.parts == {"users": DeltaPart("users", False, 25)}
     ((rows),) = found.rows("users", RECORDS["int8"][1])
     assert (rows.keys.tolist(), rows.scores.tolist(), rows.steps.tolist()) == ([-2, 5], [1, 0], [7, 0])
     assert (rows.values[0, :2].tolist(), rows.flags.tolist()) == ([127, -128], [0, REMOVED])

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kvemb.durability import manifest
-from kvemb.durability.manifest import Changed, Epoch, FileEntry, Manifest, VariableEntry
+from kvemb.durability.manifest import Epoch, EpochChanges, FileEntry, Manifest, VariableEntry
 from kvemb.errors import CheckpointNotFound, Corruption, UnsupportedFormat
 from kvemb.rows.schema import SlotShape
 
@@ -36,7 +36,7 @@ EXAMPLE = Manifest(
     variables={"users": ENTRY, "übers/ads": replace(ENTRY, dim=9, slots=(SlotShape("accumulator", 9),))},
     hot={"users": ["000001-000.keys"]},
     changes=[
-        Epoch("c0ffee" + 26 * "0", {"users": Changed(cleared=True, files=["000007.keys"])}),
+        Epoch("c0ffee" + 26 * "0", {"users": EpochChanges(cleared=True, files=["000007.keys"])}),
         Epoch("decaf" + 27 * "0"),
     ],
     files={

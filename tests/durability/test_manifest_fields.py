@@ -10,7 +10,7 @@ from manifests import ID, entry_of, manifest_of
 
 from kvemb.checks.fields import Fields
 from kvemb.checks.ranges import MAX_NAME_BYTES, MAX_STEPS
-from kvemb.durability.manifest import Changed, Epoch, FileEntry, Held
+from kvemb.durability.manifest import Epoch, EpochChanges, FileEntry, HotRows
 from kvemb.durability.manifest_fields import check, check_variable, is_name, is_path
 from kvemb.errors import UnsupportedFormat
 from kvemb.optimizers import Adagrad
@@ -24,7 +24,7 @@ def parsed(value):
 def whole():
     """A manifest as check() gets it, every field of it filled."""
     files = {"rows/000001.sst": FileEntry(0, "ab" * 32), "changes/000001.keys": FileEntry(1, "cd" * 32)}
-    epochs = [Epoch(ID, {"users/new": Changed(True, ["000001.keys"], True)}, [ID])]
+    epochs = [Epoch(ID, {"users/new": EpochChanges(True, ["000001.keys"], True)}, [ID])]
     hot = {"users/new": ["000001-000.keys"]}
     described = manifest_of(
         parent=ID,
@@ -33,7 +33,7 @@ def whole():
         changes=epochs,
         files=files,
         left_out=["old"],
-        tiers={"users/new": {"gpu:0": Held(2, 300), "host": Held(0, 0)}},
+        tiers={"users/new": {"gpu:0": HotRows(2, 300), "host": HotRows(0, 0)}},
     )
     return parsed(described)
 

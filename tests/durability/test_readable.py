@@ -10,7 +10,7 @@ from manifests import ID, entry_of, manifest_of
 from kvemb.durability import cold_databases, readable
 from kvemb.durability.checkpoint import complete
 from kvemb.durability.keyfile import write_keys
-from kvemb.durability.manifest import Changed, Epoch
+from kvemb.durability.manifest import Epoch, EpochChanges
 from kvemb.errors import Corruption
 from kvemb.options import RocksDBCreator
 from kvemb.rows.codec import order_keys
@@ -26,7 +26,7 @@ def made(tmp_path):
     database.checkpoint(tmp_path / "made" / "rows")
     database.close()
     write_keys(tmp_path / "made" / "changes" / "000001.keys", [order_keys(np.arange(5), SCHEMA)])
-    epochs = [Epoch(ID, {"users": Changed(cleared=True, files=["000001.keys"])})]
+    epochs = [Epoch(ID, {"users": EpochChanges(cleared=True, files=["000001.keys"])})]
     described = manifest_of(variables={"users": entry_of(rows=5)}, changes=epochs)
     return tmp_path / "made", complete(tmp_path / "made", described)
 

@@ -8,7 +8,7 @@ from blocks import SCHEMA, rows_of, values_of
 from manifests import entry_of, manifest_of
 
 from kvemb.backends.memory import MemoryStore
-from kvemb.durability.journal_segments import CLEARED, COUNTED, NUMBER, REMOVED, ROWS, Entry
+from kvemb.durability.journal_segments import CLEARED, COUNTED, NUMBER, REMOVED, ROWS, LogEntry
 from kvemb.durability.recovery import Recovery, replay
 from kvemb.errors import Corruption
 from kvemb.rows.codec import order_keys, pack_rows, unordered_keys
@@ -42,12 +42,12 @@ class Place:
 
 
 def wrote(keys, value, step, name="users"):
-    return Entry(ROWS, name, len(keys), step, pack_rows(rows_of(keys, value)), 1, 0)
+    return LogEntry(ROWS, name, len(keys), step, pack_rows(rows_of(keys, value)), 1, 0)
 
 
 def removed(keys, step):
     payload = order_keys(np.array(keys, np.int64), SCHEMA).astype("<u8").tobytes()
-    return Entry(REMOVED, "users", len(keys), step, payload, 1, 0)
+    return LogEntry(REMOVED, "users", len(keys), step, payload, 1, 0)
 
 
 def test_new_rows_are_counted_and_old_ones_replaced():
@@ -71,7 +71,7 @@ def test_of_removed_rows_those_that_were_there_are_counted():
 
 def test_a_cleared_variable_has_the_rows_that_came_after():
     place = Place()
-    variables, rows = place.replay(Entry(CLEARED, "users", 0, 6, b"", 1, 0), wrote([4], 2.0, 6))
+    variables, rows = place.replay(LogEntry(CLEARED, "users", 0, 6, b"", 1, 0), wrote([4], 2.0, 6))
     assert place.rows("users") == {4: 2.0}
     assert (variables["users"].rows, rows) == (1, 1)
     assert place.recorded == [("users", "cleared"), ("users", [4])]
@@ -79,7 +79,7 @@ def test_a_cleared_variable_has_the_rows_that_came_after():
 
 def test_the_last_count_of_steps_is_kept():
     place = Place()
-    variables, rows = place.replay(*(Entry(COUNTED, "users", 0, 8, NUMBER.pack(count), 1, 0) for count in (3, 4)))
+    variables, rows = place.replay(*(LogEntry(COUNTED, "users", 0, 8, NUMBER.pack(count), 1, 0) for count in (3, 4)))
     users = variables["users"]
     assert (users.optimizer_steps, users.step, users.rows, rows) == (4, 8, 2, 0)
     assert (place.attached, place.recorded) == ([], [])

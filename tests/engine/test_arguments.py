@@ -13,10 +13,10 @@ from kvemb.engine.arguments import (
     KEY_DTYPE,
     VALUE_DTYPE,
     Arguments,
-    LeftOut,
-    LeftOutFlag,
-    LeftOutName,
     ReferenceArguments,
+    UnsetFlag,
+    UnsetInt,
+    UnsetName,
 )
 from kvemb.tiers.hot_tables import default_partitioner
 
@@ -44,12 +44,12 @@ def test_a_default_is_the_number_or_the_name_it_stands_for_and_is_told_from_one_
     left_out = Arguments("users")
     assert (left_out.dim, left_out.key_dtype, left_out.value_dtype) == (1, "int64", "float32")
     assert (left_out.dim, left_out.key_dtype, left_out.value_dtype) == (DIM, KEY_DTYPE, VALUE_DTYPE)
-    assert isinstance(left_out.dim, LeftOut)
-    assert isinstance(left_out.key_dtype, LeftOutName)
+    assert isinstance(left_out.dim, UnsetInt)
+    assert isinstance(left_out.key_dtype, UnsetName)
     given = Arguments("users", "int64", "float32", 1)
-    assert not isinstance(given.dim, LeftOut)
-    assert not isinstance(given.key_dtype, LeftOutName)
-    assert not isinstance(given.value_dtype, LeftOutName)
+    assert not isinstance(given.dim, UnsetInt)
+    assert not isinstance(given.key_dtype, UnsetName)
+    assert not isinstance(given.value_dtype, UnsetName)
 
 
 @pytest.mark.parametrize("function", [Variable, kvemb.get_variable, kvemb.Store.get_variable])
@@ -59,8 +59,8 @@ def test_flags_that_are_left_out_are_shown_as_the_references(function):
     assert shown == ["True", "True", "False"]
     left_out, asked = Arguments("users"), Arguments("users", trainable=True, checkpoint=False, bp_v2=False)
     for name in ("trainable", "checkpoint", "bp_v2"):
-        assert isinstance(getattr(left_out, name), LeftOutFlag)
-        assert not isinstance(getattr(asked, name), LeftOutFlag)
+        assert isinstance(getattr(left_out, name), UnsetFlag)
+        assert not isinstance(getattr(asked, name), UnsetFlag)
 
 
 def test_the_name_comes_first_or_after_shared_name():

@@ -17,7 +17,7 @@ from short_device import ShortDevice
 
 import kvemb
 from kvemb import registry
-from kvemb.contracts import Change
+from kvemb.contracts import PlannedChange
 from kvemb.handle import inside
 from kvemb.limits import Limits
 from kvemb.optimizers import LAMB, Adagrad
@@ -174,7 +174,7 @@ def changes_of(table: Any, optimizer: Any) -> dict[str, Callable[[], Any]]:
             change()
 
     def at_cells(change: Callable[[], None], **given: Any) -> None:
-        table.prepare(COUNT, Change(**given))
+        table.prepare(COUNT, PlannedChange(**given))
         short(table)
         change()
 

@@ -13,7 +13,7 @@ from kvemb.durability import manifest
 from kvemb.durability.manifest import Epoch, FileEntry, Manifest
 from kvemb.errors import Corruption, UnsupportedFormat
 from kvemb.offline import chain
-from kvemb.offline.chain import Base, Delta, Pushed
+from kvemb.offline.chain import Base, Delta, PushedCheckpoint
 
 ONE, TWO, THREE = ("a" * 32, "b" * 32, "c" * 32)
 MOST = 1 << 20
@@ -27,18 +27,18 @@ def entry(letter: str, nbytes: int = 1) -> FileEntry:
     return FileEntry(nbytes, letter * 64)
 
 
-def whole() -> Pushed:
-    return Pushed(described(ONE, {"rows/1.sst": entry("1", 100), "changes/000001.keys": entry("2")}))
+def whole() -> PushedCheckpoint:
+    return PushedCheckpoint(described(ONE, {"rows/1.sst": entry("1", 100), "changes/000001.keys": entry("2")}))
 
 
-def third() -> Pushed:
+def third() -> PushedCheckpoint:
     second = described(TWO, {"rows/2.sst": entry("3"), "changes/000002.keys": entry("4")})
     last = described(THREE, {"rows/3.sst": entry("5"), "changes/000003.keys": entry("6")})
     two = whole().followed_by(1, second, Delta(2, TWO, 10, "7" * 64))
     return two.followed_by(2, last, Delta(3, THREE, 20, "8" * 64))
 
 
-def parse(text: str) -> Pushed:
+def parse(text: str) -> PushedCheckpoint:
     return chain.parse(text, "there", max_characters=MOST)
 
 

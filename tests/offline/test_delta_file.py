@@ -11,7 +11,7 @@ import kvemb
 from kvemb.durability.manifest import Manifest
 from kvemb.errors import Corruption, UnsupportedFormat
 from kvemb.handle import inside
-from kvemb.offline.delta_file import DeltaFile, Part, frame_rows, write_delta
+from kvemb.offline.delta_file import DeltaFile, DeltaPart, frame_rows, write_delta
 from kvemb.rows.block import REMOVED
 from kvemb.rows.schema import Schema
 
@@ -56,7 +56,7 @@ def test_what_changed_is_there(made, tmp_path):
     for name in ("small frames", "delta"):
         found = DeltaFile(tmp_path / name, "it")
         assert (found.since, found.id) == (first.id, second.id)
-        assert found.parts == {"new": Part("new", True, 17 + 32), "table": Part("table", False, 17 + 8)}
+        assert found.parts == {"new": DeltaPart("new", True, 17 + 32), "table": DeltaPart("table", False, 17 + 8)}
         schema = second.variables["table"].schema
         blocks = list(found.rows("table", schema))
         assert (len(blocks) > 3) == (name == "small frames")

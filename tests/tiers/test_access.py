@@ -13,7 +13,7 @@ import pytest
 from kvemb.errors import Closed, ColdStoreError, Poisoned
 from kvemb.stats import Stats
 from kvemb.store_state import StoreState
-from kvemb.tiers.access import Entry, TableAccess
+from kvemb.tiers.access import HeldForCall, TableAccess
 
 PATIENCE = 30.0
 SOON = 0.05
@@ -133,7 +133,7 @@ def test_a_call_whose_beginning_fails_leaves_the_lock_free(access):
     def begin():
         raise Closed("gone")
 
-    with pytest.raises(Closed, match="gone"), Entry(access, begin, stats.timed("lookup")):
+    with pytest.raises(Closed, match="gone"), HeldForCall(access, begin, stats.timed("lookup")):
         pytest.fail("the block must not run")
     assert Caller(access.held).entered.wait(PATIENCE)
     assert stats.seconds_lookup > 0

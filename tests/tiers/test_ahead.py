@@ -17,7 +17,7 @@ from kvemb.store_state import StoreState
 from kvemb.tiers.ahead import READS_AHEAD
 from kvemb.tiers.reads import TableReads
 from kvemb.tiers.row_factory import RowFactory
-from kvemb.tiers.scoring import Scoring
+from kvemb.tiers.scoring import Scorer
 from kvemb.tiers.storage import TieredStorage
 from tests.histories import small_spill
 
@@ -36,7 +36,7 @@ class Place:
             slot_rows=8, lease=self.lease, limits=Limits(**small_spill(16)), size=100,
         )  # fmt: skip
         factory = RowFactory(SCHEMA, None, None, None)
-        self.reads = TableReads(self.storage, factory, Scoring(FrequencyRestrictPolicy(), self.hot))
+        self.reads = TableReads(self.storage, factory, Scorer(FrequencyRestrictPolicy(), self.hot))
 
     def prefetch(self, *keys, after_lookup=False):
         self.reads.prefetch(np.array(keys), after_lookup)

@@ -25,7 +25,7 @@ from kvemb.restrict import TimestampRestrictPolicy
 from kvemb.store_state import StoreState
 from kvemb.tiers.hot_tables import HotTables, default_partitioner
 from kvemb.tiers.row_factory import RowFactory
-from kvemb.tiers.scoring import Scoring
+from kvemb.tiers.scoring import Scorer
 from kvemb.tiers.storage import TieredStorage
 from tests.histories import small_spill
 
@@ -55,7 +55,7 @@ class Place:
         )  # fmt: skip
         policy = TimestampRestrictPolicy(clock="steps")
         factory = RowFactory(SCHEMA, Constant(7), SGD(1.0), row_kernels())
-        scoring = Scoring(policy, self.hot)
+        scoring = Scorer(policy, self.hot)
         self.operations = DeviceOperations(self.storage, factory, scoring, row_kernels(), SGD(1.0), None)
 
     def given(self, array: Any) -> Any:

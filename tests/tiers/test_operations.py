@@ -14,7 +14,7 @@ from kvemb.memory.budget import Budget
 from kvemb.store_state import StoreState
 from kvemb.tiers.operations import TableOperations
 from kvemb.tiers.row_factory import RowFactory
-from kvemb.tiers.scoring import Scoring
+from kvemb.tiers.scoring import Scorer
 from kvemb.tiers.storage import TieredStorage
 from tests.histories import small_spill
 
@@ -29,7 +29,7 @@ def table(request):
     )  # fmt: skip
     optimizer = kvemb.optimizers.SGD(0.5)
     factory = RowFactory(SCHEMA, kvemb.Constant(0.5), optimizer, kernels)
-    return TableOperations(storage, factory, Scoring(None, hot), kernels, optimizer, None)
+    return TableOperations(storage, factory, Scorer(None, hot), kernels, optimizer, None)
 
 
 def values(numbers):

@@ -16,8 +16,8 @@ from kvemb.memory.budget import Budget
 from kvemb.rows.block import DIRTY
 from kvemb.store_state import StoreState
 from kvemb.tiers.restricting import count_removals, keep_highest
-from kvemb.tiers.scoring import Scoring
-from kvemb.tiers.selection import Spool
+from kvemb.tiers.scoring import Scorer
+from kvemb.tiers.selection import ScoreSpool
 from kvemb.tiers.storage import TieredStorage
 from tests.histories import small_spill
 
@@ -34,11 +34,11 @@ def test_the_highest_scores_of_both_tiers_stay_and_of_equal_ones_the_larger_key(
         at.rows.scores[:] = keys // 10  # ten of each score
         storage.admit(at)
     assert 0 < storage.stats().rows_hot < 100
-    assert count_removals(storage, Scoring(None, storage.hot_tables), 25, tmp_path, None) == 75
+    assert count_removals(storage, Scorer(None, storage.hot_tables), 25, tmp_path, None) == 75
     assert storage.size == 100
     with storage.writing(without_snapshot=True):
         keep_highest(
-            storage, Scoring(None, storage.hot_tables), 25, tmp_path, lambda done, total: told.append((done, total))
+            storage, Scorer(None, storage.hot_tables), 25, tmp_path, lambda done, total: told.append((done, total))
         )
     assert storage.size == 25
     assert sorted(key for rows in storage.scan(10) for key in values_of(rows)) == [*range(75, 100)]
@@ -54,7 +54,7 @@ def test_one_that_fails_between_two_batches_is_finished_by_the_next(open_store, 
     table.upsert(keys, np.ones((100, 2), np.float32))
     for last in range(4):
         table.lookup(keys[25 * last :])  # so that each quarter has a score of its own
-    below, prepare, batches = Spool.below, inside(table).hot_tables.prepare, []
+    below, prepare, batches = ScoreSpool.below, inside(table).hot_tables.prepare, []
 
     def short(*arguments):
         if len(batches) == 2:
@@ -67,7 +67,7 @@ def test_one_that_fails_between_two_batches_is_finished_by_the_next(open_store, 
                 batches.append(found[at : at + 10])
                 yield batches[-1]
 
-    monkeypatch.setattr(Spool, "below", in_tens)
+    monkeypatch.setattr(ScoreSpool, "below", in_tens)
     monkeypatch.setattr(inside(table).hot_tables, "prepare", short)
     with pytest.raises(MemoryError, match="no room"):
         table.restrict(60)

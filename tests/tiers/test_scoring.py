@@ -10,7 +10,7 @@ import kvemb
 from kvemb.restrict import ScoreRule
 from kvemb.rows.block import DIRTY
 from kvemb.tiers.locate import Located
-from kvemb.tiers.scoring import Scoring
+from kvemb.tiers.scoring import Scorer
 
 
 def located(hot_tables, keys, cold_rows, exists):
@@ -19,7 +19,7 @@ def located(hot_tables, keys, cold_rows, exists):
 
 
 def test_without_a_policy_uses_are_counted():
-    scoring = Scoring(None, hot_tables_of())
+    scoring = Scorer(None, hot_tables_of())
     assert scoring.rule is kvemb.FrequencyRestrictPolicy().rule
     assert scoring.first(3) == 1.0, "to make a row is its first use"
 
@@ -28,7 +28,7 @@ def test_uses_of_hot_and_cold_rows_are_recorded_and_of_absent_ones_ignored():
     hot = hot_tables_of()
     list(hot.insert(rows_of([1], score=5.0), None))
     cold = rows_of([2, 3], score=1.0)
-    Scoring(None, hot).use(located(hot, np.array([1, 2, 3]), cold, [True, False]), np.array([2, 3, 4]), 0.0)
+    Scorer(None, hot).use(located(hot, np.array([1, 2, 3]), cold, [True, False]), np.array([2, 3, 4]), 0.0)
     cells = hot.find(np.array([1]), None)
     assert hot.scores(cells, None).tolist() == [7.0]
     assert next(iter(hot.read(cells, None))).flags[0] & DIRTY
@@ -39,7 +39,7 @@ def test_uses_of_hot_and_cold_rows_are_recorded_and_of_absent_ones_ignored():
 def test_each_occurrence_of_a_hot_key_is_a_use():
     hot = hot_tables_of()
     list(hot.insert(rows_of([1, 2]), None))
-    Scoring(None, hot).use_hot(np.array([1, 2, 1, 1]), 0.0)
+    Scorer(None, hot).use_hot(np.array([1, 2, 1, 1]), 0.0)
     assert hot.scores(hot.find(np.array([1, 2]), None), None).tolist() == [3.0, 1.0]
 
 
@@ -52,7 +52,7 @@ def test_a_policy_that_raises_is_asked_before_anything_changes():
 
     hot = hot_tables_of()
     list(hot.insert(rows_of([1], score=9.0), None))
-    scoring = Scoring(Moody(), hot)
+    scoring = Scorer(Moody(), hot)
     assert scoring.rule is ScoreRule.CUSTOM
     with pytest.raises(ArithmeticError):
         scoring.use_hot(np.array([1]), 0.0)

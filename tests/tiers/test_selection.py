@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvemb.errors import ColdStoreError
 from kvemb.tiers import selection
-from kvemb.tiers.selection import BLOCK_PAIRS, Spool, lowest_kept, order_scores
+from kvemb.tiers.selection import BLOCK_PAIRS, ScoreSpool, lowest_kept, order_scores
 
 SCORES = st.one_of(
     st.sampled_from([0.0, -0.0, 1.0, -math.inf, math.inf, 5e-324, -5e-324]),
@@ -26,7 +26,7 @@ PAIRS = st.lists(st.tuples(SCORES, KEYS), unique_by=lambda pair: pair[1], max_si
 
 def dropped(pairs, keep, batch=7, block_pairs=BLOCK_PAIRS):
     """The keys below the limit, by a spool that takes the pairs in batches."""
-    with Spool(block_pairs=block_pairs) as spool:
+    with ScoreSpool(block_pairs=block_pairs) as spool:
         for at in range(0, len(pairs), batch):
             part = pairs[at : at + batch]
             scores, keys = [score for score, _ in part], [key for _, key in part]
@@ -79,7 +79,7 @@ def test_an_empty_spool_has_nothing_to_drop():
 
 
 def test_a_spool_leaves_no_file(tmp_path):
-    with Spool(tmp_path) as spool:
+    with ScoreSpool(tmp_path) as spool:
         spool.append(np.ones(3), np.arange(3, dtype=np.uint64))
         assert list(tmp_path.iterdir()) == []
         assert len(below_highest(spool, 1)) == 1
@@ -92,7 +92,7 @@ def test_a_full_disk_is_a_cold_store_error(monkeypatch, tmp_path):
         return open("/dev/full", "r+b", buffering=0)
 
     with pytest.raises(ColdStoreError, match="nowhere"):
-        Spool(tmp_path / "nowhere")
+        ScoreSpool(tmp_path / "nowhere")
     monkeypatch.setattr(selection.tempfile, "TemporaryFile", full)
-    with Spool(tmp_path) as spool, pytest.raises(ColdStoreError, match="No space left"):
+    with ScoreSpool(tmp_path) as spool, pytest.raises(ColdStoreError, match="No space left"):
         spool.append(np.ones(4), np.arange(4, dtype=np.uint64))

@@ -17,7 +17,7 @@ import numpy as np
 import kvemb
 from kvemb.tools.bench.data import batches_of_ids, ids_of, values_of
 from kvemb.tools.bench.measure import compile_seconds, new_bytes, scratch, seconds, until_idle
-from kvemb.tools.bench.results import Line, Report, Spread, compare
+from kvemb.tools.bench.results import Comparison, Report, Spread, compare
 
 LOAD_BATCH = 65_536
 RECORD_OVERHEAD_BYTES = 8 + 17
@@ -196,19 +196,19 @@ def _make_dirty(table: kvemb.Variable, dim: int, keys: int) -> None:
 # Lines.
 
 
-def _below(name: str, unit: str, ours: list[float] | list[int], most: float | None) -> Line:
+def _below(name: str, unit: str, ours: list[float] | list[int], most: float | None) -> Comparison:
     spread = Spread.of(ours)
     if most is None:
-        return Line(name, unit, spread)
-    return Line(name, unit, spread, bar=f"≤ {most:,g}", met=spread.median <= most)
+        return Comparison(name, unit, spread)
+    return Comparison(name, unit, spread, bar=f"≤ {most:,g}", met=spread.median <= most)
 
 
-def _at_most(name: str, unit: str, ours: list[int], peer_name: str, peer: list[int], most: float) -> Line:
+def _at_most(name: str, unit: str, ours: list[int], peer_name: str, peer: list[int], most: float) -> Comparison:
     ratio = Spread.of(value / peer[0] for value in ours)
     met = ratio.median <= most
-    return Line(name, unit, Spread.of(ours), peer_name, Spread.of(peer), ratio, f"ratio ≤ {most:g}", met)
+    return Comparison(name, unit, Spread.of(ours), peer_name, Spread.of(peer), ratio, f"ratio ≤ {most:g}", met)
 
 
-def _beside(name: str, unit: str, ours: list[float], peer_name: str, peer: list[float]) -> Line:
+def _beside(name: str, unit: str, ours: list[float], peer_name: str, peer: list[float]) -> Comparison:
     ratio = Spread.of(a / b for a, b in zip(ours, peer, strict=True))
-    return Line(name, unit, Spread.of(ours), peer_name, Spread.of(peer), ratio)
+    return Comparison(name, unit, Spread.of(ours), peer_name, Spread.of(peer), ratio)

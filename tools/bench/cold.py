@@ -15,7 +15,7 @@ import numpy as np
 import kvemb
 from kvemb.tools.bench.data import batches_of_ids, ids_of, values_of
 from kvemb.tools.bench.measure import compile_seconds, scratch, until_idle
-from kvemb.tools.bench.results import Line, Report, Spread
+from kvemb.tools.bench.results import Comparison, Report, Spread
 from kvemb.tools.bench.train import LOAD_BATCH, open_table, target, train_step
 
 MAX_US_PER_ROW = 5.0
@@ -33,14 +33,14 @@ def run(
     for count in rows:
         cost = _microseconds(count, dim, max(1, int(hot_share * count)), batch, steps, runs, budget_mib, folder)
         medians.append(cost)
-        line = Line(f"{count:,} rows", "us CPU a cold row", cost, bar=f"≤ {MAX_US_PER_ROW:g}")
-        report.lines.append(Line(**{**vars(line), "met": cost.median <= MAX_US_PER_ROW}))
+        line = Comparison(f"{count:,} rows", "us CPU a cold row", cost, bar=f"≤ {MAX_US_PER_ROW:g}")
+        report.lines.append(Comparison(**{**vars(line), "met": cost.median <= MAX_US_PER_ROW}))
     if len(rows) > 1:
         first, last = medians[0], medians[-1]
         ratio = Spread.of([last.median / first.median])
         name, peer = f"{rows[-1]:,} rows", f"{rows[0]:,} rows"
         bar, met = f"ratio ≤ {MAX_GROWTH:g}", ratio.median <= MAX_GROWTH
-        report.lines.append(Line(name, "us CPU a cold row", last, peer, first, ratio, bar, met))
+        report.lines.append(Comparison(name, "us CPU a cold row", last, peer, first, ratio, bar, met))
     return report
 
 

@@ -19,7 +19,7 @@ import kvemb
 from kvemb import bulk
 from kvemb.tools.bench.data import batches_of_ids, values_of
 from kvemb.tools.bench.measure import compile_seconds, scratch, take_turns
-from kvemb.tools.bench.results import Line, Report, Spread, compare
+from kvemb.tools.bench.results import Comparison, Report, Spread, compare
 from kvemb.tools.destinations import remove
 from kvemb.tools.export import export
 from kvemb.tools.importing import BUDGET, import_table
@@ -89,11 +89,11 @@ def _upsert(file: Path, path: Path) -> None:
             table.upsert(batch.column("key").to_numpy(), lists.flatten().to_numpy().reshape(len(batch), -1))
 
 
-def _peak(what: str, arguments: list[Path]) -> Line:
+def _peak(what: str, arguments: list[Path]) -> Comparison:
     command = [sys.executable, "-m", "kvemb.tools.bench.export", json.dumps([what, *map(str, arguments)])]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     peak = Spread.of([json.loads(done.stdout) / 1e6])
-    return Line(f"peak memory of {what}", "MB", peak, bar=f"≤ {MAX_MB:g}", met=peak.median <= MAX_MB)
+    return Comparison(f"peak memory of {what}", "MB", peak, bar=f"≤ {MAX_MB:g}", met=peak.median <= MAX_MB)
 
 
 if __name__ == "__main__":

@@ -12,9 +12,9 @@ import numpy as np
 
 import kvemb
 from kvemb.tools.bench.data import batches_of_ids, ids_of, values_of
-from kvemb.tools.bench.measure import compile_seconds, scratch, seconds, take_timed_turns
+from kvemb.tools.bench.measure import compile_seconds, measure_alternately, scratch, seconds
 from kvemb.tools.bench.pytorch import ADAGRAD, budget_of_hot, import_torch
-from kvemb.tools.bench.results import Line, Report, Spread, compare, compare_cost
+from kvemb.tools.bench.results import Comparison, Report, Spread, compare, compare_cost
 from kvemb.tools.bench.train import EPSILON, LEARNING_RATE, LOAD_BATCH
 
 MIN_RATIO, MAX_FIXED_US, SMALL_CALLS = 2.0, 40.0, 200
@@ -62,8 +62,8 @@ def run(tables: int, rows: int, dim: int, batch: int, steps: int, runs: int, fol
                 torch.stack(found).square().sum().backward()
                 peer.step()
 
-        take_timed_turns((ours, theirs), 1)  # warm up
-        mine, other = take_timed_turns((ours, theirs), runs)
+        measure_alternately((ours, theirs), 1)  # warm up
+        mine, other = measure_alternately((ours, theirs), runs)
         seen = np.unique(work[-1][-1][0])
         trained = variables["t0"].lookup(ids_of(seen), touch=False)
         np.testing.assert_allclose(trained, parameters[0].detach().numpy()[seen], rtol=1e-4, atol=1e-5)
@@ -75,7 +75,9 @@ def run(tables: int, rows: int, dim: int, batch: int, steps: int, runs: int, fol
     report.lines = [
         compare("step", "steps/s", rates[0], name, rates[1], MIN_RATIO),
         compare_cost("CPU of a step", "ms", cpu[0], name, cpu[1]),
-        Line("lookup of one key of one table", "us", cost, bar=f"≤ {MAX_FIXED_US:g}", met=cost.median <= MAX_FIXED_US),
+        Comparison(
+            "lookup of one key of one table", "us", cost, bar=f"≤ {MAX_FIXED_US:g}", met=cost.median <= MAX_FIXED_US
+        ),
     ]
     return report
 

@@ -21,7 +21,7 @@ import numpy as np
 import kvemb
 from kvemb.tools.bench.data import batches_of_ids, ids_of, values_of
 from kvemb.tools.bench.measure import compile_seconds, scratch
-from kvemb.tools.bench.results import Line, Report, Spread
+from kvemb.tools.bench.results import Comparison, Report, Spread
 
 MAX_SLOWER = 3.0
 # Lookups that end within this time after a refresh are also reported separately.
@@ -62,7 +62,7 @@ def run(
         ratio = Spread.of(a / b for a, b in zip(ours, times.still, strict=True))
         bar, met = f"ratio ≤ {MAX_SLOWER:g}", ratio.median <= MAX_SLOWER
         report.lines.append(
-            Line(name, "ms", Spread.of(ours), "p99 without refreshes", Spread.of(times.still), ratio, bar, met)
+            Comparison(name, "ms", Spread.of(ours), "p99 without refreshes", Spread.of(times.still), ratio, bar, met)
         )
     report.facts |= {"refresh_s": float(np.median(times.refreshes)), "refreshes": len(times.refreshes)}
     return report

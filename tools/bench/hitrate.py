@@ -13,7 +13,7 @@ import numpy as np
 import kvemb
 from kvemb.tools.bench.data import Ids, Zipf, ids_of, values_of
 from kvemb.tools.bench.measure import compile_seconds, scratch
-from kvemb.tools.bench.results import Line, Report, Spread
+from kvemb.tools.bench.results import Comparison, Report, Spread
 
 MIN_RATE = 0.50
 LOAD_BATCH = 65_536
@@ -74,7 +74,7 @@ def lru_hit_rate(work: list[Ids], cells: int) -> float:
     return hits / total
 
 
-def _line(rate: float, peer_name: str, peer: float, bar: str, met: bool | None) -> Line:
-    return Line(
+def _line(rate: float, peer_name: str, peer: float, bar: str, met: bool | None) -> Comparison:
+    return Comparison(
         "hit rate", "share", Spread.of([rate]), peer_name, Spread.of([peer]), Spread.of([rate / peer]), bar, met
     )

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from kvemb.tools.bench.data import ids_of
-from kvemb.tools.bench.measure import compile_seconds, take_timed_turns
+from kvemb.tools.bench.measure import compile_seconds, measure_alternately
 from kvemb.tools.bench.resident import assert_same, min_ratio, resident
-from kvemb.tools.bench.results import Line, Report, compare, compare_cost
+from kvemb.tools.bench.results import Comparison, Report, compare, compare_cost
 
 PEER = "np.take, one thread"
 
@@ -24,7 +24,7 @@ def run(rows: int, dims: list[int], batch: int, batches: int, runs: int, folder:
     return report
 
 
-def _lines(rows: int, dim: int, batch: int, batches: int, runs: int, folder: Path | None) -> Iterator[Line]:
+def _lines(rows: int, dim: int, batch: int, batches: int, runs: int, folder: Path | None) -> Iterator[Comparison]:
     with resident(rows, dim, folder) as pair:
         work = [pair.positions(i, batches, batch) for i in range(runs)]
         keys = [[ids_of(positions) for positions in run] for run in work]
@@ -41,9 +41,9 @@ def _lines(rows: int, dim: int, batch: int, batches: int, runs: int, folder: Pat
             for positions in work[i]:
                 np.take(pair.array, positions, axis=0)
 
-        take_timed_turns((touching, untouching, array), 1)  # warm up
+        measure_alternately((touching, untouching, array), 1)  # warm up
         before = pair.var.stats
-        taken = take_timed_turns((touching, untouching, array), runs)
+        taken = measure_alternately((touching, untouching, array), runs)
         after = pair.var.stats
         if (after.misses, after.absent) != (before.misses, before.absent) or after.hits == before.hits:
             raise AssertionError("some rows were not hot, so the measurement is not valid")

@@ -31,32 +31,32 @@ def seconds(work: Work, run: int) -> float:
 
 
 @dataclass(frozen=True)
-class Taken:
+class RunCost:
     """The cost of one run: seconds of time, and CPU seconds of all threads of this process."""
 
     wall: float
     cpu: float
 
 
-def take_timed_turns(sides: tuple[Work, ...], runs: int) -> tuple[list[Taken], ...]:
+def measure_alternately(sides: tuple[Work, ...], runs: int) -> tuple[list[RunCost], ...]:
     """Return the cost of each side in each run. Each side is called with the run's number, from 0.
 
     Pauses between two sides, as OpenMP's threads, such as PyTorch's, spin for some ms after their work.
     """
-    taken: tuple[list[Taken], ...] = tuple([] for _ in sides)
+    taken: tuple[list[RunCost], ...] = tuple([] for _ in sides)
     for run in range(runs):
         order = range(len(sides)) if run % 2 == 0 else reversed(range(len(sides)))
         for side in order:
             time.sleep(REST_SECONDS)
             before = time.process_time()
             wall = seconds(sides[side], run)
-            taken[side].append(Taken(wall, time.process_time() - before))
+            taken[side].append(RunCost(wall, time.process_time() - before))
     return taken
 
 
 def take_turns(sides: tuple[Work, ...], runs: int, rows_per_run: int) -> tuple[list[float], ...]:
     """Return rows per second of each side in each run."""
-    return tuple([rows_per_run / each.wall for each in side] for side in take_timed_turns(sides, runs))
+    return tuple([rows_per_run / each.wall for each in side] for side in measure_alternately(sides, runs))
 
 
 def until_idle() -> float:

@@ -15,7 +15,7 @@ from pathlib import Path
 import kvemb
 from kvemb.tools.bench.data import Zipf, batches_of_ids, ids_of, values_of
 from kvemb.tools.bench.measure import compile_seconds, scratch
-from kvemb.tools.bench.results import Line, Report, Spread
+from kvemb.tools.bench.results import Comparison, Report, Spread
 from kvemb.tools.bench.train import LOAD_BATCH, open_table, target, train_step
 from kvemb.tools.memory import Peaks
 
@@ -51,10 +51,10 @@ def run(
     return report
 
 
-def _line(name: str, ours: float, peer_name: str, peer: float, most: float) -> Line:
+def _line(name: str, ours: float, peer_name: str, peer: float, most: float) -> Comparison:
     ratio = Spread.of([ours / peer])
     bar, met = f"ratio ≤ {most:g}", ratio.median <= most
-    return Line(name, "MB of anonymous memory", Spread.of([ours]), peer_name, Spread.of([peer]), ratio, bar, met)
+    return Comparison(name, "MB of anonymous memory", Spread.of([ours]), peer_name, Spread.of([peer]), ratio, bar, met)
 
 
 def _in_a_process(settings: dict[str, object]) -> dict[str, float]:

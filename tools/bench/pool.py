@@ -12,9 +12,9 @@ import numpy as np
 
 import kvemb
 from kvemb.tools.bench.data import Floats, Ids, ids_of
-from kvemb.tools.bench.measure import compile_seconds, take_timed_turns
+from kvemb.tools.bench.measure import compile_seconds, measure_alternately
 from kvemb.tools.bench.resident import resident
-from kvemb.tools.bench.results import Line, Report, compare, compare_cost
+from kvemb.tools.bench.results import Comparison, Report, compare, compare_cost
 
 MIN_RATIO = 1.5
 NUMPY = "np.take and np.add.reduceat"
@@ -29,7 +29,9 @@ def run(rows: int, dims: list[int], bags: int, bag: int, batches: int, runs: int
     return report
 
 
-def _lines(rows: int, dim: int, bags: int, bag: int, batches: int, runs: int, folder: Path | None) -> Iterator[Line]:
+def _lines(
+    rows: int, dim: int, bags: int, bag: int, batches: int, runs: int, folder: Path | None
+) -> Iterator[Comparison]:
     offsets = np.arange(0, bags * bag, bag)
     with resident(rows, dim, folder) as pair:
         work = [pair.positions(i, batches, bags * bag) for i in range(runs)]
@@ -46,9 +48,9 @@ def _lines(rows: int, dim: int, bags: int, bag: int, batches: int, runs: int, fo
 
         got = kvemb.embedding_lookup_sparse(pair.var, keys[0][0], offsets, combiner="sum").values
         np.testing.assert_allclose(got, pool(work[0][0]), rtol=1e-4, atol=1e-5)
-        take_timed_turns((ours, theirs), 1)  # warm up
+        measure_alternately((ours, theirs), 1)  # warm up
         before = pair.var.stats
-        mine, other = take_timed_turns((ours, theirs), runs)
+        mine, other = measure_alternately((ours, theirs), runs)
         if (pair.var.stats.misses, pair.var.stats.absent) != (before.misses, before.absent):
             raise AssertionError("some rows were not hot, so the measurement is not valid")
     count = batches * bags * bag

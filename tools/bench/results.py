@@ -33,7 +33,7 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Line:
+class Comparison:
     """One comparison. bar: the required result, as text. met: whether it was reached; None without a bar."""
 
     name: str
@@ -48,22 +48,22 @@ class Line:
 
 def compare(
     name: str, unit: str, ours: Sequence[float], peer_name: str, peer: Sequence[float], min_ratio: float | None = None
-) -> Line:
+) -> Comparison:
     """Return the line of the ratios ours[i] / peer[i] of runs i; the bar is a ratio of at least min_ratio."""
     ratio = Spread.of(a / b for a, b in zip(ours, peer, strict=True))
     bar = "" if min_ratio is None else f"ratio ≥ {min_ratio:g}"
     met = None if min_ratio is None else ratio.median >= min_ratio
-    return Line(name, unit, Spread.of(ours), peer_name, Spread.of(peer), ratio, bar, met)
+    return Comparison(name, unit, Spread.of(ours), peer_name, Spread.of(peer), ratio, bar, met)
 
 
 def compare_cost(
     name: str, unit: str, ours: Sequence[float], peer_name: str, peer: Sequence[float], max_ratio: float | None = None
-) -> Line:
+) -> Comparison:
     """As compare(), for costs; the bar is a ratio of at most max_ratio."""
     ratio = Spread.of(a / b for a, b in zip(ours, peer, strict=True))
     bar = "" if max_ratio is None else f"ratio ≤ {max_ratio:g}"
     met = None if max_ratio is None else ratio.median <= max_ratio
-    return Line(name, unit, Spread.of(ours), peer_name, Spread.of(peer), ratio, bar, met)
+    return Comparison(name, unit, Spread.of(ours), peer_name, Spread.of(peer), ratio, bar, met)
 
 
 @dataclass
@@ -72,17 +72,17 @@ class Report:
 
     bench: str
     settings: dict[str, object]
-    lines: list[Line] = field(default_factory=list)
+    lines: list[Comparison] = field(default_factory=list)
     facts: dict[str, object] = field(default_factory=dict)
 
     def show(self, as_json: bool) -> None:
         """Print to stdout one JSON object, or a table followed by the facts."""
         self.show_parts([self.lines], as_json)
 
-    def show_parts(self, parts: Iterable[Sequence[Line]], as_json: bool) -> None:
+    def show_parts(self, parts: Iterable[Sequence[Comparison]], as_json: bool) -> None:
         """Print as show() does, but a table for each part as soon as it ends. Adds the lines to the report."""
         console = Console()
-        lines: list[Line] = []
+        lines: list[Comparison] = []
         if not as_json:
             title = f"bench {self.bench}: " + ", ".join(f"{k} {_number(v)}" for k, v in self.settings.items())
             console.print(title, highlight=False)
@@ -99,7 +99,7 @@ class Report:
             console.print(f"[dim]{name}:[/dim] {_number(fact)}", highlight=False)
 
 
-def _print_table(lines: Iterable[Line], console: Console) -> None:
+def _print_table(lines: Iterable[Comparison], console: Console) -> None:
     table = Table(padding=0)
     for column in ("", "ours", "peer", "ratio", "bar", "met"):
         table.add_column(column, justify="left" if column in ("", "bar", "met") else "right", no_wrap=column != "")

@@ -17,7 +17,7 @@ import kvemb
 from kvemb.tools.bench.checkpoint import RECORD_OVERHEAD_BYTES
 from kvemb.tools.bench.data import batches_of_ids, ids_of, values_of
 from kvemb.tools.bench.measure import compile_seconds, new_bytes, scratch, until_idle
-from kvemb.tools.bench.results import Line, Report, Spread
+from kvemb.tools.bench.results import Comparison, Report, Spread
 
 MAX_PUSHED, MAX_ON_DISK, MAX_LATER_FLUSH = 2.5, 6.0, 1.3
 LOAD_BATCH = 100_000
@@ -110,15 +110,15 @@ def _flushes(report: Report, store: kvemb.Store, changing: int, count: int) -> N
     bar, met = f"ratio ≤ {MAX_LATER_FLUSH:g}", ratio.median <= MAX_LATER_FLUSH
     first = Spread.of(seconds[:1])
     report.lines.append(
-        Line("second and later flush", "s", Spread.of(seconds[1:]), "the first", first, ratio, bar, met)
+        Comparison("second and later flush", "s", Spread.of(seconds[1:]), "the first", first, ratio, bar, met)
     )
     report.facts["flush_s"] = seconds
 
 
-def _mean(name: str, ours: list[int], changed: int, most: float) -> Line:
+def _mean(name: str, ours: list[int], changed: int, most: float) -> Comparison:
     """Return the line of a mean, with the least and the most."""
     mean = sum(ours) / len(ours)
     spread = Spread(mean, float(min(ours)), float(max(ours)))
     ratio = Spread(mean / changed, spread.min / changed, spread.max / changed)
     bar, met = f"mean ratio ≤ {most:g}", ratio.median <= most
-    return Line(name, "bytes", spread, "the bytes that changed", Spread.of([changed]), ratio, bar, met)
+    return Comparison(name, "bytes", spread, "the bytes that changed", Spread.of([changed]), ratio, bar, met)

@@ -16,7 +16,7 @@ import numpy as np
 import kvemb
 from kvemb.tools.bench.data import Ids, batches_of_ids, ids_of, values_of
 from kvemb.tools.bench.measure import compile_seconds, scratch, until_idle
-from kvemb.tools.bench.results import Line, Report, Spread
+from kvemb.tools.bench.results import Comparison, Report, Spread
 
 LOAD_BATCH = 65_536
 KEYS = 100
@@ -119,7 +119,7 @@ def _missing(var: kvemb.Variable, hot: Ids, draw: Callable[[], Ids], count: int,
     return Cost(1e6 * float(np.median(wall)), 1e6 * float(np.mean(cpu)), 1e6 * float(np.median(cold)))
 
 
-def _line(name: str, ours: list[float], peer_name: str, peer: list[float], most: float | None = None) -> Line:
+def _line(name: str, ours: list[float], peer_name: str, peer: list[float], most: float | None = None) -> Comparison:
     spread, ratio = Spread.of(ours), Spread.of(a / b for a, b in zip(ours, peer, strict=True))
     bar, met = ("", None) if most is None else (f"≤ {most:g} us", spread.median <= most)
-    return Line(name, "us", spread, peer_name, Spread.of(peer), ratio, bar, met)
+    return Comparison(name, "us", spread, peer_name, Spread.of(peer), ratio, bar, met)

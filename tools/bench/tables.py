@@ -15,7 +15,7 @@ import numpy as np
 import kvemb
 from kvemb.tools.bench.data import Zipf, batches_of_ids, ids_of, values_of
 from kvemb.tools.bench.measure import compile_seconds, scratch, until_idle
-from kvemb.tools.bench.results import Line, Report, Spread
+from kvemb.tools.bench.results import Comparison, Report, Spread
 from kvemb.tools.bench.train import LOAD_BATCH, target, train_step
 
 MIN_SHARE, MIN_HITS = 0.6, 0.97
@@ -68,8 +68,8 @@ def run(
     rate, peer = Spread.of([hits / keys]), Spread.of([best])
     ratio = Spread.of([hits / keys / best])
     report.lines = [
-        Line("budget that holds hot rows", "share", share, bar=f"≥ {MIN_SHARE:g}", met=share.median >= MIN_SHARE),
-        Line(
+        Comparison("budget that holds hot rows", "share", share, bar=f"≥ {MIN_SHARE:g}", met=share.median >= MIN_SHARE),
+        Comparison(
             "hit rate of all tables", "share", rate, "best fixed split", peer, ratio,
             f"ratio ≥ {MIN_HITS:g}", ratio.median >= MIN_HITS,
         ),

@@ -16,7 +16,7 @@ import numpy as np
 
 import kvemb
 from kvemb.tools.bench.data import Floats, Ids, batches_of_ids, ids_of, values_of
-from kvemb.tools.bench.measure import Work, compile_seconds, scratch, take_timed_turns
+from kvemb.tools.bench.measure import Work, compile_seconds, measure_alternately, scratch
 from kvemb.tools.bench.pytorch import ADAGRAD, budget_of_hot, import_torch
 from kvemb.tools.bench.results import Report, compare, compare_cost
 from kvemb.tools.bench.train import EPSILON, LEARNING_RATE, LOAD_BATCH, target
@@ -67,9 +67,9 @@ def run(rows: int, dim: int, batch: int, steps: int, runs: int, folder: Path | N
                     fused.train(positions)
 
             sides, report.facts["fbgemm"] = (*sides, with_fbgemm), "measured"
-        take_timed_turns(sides, 1)  # warm up
+        measure_alternately(sides, 1)  # warm up
         before = var.stats
-        taken = take_timed_turns(sides, runs)
+        taken = measure_alternately(sides, runs)
         if (var.stats.misses, var.stats.absent) != (before.misses, before.absent):
             raise AssertionError("some rows were not hot, so the measurement is not valid")
         seen = np.unique(work[-1][-1])

@@ -13,7 +13,7 @@ import numpy as np
 
 import kvemb
 from kvemb.tools.bench.data import Floats, Ids, Zipf, batches_of_ids, ids_of, values_of
-from kvemb.tools.bench.measure import compile_seconds, scratch, take_timed_turns, until_idle
+from kvemb.tools.bench.measure import compile_seconds, measure_alternately, scratch, until_idle
 from kvemb.tools.bench.results import Report, compare, compare_cost
 from kvemb.tools.bench.train_by_hand import RocksLoop
 
@@ -95,10 +95,10 @@ def run(
                 peer.train(ids, pull)
             until_idle()
 
-        take_timed_turns((ours, theirs), 2)  # warm up: hot tier, block cache, page cache
+        measure_alternately((ours, theirs), 2)  # warm up: hot tier, block cache, page cache
         work = windows(2 * runs)
         before = var.stats
-        taken = take_timed_turns((ours, theirs), 2 * runs)
+        taken = measure_alternately((ours, theirs), 2 * runs)
         after = var.stats
         hits, misses = after.hits - before.hits, after.misses - before.misses
         report.facts["hit_rate"] = hits / max(1, hits + misses)

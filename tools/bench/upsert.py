@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from kvemb.tools.bench.data import Ids, ids_of
-from kvemb.tools.bench.measure import compile_seconds, take_timed_turns
+from kvemb.tools.bench.measure import compile_seconds, measure_alternately
 from kvemb.tools.bench.resident import assert_same, min_ratio, resident
-from kvemb.tools.bench.results import Line, Report, compare, compare_cost
+from kvemb.tools.bench.results import Comparison, Report, compare, compare_cost
 
 PEER = "array[index] = rows"
 
@@ -24,7 +24,7 @@ def run(rows: int, dims: list[int], batch: int, batches: int, runs: int, folder:
     return report
 
 
-def _lines(rows: int, dim: int, batch: int, batches: int, runs: int, folder: Path | None) -> Iterator[Line]:
+def _lines(rows: int, dim: int, batch: int, batches: int, runs: int, folder: Path | None) -> Iterator[Comparison]:
     with resident(rows, dim, folder) as pair:
         work = [pair.positions(i, batches, batch) for i in range(runs)]
         keys = [[ids_of(positions) for positions in run] for run in work]
@@ -39,9 +39,9 @@ def _lines(rows: int, dim: int, batch: int, batches: int, runs: int, folder: Pat
             for positions, rows_in in zip(work[i], values, strict=True):
                 pair.array[positions] = rows_in
 
-        take_timed_turns((ours, array), 1)  # warm up
+        measure_alternately((ours, array), 1)  # warm up
         promotions, spills = pair.var.stats.promotions, pair.var.stats.spills
-        taken = take_timed_turns((ours, array), runs)
+        taken = measure_alternately((ours, array), runs)
         if (pair.var.stats.promotions, pair.var.stats.spills) != (promotions, spills):
             raise AssertionError("some rows were not hot, so the measurement is not valid")
         touched: Ids = np.concatenate([positions for run in work for positions in run])[:1_000_000]

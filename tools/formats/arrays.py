@@ -23,7 +23,7 @@ from kvemb.tools.formats.columns import (
     VALUE,
     Batch,
     Column,
-    Given,
+    SourceOptions,
     Table,
     check_width,
     parse_metadata,
@@ -70,7 +70,7 @@ def write_npy(folder: Path, table: Table, batches: Iterator[Batch]) -> None:
         (folder / METADATA_FILE).write_text(json.dumps(table.metadata, indent=1) + "\n", encoding="utf-8")
 
 
-def read_npy(folder: Path, given: Given) -> tuple[Table, Iterator[Batch]]:
+def read_npy(folder: Path, given: SourceOptions) -> tuple[Table, Iterator[Batch]]:
     """Read the .npy files of a folder; a file's name without .npy is its column's."""
     arrays = {}
     for path in sorted(folder.glob("*.npy")) if folder.is_dir() else []:
@@ -94,7 +94,7 @@ def _mapped(path: Path) -> Any:
 
 
 def of_arrays(
-    source: str, arrays: dict[str, Any], metadata: dict[str, Any], given: Given
+    source: str, arrays: dict[str, Any], metadata: dict[str, Any], given: SourceOptions
 ) -> tuple[Table, Iterator[Batch]]:
     """Return a table of arrays of equal length; without metadata, only key and value are read."""
     chosen = {KEY: given.key_column or KEY, VALUE: given.value_column or VALUE}
@@ -153,7 +153,7 @@ def write_safetensors(target: Path, table: Table, batches: Iterator[Batch]) -> N
                 shutil.copyfileobj(file, out, 1 << 20)
 
 
-def read_safetensors(source: Path, given: Given) -> tuple[Table, Iterator[Batch]]:
+def read_safetensors(source: Path, given: SourceOptions) -> tuple[Table, Iterator[Batch]]:
     """Read the tensors of a safetensors file; a tensor's name is its column's."""
     from safetensors import SafetensorError, safe_open
 

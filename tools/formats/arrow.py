@@ -23,8 +23,8 @@ from kvemb.tools.formats.columns import (
     VALUE,
     Batch,
     Column,
-    Given,
     PathOrFile,
+    SourceOptions,
     Table,
     check_width,
     parse_metadata,
@@ -115,7 +115,7 @@ def _in_text(dtype: np.dtype[Any]) -> np.dtype[Any]:
 # Reading.
 
 
-def read_parquet(source: PathOrFile, given: Given) -> tuple[Table, Iterator[Batch]]:
+def read_parquet(source: PathOrFile, given: SourceOptions) -> tuple[Table, Iterator[Batch]]:
     """Read a Parquet file of any origin, or a folder of them."""
     files = sorted(source.rglob("*.parquet")) if isinstance(source, Path) and source.is_dir() else [source]
     if not files:
@@ -138,7 +138,7 @@ def read_parquet(source: PathOrFile, given: Given) -> tuple[Table, Iterator[Batc
     return _table(str(source), schema, rows, batches, given)
 
 
-def read_arrow(source: PathOrFile, given: Given) -> tuple[Table, Iterator[Batch]]:
+def read_arrow(source: PathOrFile, given: SourceOptions) -> tuple[Table, Iterator[Batch]]:
     """Read an Arrow IPC file or stream."""
     buffer = source
     if isinstance(source, Path):
@@ -180,7 +180,7 @@ def _table(
     schema: pa.Schema,
     rows: int | None,
     batches: Callable[[], Iterator[pa.RecordBatch]],
-    given: Given,
+    given: SourceOptions,
 ) -> tuple[Table, Iterator[Batch]]:
     metadata = parse_metadata((schema.metadata or {}).get(METADATA_KEY, b"{}"), source)
     chosen = {

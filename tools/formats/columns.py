@@ -70,7 +70,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Given:
+class SourceOptions:
     """What the user said about a source; None: as in the source. See importing.import_table."""
 
     variable: str | None = None

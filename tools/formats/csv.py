@@ -12,14 +12,25 @@ import pyarrow.csv as pacsv
 from kvemb.tools.destinations import first_line, resumed
 from kvemb.tools.failures import BadInput
 from kvemb.tools.formats.arrow import check_once, numbers_of, translating_errors
-from kvemb.tools.formats.columns import KEY, SCORE, STEP, VALUE, Batch, Column, Given, PathOrFile, Table, renamed
+from kvemb.tools.formats.columns import (
+    KEY,
+    SCORE,
+    STEP,
+    VALUE,
+    Batch,
+    Column,
+    PathOrFile,
+    SourceOptions,
+    Table,
+    renamed,
+)
 
 # A CSV has a column for each number of a row; each column takes some kilobytes of memory while the file is read.
 MAX_COLUMNS = 16_384
 MAX_HEAD_BYTES = 1 << 20
 
 
-def read_csv(source: PathOrFile, given: Given) -> tuple[Table, Iterator[Batch]]:
+def read_csv(source: PathOrFile, given: SourceOptions) -> tuple[Table, Iterator[Batch]]:
     """Read numbers as write_csv writes them: columns that end in _0, _1, ... form one list, in any order.
 
     A CSV does not contain dtypes: int64 keys and float32 values are assumed unless given.

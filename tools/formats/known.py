@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from kvemb.tools.failures import BadInput, WrongUsage
-from kvemb.tools.formats.columns import KEY, SCALE, SCORE, SLOTS, STEP, VALUE, Batch, Given, PathOrFile, Table
+from kvemb.tools.formats.columns import KEY, SCALE, SCORE, SLOTS, STEP, VALUE, Batch, PathOrFile, SourceOptions, Table
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Format:
         assert self.writer is not None
         _load(self, self.writer)(target, table, batches)
 
-    def read(self, source: PathOrFile, given: Given) -> tuple[Table, Iterator[Batch]]:
+    def read(self, source: PathOrFile, given: SourceOptions) -> tuple[Table, Iterator[Batch]]:
         """Return a source's columns and metadata, and its batches. Raises BadInput."""
         found: tuple[Table, Iterator[Batch]] = _load(self, self.reader)(source, given)
         return found

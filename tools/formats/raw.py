@@ -17,7 +17,17 @@ import numpy as np
 
 from kvemb.tools.failures import BadInput, WrongUsage
 from kvemb.tools.formats.arrays import READ_ROWS, of_arrays, write_columns
-from kvemb.tools.formats.columns import KEY, SCORE, VALUE, Batch, Column, Given, Table, check_width, rows_at_once
+from kvemb.tools.formats.columns import (
+    KEY,
+    SCORE,
+    VALUE,
+    Batch,
+    Column,
+    SourceOptions,
+    Table,
+    check_width,
+    rows_at_once,
+)
 from kvemb.tools.numbers import dtype_of
 
 
@@ -28,10 +38,10 @@ def write_hugectr(folder: Path, table: Table, batches: Iterator[Batch]) -> None:
         write_columns({KEY: keys, VALUE: values}, wide)
 
 
-def read_hugectr(folder: Path, given: Given) -> tuple[Table, Iterator[Batch]]:
+def read_hugectr(folder: Path, given: SourceOptions) -> tuple[Table, Iterator[Batch]]:
     """Read HugeCTR's sparse model."""
     arrays = {KEY: _raw(folder / "key", np.int64), VALUE: _raw(folder / "emb_vector", np.float32)}
-    return of_arrays(str(folder), _shaped(folder, arrays), {}, Given())
+    return of_arrays(str(folder), _shaped(folder, arrays), {}, SourceOptions())
 
 
 def tfra_name(table: str, what: str) -> str:
@@ -66,7 +76,7 @@ def write_tfra(folder: Path, table: Table, batches: Iterator[Batch]) -> None:
                 copy.write(batch[KEY].tobytes())
 
 
-def read_tfra(folder: Path, given: Given) -> tuple[Table, Iterator[Batch]]:
+def read_tfra(folder: Path, given: SourceOptions) -> tuple[Table, Iterator[Batch]]:
     """Read a table of TFRA's file system saver, of all ranks; slots are separate tables and are not read.
 
     The files do not contain dtypes: int64 keys and float32 values are assumed unless given.
@@ -105,7 +115,7 @@ def write_dynamicemb(folder: Path, table: Table, batches: Iterator[Batch]) -> No
     (folder / f"{_escaped(name)}_opt_args.json").write_text(json.dumps(args, indent=1) + "\n", encoding="utf-8")
 
 
-def read_dynamicemb(folder: Path, given: Given) -> tuple[Table, Iterator[Batch]]:
+def read_dynamicemb(folder: Path, given: SourceOptions) -> tuple[Table, Iterator[Batch]]:
     """Read a dump of dynamicemb, of all ranks, with its scores; the optimizer's values are not read."""
     pattern = re.compile(r"(.*)_emb_keys\.rank_\d+\.world_size_\d+")
     found: dict[str, list[Path]] = {}
@@ -122,7 +132,7 @@ def read_dynamicemb(folder: Path, given: Given) -> tuple[Table, Iterator[Batch]]
     return _joined(str(folder), name, parts)
 
 
-def _chosen_table(folder: Path, known: list[str], candidates: list[str], given: Given) -> str:
+def _chosen_table(folder: Path, known: list[str], candidates: list[str], given: SourceOptions) -> str:
     """Return the table named by the user, or the only candidate. Raises BadInput, WrongUsage."""
     if given.variable in known:
         return given.variable

@@ -8,13 +8,23 @@ from typing import Any
 import numpy as np
 
 from kvemb.tools.failures import BadInput, WrongUsage
-from kvemb.tools.formats.columns import KEY, VALUE, Batch, Column, Given, PathOrFile, Table, check_width, rows_at_once
+from kvemb.tools.formats.columns import (
+    KEY,
+    VALUE,
+    Batch,
+    Column,
+    PathOrFile,
+    SourceOptions,
+    Table,
+    check_width,
+    rows_at_once,
+)
 from kvemb.tools.numbers import bfloat16
 
 READ_ROWS = 65_536
 
 
-def read_state_dict(source: PathOrFile, given: Given) -> tuple[Table, Iterator[Batch]]:
+def read_state_dict(source: PathOrFile, given: SourceOptions) -> tuple[Table, Iterator[Batch]]:
     """Read a matrix of a PyTorch state dict: the named one, or the only one. The key of a row is its number."""
     try:
         import torch

@@ -12,7 +12,17 @@ import numpy as np
 
 from kvemb.tools.destinations import first_line, resumed
 from kvemb.tools.failures import BadInput
-from kvemb.tools.formats.columns import KEY, VALUE, Batch, Column, Given, PathOrFile, Table, check_width, rows_at_once
+from kvemb.tools.formats.columns import (
+    KEY,
+    VALUE,
+    Batch,
+    Column,
+    PathOrFile,
+    SourceOptions,
+    Table,
+    check_width,
+    rows_at_once,
+)
 from kvemb.tools.numbers import rounded
 
 READ_ROWS = 65_536
@@ -93,7 +103,7 @@ def _lines(file: IO[bytes], most: int, source: object) -> Iterator[list[bytes]]:
         yield [rest]
 
 
-def read_words(source: PathOrFile, given: Given) -> tuple[Table, Iterator[Batch]]:
+def read_words(source: PathOrFile, given: SourceOptions) -> tuple[Table, Iterator[Batch]]:
     """Read word2vec's text, whose words must be integers."""
     head = first_line(source, MAX_HEAD_BYTES)
     rows, dim = _read_head(head, source)
@@ -134,7 +144,7 @@ def _word(file: IO[bytes], source: object) -> bytes:
     return word
 
 
-def read_words_binary(source: PathOrFile, given: Given) -> tuple[Table, Iterator[Batch]]:
+def read_words_binary(source: PathOrFile, given: SourceOptions) -> tuple[Table, Iterator[Batch]]:
     """Read word2vec's binary format, whose words must be integers."""
     head = first_line(source, MAX_HEAD_BYTES)
     rows, dim = _read_head(head, source)

@@ -178,7 +178,7 @@ class Time:
 
 
 @dataclass(frozen=True)
-class Named:
+class Categories:
     """Places 0, 1, ... side by side, each with its label."""
 
     labels: tuple[str, ...]

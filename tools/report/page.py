@@ -20,7 +20,7 @@ from kvemb.tools.report.markup import facts, name, notice, table
 from kvemb.tools.report.rows import survey
 from kvemb.tools.report.series import series
 from kvemb.tools.report.style import page
-from kvemb.tools.report.variable import Found, not_finite, shape, variable
+from kvemb.tools.report.variable import VariableData, not_finite, shape, variable
 from kvemb.tools.screen import size
 from kvemb.tools.table_stats import stats
 
@@ -47,7 +47,7 @@ def report(path: str | os.PathLike[str], out: str | os.PathLike[str], *, progres
     newest = info(newest_path)
     variables, done, total = [], 0, sum(each.rows for each in newest.variables)
     for each in newest.variables:
-        found = Found(each, changes=past.changes(each.name))
+        found = VariableData(each, changes=past.changes(each.name))
         try:
             found.survey, found.stats = survey(newest_path, each.name), stats(newest_path, each.name)
         except Corruption as error:
@@ -82,7 +82,7 @@ def _head(root: Path, newest_path: Path, newest: Info, past: History) -> str:
     return f'<h1 id="top">{name(str(root))}</h1>{facts(lines)}{"".join(warned)}'
 
 
-def _overview(variables: list[Found], past: History) -> str:
+def _overview(variables: list[VariableData], past: History) -> str:
     """Return the table of contents: one line for each variable."""
     names = ["variable", "rows", "values", "optimizer", "policy", "not finite"]
     lines = []

@@ -25,7 +25,7 @@ SHOWN_NUMBERS = 4
 
 
 @dataclass
-class Found:
+class VariableData:
     """All data about a variable. survey, stats: None if its rows cannot be read; damage: the reason.
 
     changes: as History.changes returns.
@@ -38,7 +38,7 @@ class Found:
     changes: list[Difference | None] = field(default_factory=list)
 
 
-def variable(found: Found, history: History, anchor: str) -> str:
+def variable(found: VariableData, history: History, anchor: str) -> str:
     """Return the section as HTML."""
     parts = [heading(found.info.name, anchor), facts(_facts(found))]
     if found.damage:
@@ -59,7 +59,7 @@ def variable(found: Found, history: History, anchor: str) -> str:
     return "".join(parts)
 
 
-def not_finite(found: Found) -> str:
+def not_finite(found: VariableData) -> str:
     """Return how many rows hold NaN or infinity, in words; "" if none does."""
     if found.survey is None:
         return ""
@@ -95,7 +95,7 @@ def properties(described: dict[str, Any] | None) -> str:
     return ", ".join([kind_name(described), *rest])
 
 
-def _facts(found: Found) -> list[tuple[str, str]]:
+def _facts(found: VariableData) -> list[tuple[str, str]]:
     described = found.info.described
     lines = [
         ("rows", f"{found.info.rows:,}"),
@@ -117,7 +117,7 @@ def _part(count: int, rows: int) -> str:
     return f"{count:,} ({share:.1%})" if share >= 0.001 else f"{count:,} (below 0.1%)" if count else "none"
 
 
-def _past(found: Found, history: History, left_out: list[str]) -> list[str]:
+def _past(found: VariableData, history: History, left_out: list[str]) -> list[str]:
     """Return cards of rows and churn over the series."""
     content = []
     counts = set(history.rows(found.info.name))

@@ -28,7 +28,7 @@ from kvemb.cluster.calls import Calls
 from kvemb.cluster.cluster import Cluster
 from kvemb.cluster.coordination.starting import OpenRequest, start
 from kvemb.cluster.local import DirectTransport, LocalTransport, failed, make_in_process
-from kvemb.cluster.messages import Change
+from kvemb.cluster.messages import ChangeRequest
 from kvemb.cluster.transport import GateClosed, Unanswered
 from kvemb.handle import inside
 from kvemb.tools.stress.groups import GROUPS, KEYS, NAME, gradients, table_of
@@ -148,7 +148,7 @@ def _send_half(store: kvemb.cluster.Store, chance: Any) -> bool:
     calls = Calls(cluster.session.calls.transport)
     with calls.stamped(parts) as stamp:
         sent = keys[parts[shard]], gradients(columns - 1, columns)[parts[shard]]
-        change = Change(token, "apply_gradients", sent, clock.now(None))
+        change = ChangeRequest(token, "apply_gradients", sent, clock.now(None))
         with suppress(GateClosed):  # then no shard has executed it
             calls.transport.call(shard, "change", stamp, [change]).result()
     return False

@@ -1,8 +1,8 @@
 """The coordinator of a cluster: makes its shards, and runs the operations that must see all of them at one moment.
 
-Clients call it through call(), as they call shards: a call that changes something has a Stamp, and is executed once. It
-knows the open variables. It calls shards one call after the other, under `_alone`, except to send a checkpoint. Once a
-shard is lost, its methods raise ShardLost until recover(). Thread-safe.
+Clients call it through call(), as they call shards: a call that changes something has a Stamp, and is executed
+once. It knows the open variables. It calls shards one call after the other, under `_alone`, except to send a
+checkpoint. Once a shard is lost, its methods raise ShardLost until recover(). Thread-safe.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any
 import kvemb
 from kvemb.cluster.calls import ADVICE, Calls, Timeouts
 from kvemb.cluster.coordination import restricting
-from kvemb.cluster.coordination.counting import Steps, Total
+from kvemb.cluster.coordination.counting import StepCounts, TotalSteps
 from kvemb.cluster.coordination.cuts import cut
-from kvemb.cluster.coordination.opened import Open, compared, new_token, next_token, steps_of
+from kvemb.cluster.coordination.opened import OpenedVariable, compared, new_token, next_token, steps_of
 from kvemb.cluster.coordination.recovery import Recovery
 from kvemb.cluster.durability.checkpointing import Checkpoint, Checkpointing, CheckpointRequest
 from kvemb.cluster.ledger import Ledger, Stamp
 from kvemb.cluster.making import Plan
-from kvemb.cluster.messages import Change, JoinReply, OpenVariable
+from kvemb.cluster.messages import ChangeRequest, JoinReply, OpenVariable
 from kvemb.cluster.transport import Transport
 from kvemb.durability.manifest import VariableEntry
 from kvemb.errors import BackendUnavailable, Closed, SchemaMismatch, ShardLost
@@ -35,7 +35,7 @@ from kvemb.optimizers import Optimizer
 # Makes the shards of a plan.
 Make = Callable[[Plan], Transport]
 # A variable's steps, by its token.
-StepsByToken = dict[str, Steps]
+StepsByToken = dict[str, StepCounts]
 _logger = logging.getLogger("kvemb")
 
 
@@ -54,7 +54,7 @@ class Coordinator:
         self._ledger = Ledger()
         self._alone, self._recovering, self._changing = threading.RLock(), threading.Lock(), threading.Lock()
         self._cuts, self._generation, self._recovered, self.closed = 0, -1, 0, False
-        self._opened: dict[str, Open] = {}
+        self._opened: dict[str, OpenedVariable] = {}
         self._recovery: Recovery | None = None
         self._begin(plan)
 
@@ -95,8 +95,8 @@ class Coordinator:
         if generation != self._generation:
             return {}, "the cluster went back to its last checkpoint"
         totals = {known.token: known.total for known in list(self._opened.values())}
-        others = {token: totals[token].told(client, Steps(*steps)) for token, steps in own.items() if token in totals}
-        return others, None if self.calls.lost is None else str(self.calls.lost)
+        told = {token: totals[token].told(client, StepCounts(*each)) for token, each in own.items() if token in totals}
+        return told, None if self.calls.lost is None else str(self.calls.lost)
 
     def report(self, generation: int, lost: str) -> None:
         """Record that a client found a shard lost: no checkpoint can be made any more, as it could have half a call."""
@@ -140,7 +140,7 @@ class Coordinator:
                     raise
                 if known is None:
                     entry = self._stored.get(name)
-                    known = Open(token, given, Total(steps_of(entry)))
+                    known = OpenedVariable(token, given, TotalSteps(steps_of(entry)))
                 optimizer = given["optimizer"]
                 self._opened[name] = known._replace(arguments={**known.arguments, "optimizer": optimizer})
                 return known.told()
@@ -185,7 +185,7 @@ class Coordinator:
 
         def clear() -> None:
             with self.alone():
-                for (failure,) in self.calls.all_once("change", [Change(token, "clear", (), at)]):
+                for (failure,) in self.calls.all_once("change", [ChangeRequest(token, "clear", (), at)]):
                     if failure is not None:
                         raise failure
 
@@ -232,7 +232,7 @@ class Coordinator:
         assert self._checkpointing is not None
         return self._checkpointing.result(number)
 
-    def steps(self) -> dict[str, tuple[str, Steps]]:
+    def steps(self) -> dict[str, tuple[str, StepCounts]]:
         """Return the token of each open variable, and its steps, by name. REQUIRES: alone()."""
         return {name: (known.token, known.total.steps()) for name, known in self._opened.items()}
 
@@ -273,7 +273,7 @@ class Coordinator:
             _logger.warning("%s", self._recovery)
             return self._recovery, self.join(version)
 
-    def _reopen(self, name: str, known: Open) -> None:
+    def _reopen(self, name: str, known: OpenedVariable) -> None:
         """Open a variable on new shards. If the checkpoint has it with another schema, that one is used."""
         token, entry = next_token(known.token), self._stored.get(name)
         try:
@@ -283,7 +283,7 @@ class Coordinator:
                 raise
             del self._opened[name]
         else:
-            self._opened[name] = Open(token, known.arguments, Total(steps_of(entry)))
+            self._opened[name] = OpenedVariable(token, known.arguments, TotalSteps(steps_of(entry)))
 
     def close(self) -> None:
         """Close every shard, once the coordinator's running calls have ended. Idempotent."""

@@ -15,57 +15,57 @@ from kvemb.moment import Moment
 from kvemb.restrict import RestrictPolicy
 
 
-class Steps(NamedTuple):
+class StepCounts(NamedTuple):
     """Numbers of calls. uses: that recorded uses. training: steps of an optimizer that counts them."""
 
     uses: int = 0
     training: int = 0
 
-    def plus(self, other: Steps) -> Steps:
+    def plus(self, other: StepCounts) -> StepCounts:
         """Return the sum of each."""
-        return Steps(self.uses + other.uses, self.training + other.training)
+        return StepCounts(self.uses + other.uses, self.training + other.training)
 
-    def up_to(self, other: Steps) -> Steps:
+    def up_to(self, other: StepCounts) -> StepCounts:
         """Return the maximum of each."""
-        return Steps(max(self.uses, other.uses), max(self.training, other.training))
+        return StepCounts(max(self.uses, other.uses), max(self.training, other.training))
 
 
-class Clock:
+class ClientSteps:
     """The steps of one variable for one client. others: counts of the other clients and of earlier ones."""
 
-    def __init__(self, others: Steps) -> None:
-        self._others, self._own = others, Steps()
+    def __init__(self, others: StepCounts) -> None:
+        self._others, self._own = others, StepCounts()
         self._lock = threading.Lock()
 
     @property
-    def steps(self) -> Steps:
+    def steps(self) -> StepCounts:
         """The steps of all clients."""
         with self._lock:
             return self._others.plus(self._own)
 
     @property
-    def own(self) -> Steps:
+    def own(self) -> StepCounts:
         """The steps of this client."""
         return self._own
 
-    def hear(self, others: Steps) -> None:
+    def hear(self, others: StepCounts) -> None:
         """Store the counts of the others."""
         with self._lock:
             self._others = self._others.up_to(others)
 
     def now(self, policy: RestrictPolicy | None) -> Moment:
         """Return the moment of a call that records no use and takes no step."""
-        return self._count(Steps(), policy)
+        return self._count(StepCounts(), policy)
 
     def use(self, policy: RestrictPolicy | None) -> Moment:
         """Count a call that records uses; returns its moment."""
-        return self._count(Steps(1), policy)
+        return self._count(StepCounts(1), policy)
 
     def train(self, policy: RestrictPolicy | None, counted: bool) -> Moment:
         """Return the moment of an optimizer's step. counted: whether the optimizer counts its steps."""
-        return self._count(Steps(0, int(counted)), policy)
+        return self._count(StepCounts(0, int(counted)), policy)
 
-    def _count(self, more: Steps, policy: RestrictPolicy | None) -> Moment:
+    def _count(self, more: StepCounts, policy: RestrictPolicy | None) -> Moment:
         with self._lock:
             self._own = self._own.plus(more)
             uses, training = self._others.plus(self._own)
@@ -73,26 +73,26 @@ class Clock:
             return Moment(uses, time.time(), training if more.training else 0, int(getattr(policy, "epoch", 0)))
 
 
-class Total:
+class TotalSteps:
     """The steps of one variable for the coordinator. begun: its steps before any client's call."""
 
-    def __init__(self, begun: Steps) -> None:
+    def __init__(self, begun: StepCounts) -> None:
         self._begun = begun
-        self._clients: dict[str, Steps] = {}
+        self._clients: dict[str, StepCounts] = {}
         self._lock = threading.Lock()
 
-    def told(self, client: str, own: Steps) -> Steps:
+    def told(self, client: str, own: StepCounts) -> StepCounts:
         """Store a client's counts; returns those of the others."""
         with self._lock:
-            self._clients[client] = own.up_to(self._clients.get(client, Steps()))
+            self._clients[client] = own.up_to(self._clients.get(client, StepCounts()))
             return self._sum(client)
 
-    def steps(self) -> Steps:
+    def steps(self) -> StepCounts:
         """Return the steps of all clients."""
         with self._lock:
             return self._sum(None)
 
-    def _sum(self, but: str | None) -> Steps:
+    def _sum(self, but: str | None) -> StepCounts:
         total = self._begun
         for client, steps in self._clients.items():
             if client != but:

@@ -9,18 +9,18 @@ from __future__ import annotations
 import uuid
 from typing import Any, NamedTuple
 
-from kvemb.cluster.coordination.counting import Steps, Total
+from kvemb.cluster.coordination.counting import StepCounts, TotalSteps
 from kvemb.cluster.messages import OpenVariable
 from kvemb.durability.manifest import VariableEntry
 from kvemb.restrict import MissingPolicy
 
 
-class Open(NamedTuple):
+class OpenedVariable(NamedTuple):
     """An open variable. arguments: those with which shards make it."""
 
     token: str
     arguments: dict[str, Any]
-    total: Total
+    total: TotalSteps
 
     def told(self) -> OpenVariable:
         """Return what clients must know of the variable."""
@@ -55,6 +55,6 @@ def are_of_one_variable(token: str, other: str) -> bool:
     return token.split()[0] == other.split()[0]
 
 
-def steps_of(entry: VariableEntry | None) -> Steps:
+def steps_of(entry: VariableEntry | None) -> StepCounts:
     """Return the initial steps of a variable. entry: its stored entry; None: it is new."""
-    return Steps() if entry is None else Steps(entry.step, entry.optimizer_steps)
+    return StepCounts() if entry is None else StepCounts(entry.step, entry.optimizer_steps)

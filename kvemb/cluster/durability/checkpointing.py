@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from kvemb.cluster.calls import Calls
-from kvemb.cluster.coordination.counting import Steps
+from kvemb.cluster.coordination.counting import StepCounts
 from kvemb.cluster.coordination.lease import Lease
 from kvemb.cluster.coordination.opened import steps_of
 from kvemb.cluster.durability.manifest import ClusterManifest, ShardEntry, following, joined, ranges
 from kvemb.cluster.durability.series import ClusterSeries
-from kvemb.cluster.messages import Pushed
+from kvemb.cluster.messages import PushedPart
 from kvemb.durability.lock_file import LockFile
 from kvemb.durability.manifest import VariableEntry, rows_in_words
 from kvemb.interrupts import result_of, uninterrupted
@@ -57,7 +57,7 @@ class Shards(Protocol):
     def alone(self) -> AbstractContextManager[None]:
         """Make a cut, and run the block inside it."""
 
-    def steps(self) -> dict[str, tuple[str, Steps]]:
+    def steps(self) -> dict[str, tuple[str, StepCounts]]:
         """Return the token of each open variable, and its steps, by name."""
 
 
@@ -164,7 +164,7 @@ class Checkpointing:
 
     def _write(self, snapshot: _Snapshot) -> Checkpoint:
         number, request = snapshot.number, snapshot.request
-        parts: list[Pushed] = snapshot.calls.all_once("push", number)
+        parts: list[PushedPart] = snapshot.calls.all_once("push", number)
         buckets = ranges(len(parts))
         shards = tuple(ShardEntry(*range, part.store) for range, part in zip(buckets, parts, strict=True))
         described = ClusterManifest(

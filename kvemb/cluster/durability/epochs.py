@@ -18,8 +18,8 @@ from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.delta import differing
 from kvemb.durability.epochs import dropped, files_of, since
 from kvemb.durability.keyfile import merged, write_keys
-from kvemb.durability.manifest import Changed, Epoch, Manifest
-from kvemb.durability.readable import Readable, opened
+from kvemb.durability.manifest import Epoch, EpochChanges, Manifest
+from kvemb.durability.readable import ReadableCheckpoint, opened
 from kvemb.errors import Corruption
 from kvemb.handle import inside
 from kvemb.offline.merging import aligned
@@ -30,7 +30,7 @@ from kvemb.rows.codec import Ordered
 BATCH_ROWS = 16_384
 
 
-class Part(NamedTuple):
+class ShardPart(NamedTuple):
     """A shard's part of a checkpoint, pulled. path: a folder with all or some of its files. described: its manifest."""
 
     shard: ShardEntry
@@ -65,7 +65,7 @@ class _KeyFiles:
             names[file] = self._next().name
             fresh_files.link_or_copy(folder / file, self._folder / names[file])
 
-        def renamed(changed: Changed) -> Changed:
+        def renamed(changed: EpochChanges) -> EpochChanges:
             return replace(changed, files=[names[file] for file in changed.files])
 
         return [
@@ -79,7 +79,7 @@ class _KeyFiles:
 
 
 def write_changes(
-    parts: list[Part], described: ClusterManifest, before: Checkpoint | None, folder: Path, made: Manifest
+    parts: list[ShardPart], described: ClusterManifest, before: Checkpoint | None, folder: Path, made: Manifest
 ) -> list[Epoch]:
     """Write what changed since which checkpoint; returns the epochs. folder: with the rows of made. See gather()."""
     keys = _KeyFiles(folder / layout.CHANGES)
@@ -95,7 +95,7 @@ def write_changes(
     return [*keys.link(before.path / layout.CHANGES, earlier), *later]
 
 
-def _recorded(parts: list[Part], known: list[str], keys: _KeyFiles) -> list[Epoch]:
+def _recorded(parts: list[ShardPart], known: list[str], keys: _KeyFiles) -> list[Epoch]:
     """Write what changed since each of some earlier checkpoints of the cluster. REQUIRES: all shards know it."""
     epochs = []
     for begin, end in zip(known, [*known, None][1:], strict=True):
@@ -109,12 +109,12 @@ def _recorded(parts: list[Part], known: list[str], keys: _KeyFiles) -> list[Epoc
             if len(gone) > 1 or len(cleared) > 1:
                 raise Corruption(f"the shards do not agree whether {name!r} was cleared; use another checkpoint")
             files = keys.write(merged([each for _, each in found]))
-            epoch.variables[name] = Changed(cleared.pop(), files, gone.pop())
+            epoch.variables[name] = EpochChanges(cleared.pop(), files, gone.pop())
         epochs.append(epoch)
     return epochs
 
 
-def _span(part: Part, begin: str, end: str | None) -> list[Epoch]:
+def _span(part: ShardPart, begin: str, end: str | None) -> list[Epoch]:
     """Return the epochs of a shard between two checkpoints of the cluster. end: None: until this one."""
     epochs, later = part.since(begin), None if end is None else part.since(end)
     assert epochs is not None
@@ -128,7 +128,7 @@ def _compared(before: Checkpoint, folder: Path, made: Manifest, keys: _KeyFiles)
     database = cold_databases.to_read(folder / layout.ROWS, made)
     try:
         with opened(before.path, earlier) as old:
-            after = Readable(folder, made, database)
+            after = ReadableCheckpoint(folder, made, database)
             for name in sorted({*earlier.variables, *made.variables}):
                 epoch.variables[name] = _differences(name, old, after, keys.write)
     finally:
@@ -139,15 +139,15 @@ def _compared(before: Checkpoint, folder: Path, made: Manifest, keys: _KeyFiles)
 
 
 def _differences(
-    name: str, before: Readable, after: Readable, write: Callable[[Iterator[Ordered]], list[str]]
-) -> Changed:
+    name: str, before: ReadableCheckpoint, after: ReadableCheckpoint, write: Callable[[Iterator[Ordered]], list[str]]
+) -> EpochChanges:
     old, new = before.rows(name), after.rows(name)
     if new is None:
-        return Changed(cleared=True, dropped=True)
+        return EpochChanges(cleared=True, dropped=True)
     schema = after.described.variables[name].schema
     if old is not None and before.described.variables[name].schema == schema:
         pairs = aligned([old.scan(BATCH_ROWS), new.scan(BATCH_ROWS)], schema, BATCH_ROWS)
-        return Changed(files=write(keys for was, now in pairs if len(keys := differing(was, now, schema))))
+        return EpochChanges(files=write(keys for was, now in pairs if len(keys := differing(was, now, schema))))
     nothing = RowBlock(schema, 0)
     files = write(differing(nothing, block, schema) for block in new.scan(BATCH_ROWS))
-    return Changed(cleared=True, files=files, dropped=old is not None)
+    return EpochChanges(cleared=True, files=files, dropped=old is not None)

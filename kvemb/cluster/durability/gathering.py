@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from kvemb.cluster.durability.epochs import Part, write_changes
+from kvemb.cluster.durability.epochs import ShardPart, write_changes
 from kvemb.cluster.durability.manifest import ClusterManifest
 from kvemb.cluster.router import BUCKETS, buckets_of
 from kvemb.durability import fresh_files, layout
@@ -22,7 +22,7 @@ from kvemb.durability.hotset import read_hot
 from kvemb.durability.keyfile import merged as merged_keys
 from kvemb.durability.keyfile import write_keys
 from kvemb.durability.manifest import Epoch, Manifest
-from kvemb.durability.readable import Readable, opened
+from kvemb.durability.readable import ReadableCheckpoint, opened
 from kvemb.errors import Corruption
 from kvemb.meter import Meter
 from kvemb.offline.applying import apply, write_rows
@@ -36,7 +36,12 @@ ALL = (0, BUCKETS - 1)
 
 
 def gather(
-    parts: list[Part], described: ClusterManifest, number: int, target: Path, meter: Meter, before: Checkpoint | None
+    parts: list[ShardPart],
+    described: ClusterManifest,
+    number: int,
+    target: Path,
+    meter: Meter,
+    before: Checkpoint | None,
 ) -> None:
     """Write checkpoint `number` of a cluster to target, as a checkpoint of a single store.
 
@@ -56,7 +61,7 @@ def gather(
 
 
 def gather_changes(
-    parts: list[Part],
+    parts: list[ShardPart],
     deltas: list[list[DeltaFile]],
     described: ClusterManifest,
     number: int,
@@ -76,7 +81,7 @@ def gather_changes(
 
 
 def gather_buckets(
-    parts: list[Part], described: ClusterManifest, buckets: tuple[int, int], target: Path, meter: Meter
+    parts: list[ShardPart], described: ClusterManifest, buckets: tuple[int, int], target: Path, meter: Meter
 ) -> Checkpoint:
     """Write the rows of some buckets, first and last, as the checkpoint of a new store with an identity of its own.
 
@@ -92,7 +97,7 @@ def gather_buckets(
 
 
 def _complete(
-    folder: Path, parts: list[Part], described: ClusterManifest, number: int, before: Checkpoint | None
+    folder: Path, parts: list[ShardPart], described: ClusterManifest, number: int, before: Checkpoint | None
 ) -> None:
     """Write everything except the rows, which are already in folder."""
     parent = described.follows[-1] if described.follows else None
@@ -106,7 +111,7 @@ def _complete(
 
 
 def _write(
-    folder: Path, parts: list[Part], described: ClusterManifest, buckets: tuple[int, int], meter: Meter
+    folder: Path, parts: list[ShardPart], described: ClusterManifest, buckets: tuple[int, int], meter: Meter
 ) -> dict[str, int]:
     """Write the rows of some buckets; returns how many each variable has."""
     counts = dict.fromkeys(described.variables, 0)
@@ -124,7 +129,7 @@ def _write(
     return counts
 
 
-def _chosen(source: Readable, name: str, buckets: tuple[int, int]) -> Iterator[RowBlock]:
+def _chosen(source: ReadableCheckpoint, name: str, buckets: tuple[int, int]) -> Iterator[RowBlock]:
     cold = source.rows(name)
     assert cold is not None
     for block in cold.scan(BATCH_ROWS):
@@ -135,7 +140,7 @@ def _chosen(source: Readable, name: str, buckets: tuple[int, int]) -> Iterator[R
             yield block.select((bucket >= buckets[0]) & (bucket <= buckets[1]))
 
 
-def _write_hot(folder: Path, parts: list[Part], number: int, described: ClusterManifest) -> dict[str, list[str]]:
+def _write_hot(folder: Path, parts: list[ShardPart], number: int, described: ClusterManifest) -> dict[str, list[str]]:
     """Write which rows were hot on any shard; returns the files by variable."""
     sets = {}
     for at, name in enumerate(sorted(described.variables)):

@@ -21,7 +21,7 @@ from typing import Any
 
 from kvemb import bulk, opening
 from kvemb.checks.numeric import as_int
-from kvemb.cluster.durability.epochs import Part
+from kvemb.cluster.durability.epochs import ShardPart
 from kvemb.cluster.durability.manifest import ClusterManifest, ShardEntry, id_of_part, ranges
 from kvemb.cluster.durability.offline import found
 from kvemb.cluster.durability.restoring import ClusterRemote, StoredCalls, made_on, restored
@@ -34,7 +34,7 @@ from kvemb.handle import inside
 from kvemb.interrupts import result_of
 from kvemb.limits import Limits
 from kvemb.meter import Meter, Progress
-from kvemb.offline.loading import Loading
+from kvemb.offline.loading import BulkLoader
 from kvemb.offline.sorter import Sorter
 from kvemb.options import MIN_BUDGET_BYTES
 from kvemb.store import Store
@@ -92,7 +92,7 @@ class _NewShard:
 
     def __init__(self, folder: Path, buckets: tuple[int, int], limits: Limits) -> None:
         self.folder, self.buckets = folder, buckets
-        self.made: list[Part] = []
+        self.made: list[ShardPart] = []
         self._limits = limits
         self._sorters: dict[str, Sorter] = {}
 
@@ -111,7 +111,7 @@ class _NewShard:
             variable = bulk.make(store, name, described)
             if name not in self._sorters:
                 continue
-            with Loading(variable) as loading:
+            with BulkLoader(variable) as loading:
                 for block in self._sorters[name].blocks():
                     loading.add(block)
                     meter(len(block))
@@ -176,17 +176,17 @@ class _Resharding:
                 waiting += [loading.submit(self._loaded, part) for part in ready]
             return [result_of(done) for done in waiting]
 
-    def _pulled(self, shard: ShardEntry) -> Part:
+    def _pulled(self, shard: ShardEntry) -> ShardPart:
         (part,) = self._source.pulled(self._at, self._described, [shard], self._folder / "old")
         return part
 
-    def _keep_attached(self, first: Part) -> None:
+    def _keep_attached(self, first: ShardPart) -> None:
         """Keep the files that the first old shard saved beside the rows."""
         for name in first.described.attached:
             (self._folder / "attached").mkdir(exist_ok=True)
             fresh_files.link_or_copy(first.path / name, self._folder / "attached" / name.rpartition("/")[2])
 
-    def _divide(self, part: Part, router: Router, parts: list[_NewShard]) -> None:
+    def _divide(self, part: ShardPart, router: Router, parts: list[_NewShard]) -> None:
         """Read an old shard, and add its rows to the new ones."""
         old = part.shard
         given: Any = {"memory_budget": MIN_BUDGET_BYTES, "read_only": True}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kvemb import opening
-from kvemb.cluster.durability.epochs import Part
+from kvemb.cluster.durability.epochs import ShardPart
 from kvemb.cluster.durability.gathering import gather, gather_buckets, gather_changes
 from kvemb.cluster.durability.manifest import ClusterManifest, ShardEntry, id_of_part
 from kvemb.cluster.durability.offline import found
@@ -24,7 +24,7 @@ from kvemb.durability.layout import series_name
 from kvemb.errors import Corruption
 from kvemb.handle import inside
 from kvemb.meter import Meter, Progress
-from kvemb.offline.remote import SHARDS, Described
+from kvemb.offline.remote import SHARDS, CheckpointDescription
 from kvemb.offline.transfer import JOBS
 from kvemb.store import Store
 
@@ -36,7 +36,7 @@ StoredCalls = dict[str, list[int]]
 class ClusterRemote(ClusterSeries):
     """The checkpoints of a cluster, with the interface of kvemb.offline.places.Source."""
 
-    def described(self, number: int) -> Described:
+    def described(self, number: int) -> CheckpointDescription:
         """See Source. The files are those of all shards."""
         found, files, attached = self.read(number), dict[str, int](), dict[str, int]()
         for at, shard in enumerate(found.shards):
@@ -45,7 +45,7 @@ class ClusterRemote(ClusterSeries):
             attached = attached if at else part.attached
         kind = f"checkpoint {number} of a cluster of {len(found.shards)} shards"
         parent = found.follows[-1] if found.follows else None
-        return Described(
+        return CheckpointDescription(
             kind, found.id, parent, found.created, found.variables, dict(sorted(files.items())), attached, found.extra
         )
 
@@ -100,7 +100,7 @@ class ClusterRemote(ClusterSeries):
             folder, since = received / shard.store, id_of_part(before.id, shard.store)
             how: Any = {"jobs": jobs, "progress": progress}
             found, leading = self.of_shard(shard.store).pull_changes(number, since, folder, **how)
-            parts.append(self._checked(Part(shard, folder, found), number, described))
+            parts.append(self._checked(ShardPart(shard, folder, found), number, described))
             deltas.append(leading)
         gather_changes(parts, deltas, described, number, target, before, received)
 
@@ -113,7 +113,7 @@ class ClusterRemote(ClusterSeries):
         *,
         jobs: int = JOBS,
         progress: Progress | None = None,
-    ) -> list[Part]:
+    ) -> list[ShardPart]:
         """Copy some shards' checkpoints to folders of `folder`, except those that are already there.
 
         Raises Corruption if one does not belong to the cluster's checkpoint.
@@ -132,10 +132,10 @@ class ClusterRemote(ClusterSeries):
             if not layout.is_checkpoint(target):
                 received = folder / shard.store / layout.PULLED
                 self.of_shard(shard.store).pull(number, target, [], received, jobs=jobs, progress=count)
-            parts.append(self._checked(Part(shard, target, manifest.read(target)), number, described))
+            parts.append(self._checked(ShardPart(shard, target, manifest.read(target)), number, described))
         return parts
 
-    def _checked(self, part: Part, number: int, described: ClusterManifest) -> Part:
+    def _checked(self, part: ShardPart, number: int, described: ClusterManifest) -> ShardPart:
         """Return a part. Raises Corruption if it does not belong to the cluster's checkpoint."""
         if part.described.id != described.id_of(part.shard):
             raise Corruption(
@@ -182,7 +182,7 @@ def restored(
     return store, calls
 
 
-def made_on(parts: list[Part]) -> StoredCalls:
+def made_on(parts: list[ShardPart]) -> StoredCalls:
     """Return the calls that any of these shards has executed: as a checkpoint has no partial calls, all shards have."""
     made: StoredCalls = {}
     for part in parts:

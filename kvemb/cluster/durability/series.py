@@ -23,12 +23,12 @@ from kvemb.durability.lock_file import LockFile
 from kvemb.durability.manifest import MAX_CHARACTERS
 from kvemb.errors import CheckpointNotFound, Corruption
 from kvemb.offline import streams
-from kvemb.offline.pushing import Pushing
+from kvemb.offline.pushing import Pusher
 from kvemb.offline.remote import CHECKPOINTS, SHARDS
 from kvemb.offline.transfer import Remote
 
 
-class ClusterSeries(Pushing):
+class ClusterSeries(Pusher):
     """The checkpoints at a URL. options: of fsspec's filesystem. Raises as RemoteCheckpoints does."""
 
     def __init__(self, url: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from kvemb.cluster.durability.manifest import id_of_part
-from kvemb.cluster.messages import Pushed
+from kvemb.cluster.messages import PushedPart
 from kvemb.durability import fresh_files, layout
 from kvemb.durability.attachments import Attachments
 from kvemb.durability.checkpoint import Checkpoint
-from kvemb.durability.checkpointer import Writing
+from kvemb.durability.checkpointer import PointInProgress
 from kvemb.durability.layout import series_name
 from kvemb.handle import inside
 from kvemb.offline.series import CheckpointManager
@@ -30,7 +30,7 @@ class ShardCheckpoints:
 
     def __init__(self, store: Store, series: Remote, folder: Path) -> None:
         self._store, self._series, self._folder = store, series, folder
-        self._pending: dict[int, Writing[Checkpoint]] = {}
+        self._pending: dict[int, PointInProgress[Checkpoint]] = {}
 
     def attach(self, files: str, name: str, at: int, piece: bytes) -> None:
         """Write a piece of a file to save beside the rows of a checkpoint, at the position `at`.
@@ -60,11 +60,11 @@ class ShardCheckpoints:
         attached = Attachments(received, extra, id=id_of_part(checkpoint, self._store.id), linked=True)
         self._pending[number] = inside(self._store).start(self._folder / series_name(number), attached=attached)
 
-    def push(self, number: int) -> Pushed:
+    def push(self, number: int) -> PushedPart:
         """Complete a checkpoint, and push it to the URL. Deletes older ones on this node. Raises TransferError."""
         checkpoint = self._pending.pop(number).wait()
         assert checkpoint is not None
         sent = self._series.push(checkpoint, number)
         for old in CheckpointManager(self._folder).numbers()[:-KEPT]:
             fresh_files.remove(self._folder / series_name(old))
-        return Pushed(self._store.id, dict(checkpoint.variables), sent.nbytes, tuple(checkpoint.files))
+        return PushedPart(self._store.id, dict(checkpoint.variables), sent.nbytes, tuple(checkpoint.files))

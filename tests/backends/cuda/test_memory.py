@@ -8,7 +8,7 @@ from cuda_on_cpu import CpuDevice
 from short_device import ShortDevice
 
 from kvemb.backends.cuda.device import Memory
-from kvemb.backends.cuda.memory import PAGE_BYTES, Buffers, Chunks, bytes_per_cell, chunk_shift, taken_bytes
+from kvemb.backends.cuda.memory import PAGE_BYTES, BucketChunks, Buffers, bytes_per_cell, chunk_shift, taken_bytes
 from kvemb.backends.cuda.queue import Queue
 from kvemb.rows.block import RowBlock
 from kvemb.rows.schema import Schema, dtype_of
@@ -38,7 +38,7 @@ def test_chunks_are_a_thousandth_of_the_largest_table():
 
 def test_the_last_chunk_has_what_the_others_leave():
     device = CountingDevice()
-    chunks = Chunks(Queue(device), SCHEMA, 1025)
+    chunks = BucketChunks(Queue(device), SCHEMA, 1025)
     assert [chunks.rounded(buckets) for buckets in (1, 2, 3, 1025)] == [2, 2, 4, 1025]
     chunks.resize(1024)
     chunks.resize(1025)
@@ -51,7 +51,7 @@ def test_the_last_chunk_has_what_the_others_leave():
 
 def test_chunks_without_memory_for_more_are_as_they_were():
     device = CountingDevice()
-    chunks = Chunks(Queue(device), SCHEMA, 8)
+    chunks = BucketChunks(Queue(device), SCHEMA, 8)
     chunks.resize(2)
     device.left = 3
     with pytest.raises(MemoryError, match="spent"):
@@ -64,7 +64,7 @@ def test_chunks_without_memory_for_more_are_as_they_were():
 
 
 def test_what_pages_leave_at_the_ends_of_chunks_is_accounted_for():
-    chunks, used = Chunks(Queue(CountingDevice()), SCHEMA, (1 << 18) + 250), []
+    chunks, used = BucketChunks(Queue(CountingDevice()), SCHEMA, (1 << 18) + 250), []
     chunk, page = 512 * 128 * bytes_per_cell(SCHEMA), PAGE_BYTES
     chunks.resize(512)
     chunks.account(used.append)
@@ -74,7 +74,7 @@ def test_what_pages_leave_at_the_ends_of_chunks_is_accounted_for():
     assert sum(used) == chunks.lost == 2 * used[0]
     chunks.resize(0)
     assert sum(used) == chunks.lost == 0
-    small = Chunks(Queue(CountingDevice()), SCHEMA, 1 << 17)
+    small = BucketChunks(Queue(CountingDevice()), SCHEMA, 1 << 17)
     small.resize(128)
     assert small.lost == 0, "other pieces share its page"
     assert [taken_bytes(nbytes) for nbytes in (1, page // 2, page // 2 + 1, page, page + 1)] == [

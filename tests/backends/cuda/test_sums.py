@@ -13,7 +13,7 @@ from every_optimizer import assert_same
 
 from kvemb.backends.cuda.cells import MANY
 from kvemb.backends.cuda.table import CudaTable
-from kvemb.contracts import Change
+from kvemb.contracts import PlannedChange
 from kvemb.optimizers import SGD, Optimizer
 from kvemb.rows.bags import Bags
 from kvemb.rows.block import RowBlock
@@ -77,7 +77,7 @@ def test_gradients_of_popular_keys_are_added_in_order(device, where, dtype, dim,
         distinct = Unique(keys)
         chosen = slice(None) if where == "host" else slice(1, None)
         keys_of, sums = distinct.keys[chosen], distinct.sums if where == "host" else distinct.sums.of(chosen)
-        table.prepare(len(keys_of), Change(optimizer=optimizer, grads=grads, sums=sums))
+        table.prepare(len(keys_of), PlannedChange(optimizer=optimizer, grads=grads, sums=sums))
         table.apply(table.find(keys_of), optimizer, grads, 1, sums, 1)
         keys = np.where(np.isin(keys, keys_of), keys, -1)
     expected = before.copy()

@@ -7,18 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvemb.cluster.durability.epochs import Part, write_changes
+from kvemb.cluster.durability.epochs import ShardPart, write_changes
 from kvemb.cluster.durability.manifest import ClusterManifest, ShardEntry, id_of_part
 from kvemb.durability.changes import recorded
 from kvemb.durability.keyfile import write_keys
-from kvemb.durability.manifest import Changed, Epoch, Manifest
+from kvemb.durability.manifest import Epoch, EpochChanges, Manifest
 from kvemb.errors import Corruption
 
 IDS = [digit * 32 for digit in "abc"]
 SHARDS = (ShardEntry(0, 2047, "1" * 32), ShardEntry(2048, 4095, "2" * 32))
 
 
-def part(folder: Path, shard: ShardEntry, *epochs: tuple[str, dict[str, Changed | list[int]]]) -> Part:
+def part(folder: Path, shard: ShardEntry, *epochs: tuple[str, dict[str, EpochChanges | list[int]]]) -> ShardPart:
     """A shard's part with these epochs: since which checkpoint, None for one of the shard alone; keys by variable."""
     (folder / "changes").mkdir(parents=True)
     made = []
@@ -28,13 +28,15 @@ def part(folder: Path, shard: ShardEntry, *epochs: tuple[str, dict[str, Changed 
             if isinstance(keys, list):
                 file = f"{number:06d}.keys"
                 write_keys(folder / "changes" / file, [np.array(keys, np.uint64)])
-                keys = Changed(files=[file])
+                keys = EpochChanges(files=[file])
             changed[name] = keys
         made.append(Epoch(id_of_part(since, shard.store) if since in IDS else since, changed))
-    return Part(shard, folder, Manifest(shard.store, id_of_part("d" * 32, shard.store), None, 1, 0.0, changes=made))
+    return ShardPart(
+        shard, folder, Manifest(shard.store, id_of_part("d" * 32, shard.store), None, 1, 0.0, changes=made)
+    )
 
 
-def changes_of(folder: Path, *parts: Part) -> list[tuple[str, dict[str, tuple[bool, bool, list[int]]]]]:
+def changes_of(folder: Path, *parts: ShardPart) -> list[tuple[str, dict[str, tuple[bool, bool, list[int]]]]]:
     described = ClusterManifest("d" * 32, "e" * 32, 0.0, {}, SHARDS, tuple(IDS))
     made = Manifest("e" * 32, "d" * 32, None, 4, 0.0)
     folder.mkdir()
@@ -71,10 +73,10 @@ def test_what_a_shard_does_not_know_any_more_is_left_out(tmp_path):
 
 
 def test_a_variable_is_cleared_or_dropped_on_all_shards_or_on_none(tmp_path):
-    gone = Changed(cleared=True, dropped=True)
+    gone = EpochChanges(cleared=True, dropped=True)
     one = part(tmp_path / "1", SHARDS[0], (IDS[2], {"t": gone}))
     two = part(tmp_path / "2", SHARDS[1], (IDS[2], {"t": gone}))
     assert changes_of(tmp_path / "new", one, two) == [(IDS[2], {"t": (True, True, [])})]
-    three = part(tmp_path / "3", SHARDS[1], (IDS[2], {"t": Changed(cleared=True)}))
+    three = part(tmp_path / "3", SHARDS[1], (IDS[2], {"t": EpochChanges(cleared=True)}))
     with pytest.raises(Corruption, match="do not agree whether 't' was cleared"):
         changes_of(tmp_path / "other", one, three)

@@ -14,7 +14,7 @@ from kvemb.cluster.durability.series import ClusterSeries
 from kvemb.errors import ColdStoreError, Corruption
 from kvemb.limits import Limits
 from kvemb.offline import loading
-from kvemb.offline.pushing import Pushing
+from kvemb.offline.pushing import Pusher
 from kvemb.tools.stress.lockstep import check_same
 
 HOW = {"memory_budget": "4MiB"}
@@ -109,7 +109,7 @@ def test_a_failure_leaves_no_checkpoint_and_no_files_here(open_cluster, tmp_path
         places = {
             "spool": (resharding.Sorter, "add"),
             "load": (loading.TableFiles, "append"),
-            "push": (Pushing, "push"),
+            "push": (Pusher, "push"),
         }
         monkeypatch.setattr(*places[fails], fail)
     with pytest.raises((OSError, Corruption, ColdStoreError)):

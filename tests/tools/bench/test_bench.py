@@ -23,7 +23,7 @@ from kvemb.tools.bench.data import Zipf, ids_of, values_of
 from kvemb.tools.bench.gpu import rates, training
 from kvemb.tools.bench.gpu.cells import FullTable
 from kvemb.tools.bench.hitrate import lru_hit_rate
-from kvemb.tools.bench.results import Line, Report, Spread, compare
+from kvemb.tools.bench.results import Comparison, Report, Spread, compare
 from kvemb.tools.bench.torch import run as run_torch
 from kvemb.tools.bench.train_by_hand import RocksLoop
 from kvemb.tools.failures import BadInput
@@ -142,7 +142,7 @@ def test_without_json_a_table_is_printed(bench: str, tmp_path: Path) -> None:
 
 
 def test_large_numbers_are_printed_by_thousands(capsys: pytest.CaptureFixture[str]) -> None:
-    Report("x", {}, [Line("a", "keys/s", Spread.of([4.25e9]))], {"bytes_per_second": 4.8e12}).show(as_json=False)
+    Report("x", {}, [Comparison("a", "keys/s", Spread.of([4.25e9]))], {"bytes_per_second": 4.8e12}).show(as_json=False)
     output = capsys.readouterr().out
     assert "4.25G" in output
     assert "bytes_per_second: 4.8T" in output

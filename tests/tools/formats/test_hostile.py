@@ -20,7 +20,7 @@ import pytest
 from quick import quick
 
 from kvemb.tools.failures import BadInput
-from kvemb.tools.formats.columns import MAX_WIDTH, Given
+from kvemb.tools.formats.columns import MAX_WIDTH, SourceOptions
 from kvemb.tools.formats.known import FORMATS
 from kvemb.tools.importing import import_table
 
@@ -83,7 +83,7 @@ def test_lists_of_a_fixed_size_that_point_outside_are_refused(tmp_path):
 def test_sound_lists_of_any_offset_come_in(tmp_path):
     write_arrow(tmp_path / "in.arrow", batch([2, 4, 6, 8]))
     import_table(tmp_path / "in.arrow", tmp_path / "new")
-    _, batches = FORMATS["arrow"].read(tmp_path / "in.arrow", Given())
+    _, batches = FORMATS["arrow"].read(tmp_path / "in.arrow", SourceOptions())
     assert np.concatenate([part["value"] for part in batches]).tolist() == [[2, 3], [4, 5], [6, 7]]
 
 
@@ -179,14 +179,14 @@ def test_long_rows_are_read_few_at_a_time(tmp_path):
     (tmp_path / "in").mkdir()
     np.arange(5).tofile(tmp_path / "in" / "key")
     np.zeros((5, MAX_WIDTH), np.float32).tofile(tmp_path / "in" / "emb_vector")
-    _, batches = FORMATS["hugectr"].read(tmp_path / "in", Given())
+    _, batches = FORMATS["hugectr"].read(tmp_path / "in", SourceOptions())
     assert [len(part["key"]) for part in batches] == [3, 2]
 
 
 def test_one_great_batch_of_arrow_is_read_in_pieces(tmp_path):
     lists = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(400_000, np.float32)), 4)
     write_arrow(tmp_path / "in", pa.RecordBatch.from_arrays([pa.array(np.arange(100_000)), lists], ["key", "value"]))
-    _, batches = FORMATS["arrow"].read(tmp_path / "in", Given())
+    _, batches = FORMATS["arrow"].read(tmp_path / "in", SourceOptions())
     assert [len(part["key"]) for part in batches] == [32_768] * 3 + [1_696]
 
 

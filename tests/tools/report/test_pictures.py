@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from kvemb.tools.report.axes import Linear, Named
+from kvemb.tools.report.axes import Categories, Linear
 from kvemb.tools.report.charts import Curve
 from kvemb.tools.report.pictures import WIDE, picture
 from kvemb.tools.report.style import DARK, LIGHT
@@ -17,7 +17,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def made(count: int = 6) -> str:
     curves = [Curve(f"line <{at}>", [(0.0, 1.0), (1.0, float(at))], at, at % 2 == 1) for at in range(count)]
-    return picture("Speed & more", curves, Named(("a", "b")), Linear(0, 10), across="place", note="per second")
+    return picture("Speed & more", curves, Categories(("a", "b")), Linear(0, 10), across="place", note="per second")
 
 
 @pytest.mark.parametrize("count", [1, 2, 6, 12])

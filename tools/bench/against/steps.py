@@ -27,7 +27,7 @@ def until_idle() -> None:
         quiet = quiet + 1 if time.process_time() - before < 0.002 else 0
 
 
-class Steps:
+class TrainedTable:
     """A table in training. settings: dim, hot_rows and budget, and the folder with ids.npy and work.npy."""
 
     def __init__(self, settings: dict[str, object]) -> None:
@@ -74,7 +74,7 @@ class Steps:
 
 def main() -> None:
     """Answer commands until stdin ends."""
-    steps = Steps(json.loads(sys.argv[1]))
+    steps = TrainedTable(json.loads(sys.argv[1]))
     for line in sys.stdin:
         words = line.split()
         if words[0] == "run":

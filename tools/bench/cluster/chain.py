@@ -21,7 +21,7 @@ import kvemb.cluster
 from kvemb import bulk
 from kvemb.tools.bench.data import batches_of_ids, values_of
 from kvemb.tools.bench.measure import scratch
-from kvemb.tools.bench.results import Line, Report, Spread, compare
+from kvemb.tools.bench.results import Comparison, Report, Spread, compare
 from kvemb.tools.destinations import remove
 from kvemb.tools.export import export
 from kvemb.tools.importing import import_table
@@ -51,7 +51,9 @@ def run(rows: int, dim: int, runs: int, folder: Path | None) -> Report:
         ratio = Spread.of([max(ours) / small_ones[0]])
         met = ratio.median <= MAX_GROWTH
         smaller = f"{max(1, rows // SMALLER):,} rows"
-        line = Line(name, "MB", Spread.of(ours), smaller, Spread.of(small_ones), ratio, f"ratio ≤ {MAX_GROWTH:g}", met)
+        line = Comparison(
+            name, "MB", Spread.of(ours), smaller, Spread.of(small_ones), ratio, f"ratio ≤ {MAX_GROWTH:g}", met
+        )
         report.lines.append(line)
     report.facts["rows_compared"] = rows
     return report

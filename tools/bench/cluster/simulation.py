@@ -3,7 +3,7 @@
 The table's rows are spread evenly, and there is one trainer on each shard's node. In the simulation all trainers take a
 step at the same time: each sends a call to each shard, one after the other; each shard answers calls in the order in
 which they arrive; the next half of the step begins when the slowest answer has arrived. Sometimes a shard pauses. The
-results are a function of Assumed and the seed; docs/cluster-scale.md has the command's output.
+results are a function of Assumptions and the seed; docs/cluster-scale.md has the command's output.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SHARDS, SEED, STEPS = (8, 64, 1000), 0, 1000
 
 
 @dataclass(frozen=True)
-class Assumed:
+class Assumptions:
     """Parameters. rows, dim: of the table, float32 with one slot. keys: distinct keys of a trainer's step.
 
     step_seconds: from one step of a trainer to the next. changed: share of the rows that change between two
@@ -58,7 +58,7 @@ class Assumed:
         return 2 * self.row_bytes + 25
 
 
-def figures(shards: int, given: Assumed) -> dict[str, float]:
+def figures(shards: int, given: Assumptions) -> dict[str, float]:
     """Return the costs of a cluster with so many shards; the names contain the units."""
     up, down = given.keys * (16 + given.row_bytes), given.keys * given.row_bytes
     stored = given.rows * given.record_bytes / shards
@@ -84,7 +84,7 @@ def figures(shards: int, given: Assumed) -> dict[str, float]:
     }
 
 
-def step_seconds(shards: int, given: Assumed) -> npt.NDArray[np.float64]:
+def step_seconds(shards: int, given: Assumptions) -> npt.NDArray[np.float64]:
     """Simulate STEPS steps; returns the seconds that the calls of each step take, lookup and update together."""
     chance = np.random.default_rng(SEED)
     up, down = given.keys * (16 + given.row_bytes) / shards, given.keys * given.row_bytes / shards
@@ -109,7 +109,7 @@ def step_seconds(shards: int, given: Assumed) -> npt.NDArray[np.float64]:
     return taken
 
 
-def breaks(shards: int, given: Assumed) -> list[str]:
+def breaks(shards: int, given: Assumptions) -> list[str]:
     """Return the limits that such a cluster exceeds, the worst first, each with a remedy."""
     found = figures(shards, given)
     checks = [
@@ -144,7 +144,7 @@ def breaks(shards: int, given: Assumed) -> list[str]:
     return [f"{what} ({load:.1f} times what there is); then: {then}" for load, what, then in worst]
 
 
-def text(given: Assumed = Assumed()) -> str:
+def text(given: Assumptions = Assumptions()) -> str:
     """Return the tables, as Markdown."""
     columns = {shards: figures(shards, given) for shards in SHARDS}
     lines = [f"| | {' | '.join(f'{shards:,} shards' for shards in SHARDS)} |", "|---|" + "---|" * len(SHARDS)]
@@ -156,12 +156,12 @@ def text(given: Assumed = Assumed()) -> str:
     return "\n".join(lines) + "\n"
 
 
-def assumed_text(given: Assumed = Assumed()) -> str:
+def assumed_text(given: Assumptions = Assumptions()) -> str:
     """Return the parameters, as Markdown."""
     return "\n".join(f"- `{name}` = {value:g}" for name, value in asdict(given).items()) + "\n"
 
 
-def as_json(given: Assumed = Assumed()) -> dict[str, Any]:
+def as_json(given: Assumptions = Assumptions()) -> dict[str, Any]:
     """Return parameters and results as one object."""
     of_shards = {str(shards): {**figures(shards, given), "breaks": breaks(shards, given)} for shards in SHARDS}
     return {"assumed": asdict(given), "shards": of_shards}

@@ -15,9 +15,9 @@ import numpy as np
 
 import kvemb
 from kvemb.tools.bench.data import Floats, Ids, batches_of_ids, ids_of, values_of
-from kvemb.tools.bench.measure import Work, scratch, take_timed_turns
+from kvemb.tools.bench.measure import Work, measure_alternately, scratch
 from kvemb.tools.bench.resident import LOAD_BATCH
-from kvemb.tools.bench.results import Line, compare
+from kvemb.tools.bench.results import Comparison, compare
 
 # A call on a variable with a batch of keys and their rows or gradients, in either memory.
 Call = Callable[[kvemb.Variable, Any, Any], object]
@@ -27,7 +27,7 @@ BAG = 16
 
 def measure(
     rows: int, dim: int, batch: int, batches: int, runs: int, device: str, folder: Path | None
-) -> Iterator[Line]:
+) -> Iterator[Comparison]:
     """Yield the lines of `runs` runs of `batches` calls of each kind. Raises BackendUnavailable without the device."""
     budget = 4 * rows * (12 * dim + 64) + (256 << 20)
     with scratch(folder) as path, unsaved(path / "store", memory_budget=budget) as store:
@@ -40,8 +40,8 @@ def measure(
         for what, call in _calls(batch).items():
             side = _waiting(_calling(call, there, keys_there, values_there), on_gpu.finish)
             sides = side, _calling(call, here, keys, values), _calling(call, across, keys, values)
-            take_timed_turns(sides, 1)  # warm up
-            taken = take_timed_turns(sides, runs)
+            measure_alternately(sides, 1)  # warm up
+            taken = measure_alternately(sides, runs)
             _assert_same([there, here, across], keys[0][0])
             fast, peer, slow = ([batches * batch / each.wall for each in one] for one in taken)
             yield compare(f"{what}, dim {dim}, arrays on the GPU", "rows/s", fast, PEER, peer)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import exp
 
 from kvemb.tools.bench.gpu.cells import HIERARCHICAL, UNIFORM, ZIPF, FullTable
-from kvemb.tools.bench.results import Line, Spread
+from kvemb.tools.bench.results import Comparison, Spread
 
 # The required rates, in billions of keys per second, found and inserted, with rows of 64 numbers.
 BARS = {"H200": (4.0, 1.0), "H100": (2.8, 0.7)}
@@ -29,7 +29,7 @@ INSERTED_BYTES = 152 + 7 * SECTOR + 2 * SECTOR + 33
 BUCKET_BYTES = 1280 + 256
 
 
-def find(table: FullTable, runs: int) -> Iterator[Line]:
+def find(table: FullTable, runs: int) -> Iterator[Comparison]:
     """Yield the lines about keys found. table: of float32."""
     for keys in (UNIFORM, ZIPF, HIERARCHICAL):
         table.find_seconds(keys)  # warm up
@@ -46,14 +46,14 @@ def find(table: FullTable, runs: int) -> Iterator[Line]:
         f"bytes moved by a copy of rows by number ({copied} a row)", [rate * copied for rate in copies], table
     )
     waited = [size / sum(table.find_seconds(UNIFORM)) for _ in range(runs)]
-    yield Line("the same find, with the host's wait for each call", "keys/s", Spread.of(waited))
+    yield Comparison("the same find, with the host's wait for each call", "keys/s", Spread.of(waited))
     popular = [size / table.on_gpu(lambda: table.start_finds(ZIPF)) for _ in range(runs)]
-    yield Line(f"the same find, {ZIPF}", "keys/s", Spread.of(popular))
+    yield Comparison(f"the same find, {ZIPF}", "keys/s", Spread.of(popular))
     theirs = [_better_of_two(table.find_seconds(HIERARCHICAL), table) for _ in range(runs)]
-    yield Line(f"the same find, {HIERARCHICAL}, the better of two calls", "keys/s", Spread.of(theirs))
+    yield Comparison(f"the same find, {HIERARCHICAL}, the better of two calls", "keys/s", Spread.of(theirs))
 
 
-def insert(table: FullTable, runs: int) -> Iterator[Line]:
+def insert(table: FullTable, runs: int) -> Iterator[Comparison]:
     """Yield the lines about rows inserted."""
     table.renew()
     table.insert_seconds()  # warm up
@@ -70,12 +70,12 @@ def insert(table: FullTable, runs: int) -> Iterator[Line]:
         theirs.append(_better_of_two(taken, table))
     yield _barred(f"{name} {table.row_bytes // 4}", rates, table, 1)
     yield _moving(f"bytes moved by that insert (about {moved} a key)", [rate * moved for rate in rates], table)
-    yield Line("the same insert, with the host's wait for each call", "keys/s", Spread.of(waited))
-    yield Line("the same insert, the better of two calls", "keys/s", Spread.of(theirs))
+    yield Comparison("the same insert, with the host's wait for each call", "keys/s", Spread.of(waited))
+    yield Comparison("the same insert, the better of two calls", "keys/s", Spread.of(theirs))
 
 
-def _barred(name: str, rates: Sequence[float], table: FullTable, which: int) -> Line:
-    line = Line(name, "keys/s", Spread.of(rates))
+def _barred(name: str, rates: Sequence[float], table: FullTable, which: int) -> Comparison:
+    line = Comparison(name, "keys/s", Spread.of(rates))
     if table.row_bytes == 4 * BAR_DIM:
         for model in set(table.device.name().split()) & set(BARS):
             bar = BARS[model][which]
@@ -83,9 +83,9 @@ def _barred(name: str, rates: Sequence[float], table: FullTable, which: int) -> 
     return line
 
 
-def _moving(name: str, rates: Sequence[float], table: FullTable) -> Line:
+def _moving(name: str, rates: Sequence[float], table: FullTable) -> Comparison:
     """Return a line of bytes per second, compared with the bandwidth of the GPU's memory."""
-    line, most = Line(name, "bytes/s", Spread.of(rates)), table.device.bytes_per_second()
+    line, most = Comparison(name, "bytes/s", Spread.of(rates)), table.device.bytes_per_second()
     if not most:
         return line
     share = Spread.of(rate / most for rate in rates)

@@ -10,7 +10,7 @@ import kvemb
 from kvemb.tools.bench.gpu import hot, rates, tiers, training
 from kvemb.tools.bench.gpu.cells import FullTable
 from kvemb.tools.bench.measure import compile_seconds, scratch
-from kvemb.tools.bench.results import Line, Report
+from kvemb.tools.bench.results import Comparison, Report
 
 # The most steps of a run of training.
 MAX_STEPS = 5
@@ -42,7 +42,7 @@ def run(
     folder: Path | None,
     parts: Iterable[str],
     sizes: Sizes,
-) -> tuple[Report, Iterator[list[Line]]]:
+) -> tuple[Report, Iterator[list[Comparison]]]:
     """Time `runs` runs of `batches` calls of each kind. dims: of the part "calls". Raises BackendUnavailable without
     the device.
 
@@ -58,7 +58,7 @@ def run(
         report.facts |= {"gpu": there.name(), "bytes_per_second": there.bytes_per_second()}
     report.facts["compile_s"] = compile_seconds(dims[0])
 
-    def measured() -> Iterator[list[Line]]:
+    def measured() -> Iterator[list[Comparison]]:
         steps = min(batches, MAX_STEPS)
         if "calls" in chosen:
             for dim in dims:
@@ -77,7 +77,7 @@ def run(
 
 def _on_full_table(
     parts: list[str], device: str, sizes: Sizes, calls: int, runs: int, facts: dict[str, object]
-) -> Iterator[list[Line]]:
+) -> Iterator[list[Comparison]]:
     table = FullTable(device, sizes.cells, rates.BAR_DIM, sizes.keys, calls)
     facts["load"] = table.load
     if "find" in parts:

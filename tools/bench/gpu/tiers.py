@@ -14,8 +14,8 @@ import numpy as np
 import kvemb
 from kvemb.tools.bench.data import Floats, Ids, Zipf, batches_of_ids, ids_of, values_of
 from kvemb.tools.bench.gpu.hot import rows_there, unsaved
-from kvemb.tools.bench.measure import Work, scratch, take_timed_turns
-from kvemb.tools.bench.results import Line, compare
+from kvemb.tools.bench.measure import Work, measure_alternately, scratch
+from kvemb.tools.bench.results import Comparison, compare
 
 MIN_RATIO, EXPONENT = 3.0, 1.05
 LOAD_ROWS = 65_536
@@ -23,7 +23,7 @@ LOAD_ROWS = 65_536
 
 def measure(
     device: str, device_mib: int, dim: int, batch: int, steps: int, runs: int, folder: Path | None
-) -> Iterator[Line]:
+) -> Iterator[Comparison]:
     """Yield the line. device_mib: of the GPU's memory, for its hot rows; the table has ten times as many bytes."""
     row_bytes = 3 * 4 * dim + 8  # with Adam's slots, and the row's count of steps
     rows, budget = 10 * (device_mib << 20) // row_bytes, f"{max(16, 5 * device_mib)}MiB"
@@ -37,8 +37,8 @@ def measure(
         keys = [[ids_of(zipf.sample(batch)) for _ in range(steps)] for _ in range(runs + 1)]
         grads: Floats = draw.standard_normal((batch, dim), dtype=np.float32)
         sides = _on_gpu(there, keys, grads), _on_cpu(here, keys, grads)
-        take_timed_turns(sides, 1)  # warm up: fills the hot tiers with the rows that are used most
-        taken = take_timed_turns(tuple(_after(side) for side in sides), runs)
+        measure_alternately(sides, 1)  # warm up: fills the hot tiers with the rows that are used most
+        taken = measure_alternately(tuple(_after(side) for side in sides), runs)
         last = keys[-1][-1]
         if there.lookup(last, touch=False).tobytes() != here.lookup(last, touch=False).tobytes():
             raise AssertionError("the rows on the GPU are not those on the CPU")

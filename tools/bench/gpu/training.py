@@ -13,8 +13,8 @@ import numpy as np
 
 import kvemb
 from kvemb.tools.bench.gpu.hot import unsaved
-from kvemb.tools.bench.measure import Work, scratch, take_timed_turns
-from kvemb.tools.bench.results import Line, compare
+from kvemb.tools.bench.measure import Work, measure_alternately, scratch
+from kvemb.tools.bench.results import Comparison, compare
 
 BAG = 16
 MIN_RATIO = 1.5
@@ -23,7 +23,9 @@ DYNAMICEMB_MS = 2.19
 RATE = 0.01
 
 
-def measure(device: str, rows: int, dim: int, batch: int, steps: int, runs: int, folder: Path | None) -> Iterator[Line]:
+def measure(
+    device: str, rows: int, dim: int, batch: int, steps: int, runs: int, folder: Path | None
+) -> Iterator[Comparison]:
     """Yield the lines; none if PyTorch has no GPU. batch: ids of a step."""
     if (gpu := gpu_of_torch(device)) is None:
         return
@@ -44,8 +46,8 @@ def measure(device: str, rows: int, dim: int, batch: int, steps: int, runs: int,
         peer = torch.nn.EmbeddingBag(rows, dim, mode="sum", sparse=True, _weight=weight.clone())
         ours, theirs = kt.Optimizer(bags), torch.optim.SparseAdam(peer.parameters(), lr=RATE)
         sides = _steps(bags, ours, ids), _steps(peer, theirs, ids)
-        take_timed_turns(sides, 1)  # warm up
-        taken = take_timed_turns(sides, runs)
+        measure_alternately(sides, 1)  # warm up
+        taken = measure_alternately(sides, runs)
         if bags.variable.stats.tiers[device].rows < rows:
             raise AssertionError("some rows were not hot on the GPU, so the measurement is not valid")
         sample = ids[0].reshape(-1)[:4096]

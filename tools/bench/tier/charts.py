@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from kvemb.tools.bench.tier.figures import Found, grid, growing, middle, one
-from kvemb.tools.report.axes import Linear, Log, Named, Scale, number, top
+from kvemb.tools.report.axes import Categories, Linear, Log, Scale, number, top
 from kvemb.tools.report.charts import Curve
 from kvemb.tools.report.pictures import picture
 
@@ -94,7 +94,7 @@ def _growth(found: Found) -> str | None:
         for side, label, dashed in SIDES
         for colour, cache in enumerate(("warm", "cold"))
     ]
-    names = Named(tuple(number(case.rows) for case in cases))
+    names = Categories(tuple(number(case.rows) for case in cases))
     note = f"rows/s, log scale; {100 * case.hot:g}% hot, Zipf {case.zipf:g}"
     return picture("Growth of the table", curves, names, _up(curves, log=True), across="rows in the table", note=note)
 
@@ -159,7 +159,7 @@ def _numbers(count: int) -> Scale:
 
 
 def _shares(shares: Sequence[float]) -> Scale:
-    return Named(tuple(f"{100 * share:g}%" for share in shares))
+    return Categories(tuple(f"{100 * share:g}%" for share in shares))
 
 
 def _middle_skew(found: Found) -> float:

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from kvemb.tools.bench.measure import compile_seconds, scratch
-from kvemb.tools.bench.results import Line, Report, Spread, compare, compare_cost
+from kvemb.tools.bench.results import Comparison, Report, Spread, compare, compare_cost
 from kvemb.tools.bench.tier import cases, restart, series, steps
 from kvemb.tools.bench.tier.cases import Case, Settings
 from kvemb.tools.bench.tier.counters import counted
@@ -109,7 +109,7 @@ def report(records: Records, settings: Settings) -> Report:
     return made
 
 
-def _lines(case: Case, result: Record) -> list[Line]:
+def _lines(case: Case, result: Record) -> list[Comparison]:
     peer = "rocksdict by hand"
     if case.kind == "steps":
         caches = [cache for cache in ("warm", "cold") if result[cache]]
@@ -128,8 +128,8 @@ def _lines(case: Case, result: Record) -> list[Line]:
     return [_restart(case, name, result[name]) for name in ("warm", "not_warm", "by_hand")]
 
 
-def _restart(case: Case, name: str, result: Record) -> Line:
+def _restart(case: Case, name: str, result: Record) -> Comparison:
     reached = result["full_speed_s"]
     unit = "s to full speed" if reached is not None else "s, and full speed not reached"
     taken = result["open_s"] + sum(result["steps"]) if reached is None else reached
-    return Line(f"{case}, {name.replace('_', ' ')}", unit, Spread.of([taken]))
+    return Comparison(f"{case}, {name.replace('_', ' ')}", unit, Spread.of([taken]))
