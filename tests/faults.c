@@ -113,7 +113,7 @@ static int fails(const char *what, const char *path) {
     int stop = counts && stop_every && number >= stop_first && (number - stop_first) % stop_every == 0;
     if (hit && hits++ < 20) tell(what, path);
     pthread_mutex_unlock(&lock);
-    if (stop) kill(getpid(), SIGSTOP);
+    if (stop) syscall(SYS_tgkill, getpid(), syscall(SYS_gettid), SIGSTOP); /* a signal to this thread stops it here */
     if (!hit) return 0;
     errno = error;
     return 1;

@@ -16,13 +16,17 @@ import tempfile
 import time
 import traceback
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from faults import Disk, keep_crash
-from history import History
+from history import BUDGET, History
 
+import kvemb
+from kvemb.handle import inside
 from kvemb.rows import hashing
 
 PLAIN = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
@@ -57,7 +61,25 @@ def full_disk(folder: Path, disk: Disk, *, nbytes: int = -1, place: str | None =
     running.check_reopening()
 
 
-TRIALS = {"history": history, "crashes": crashes, "full_disk": full_disk}
+def saving(folder: Path, disk: Disk) -> None:
+    """Save a row into a series; from its publishing on, the process is stopped at each operation."""
+    (folder / "events").touch()
+    with kvemb.open(folder / "root" / "store", memory_budget=BUDGET) as store:
+        store.get_variable("table", dim=1).upsert([1], np.ones((1, 1), np.float32))
+        points = inside(store).points
+        points.publish = partial(_publish, disk, points.publish)  # type: ignore[method-assign]
+        with kvemb.CheckpointManager(folder / "root" / "series") as manager:
+            manager.save(store)
+        disk.fail(0)
+
+
+def _publish(disk: Disk, publish: Callable[..., None], *args: Any, **how: Any) -> None:
+    disk.stop(1, 1)
+    disk.fail(1 << 40)
+    publish(*args, **how)
+
+
+TRIALS = {"saving": saving, "history": history, "crashes": crashes, "full_disk": full_disk}
 
 
 def compile_kernels() -> None:

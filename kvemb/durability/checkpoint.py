@@ -25,7 +25,7 @@ from kvemb.durability.delta import Change, differences, epochs_since
 from kvemb.durability.epochs import dropped
 from kvemb.durability.manifest import FileEntry, HotRows, Manifest, VariableEntry, rows_in_words
 from kvemb.durability.readable import opened
-from kvemb.errors import CheckpointNotFound, Locked, StoreNotFound
+from kvemb.errors import CheckpointNotFound, Locked
 from kvemb.handle import Handle, inside
 from kvemb.limits import DEFAULT
 from kvemb.options import format_time
@@ -43,7 +43,7 @@ class Checkpoint(Handle[Manifest], os.PathLike[str]):
         try:
             super().__init__(manifest.read(self.path))
         except CheckpointNotFound as error:
-            raise CheckpointNotFound(describe_path(self.path)) from error
+            raise CheckpointNotFound(paths.describe(self.path)) from error
 
     @classmethod
     def at(cls, path: str | os.PathLike[str]) -> Checkpoint:
@@ -51,7 +51,7 @@ class Checkpoint(Handle[Manifest], os.PathLike[str]):
         directory = paths.local(path)
         if layout.is_checkpoint(directory):
             return cls(directory)
-        check_there(directory)
+        paths.check_there(directory)
         point = cls(layout.current_point(directory))
         warn_if_not_closed(directory, inside(point))
         return point
@@ -140,33 +140,6 @@ class Checkpoint(Handle[Manifest], os.PathLike[str]):
         return f"<kvemb.Checkpoint {self.path}, {rows_in_words(self.variables)}>"
 
 
-def describe_path(path: Path) -> str:
-    """Return a message saying what is at a path where a checkpoint or a store was expected."""
-    if (message := paths.missing_checkpoint_message(path) or paths.cluster_message(path)) is not None:
-        return message
-    if not path.exists():
-        return f"{path} does not exist: there is no store and no checkpoint"
-    if not path.is_dir():
-        return f"{path} is a file, not a store or a checkpoint; name a directory"
-    if layout.is_store(path):
-        return f"{path} is a store, not a checkpoint; name a checkpoint"
-    if (path / layout.POINTS).is_dir():
-        return f"{path} is a damaged store, {layout.CURRENT} is missing; run kvemb repair"
-    if (path / layout.ROWS).is_dir():
-        return f"{path} is a damaged checkpoint, {manifest.NAME} is missing; run kvemb repair"
-    if numbered := sorted(entry.name for entry in path.glob("[0-9]*") if layout.is_checkpoint(entry)):
-        return f"{path} is a series of checkpoints: name one, such as {path / numbered[-1]}"
-    below = sorted(entry.name for entry in path.glob("*") if layout.is_checkpoint(entry) or layout.is_store(entry))
-    named = f"; it contains {path / below[0]}" + (f" and {len(below) - 1:,} more" if below[1:] else "") if below else ""
-    return f"{path} is a directory, but neither a checkpoint nor a store{named}"
-
-
-def check_there(path: Path) -> None:
-    """Raise StoreNotFound, saying what path is, unless it is a checkpoint or a store."""
-    if not layout.is_checkpoint(path) and not layout.is_store(path):
-        raise StoreNotFound(describe_path(path))
-
-
 def warn_if_not_closed(store: Path, point: Manifest) -> None:
     """Log a warning if a store that is read was not closed: a reader sees its durable point, not its log."""
     if layout.was_not_closed(store):
@@ -179,7 +152,7 @@ def warn_if_not_closed(store: Path, point: Manifest) -> None:
 
 
 class DirectoryDraft:
-    """A new directory, filled under the temporary name `path`, then synced and renamed to target by publish().
+    """A new directory, filled under the temporary name `path`, then synced and renamed to target.
 
     Raises FileExistsError if target exists, ColdStoreError for another OSError; then nothing is left.
     """
@@ -196,13 +169,27 @@ class DirectoryDraft:
 
     def publish(self) -> None:
         """Sync it and rename it to its target. Raises ColdStoreError."""
+        self.sync()
+        self.rename()
+
+    def sync(self) -> None:
+        """Wait until it is on disk under its temporary name; its files must be. Raises ColdStoreError."""
         with layout.as_cold_store_error(f"write {self.target}"):
             fresh_files.sync_tree(self.path)
+            fresh_files.sync_directory(self.path.parent)
+
+    def rename(self) -> None:
+        """Rename it to its target, durably. Raises ColdStoreError; then target does not exist. REQUIRES: sync()."""
+        with layout.as_cold_store_error(f"write {self.target}"):
             os.rename(self.path, self.target)
-            fresh_files.sync_directory(self.target.parent)
+            try:
+                fresh_files.sync_directory(self.target.parent)
+            except OSError:
+                os.rename(self.target, self.path)
+                raise
 
     def discard(self) -> None:
-        """Delete it. Does nothing after publish()."""
+        """Delete it. Does nothing once it has its target's name."""
         shutil.rmtree(self.path, ignore_errors=True)
 
 

@@ -41,7 +41,7 @@ _LOGGED = " log"  # on disk, in CURRENT
 _MAX_CURRENT = 64
 _POINT, _ROCKS_MANIFEST = re.compile(r"([0-9]{6,18})( log)?\n"), re.compile(r"MANIFEST-[0-9]{6,20}\n")
 # Temporary names in a series: a checkpoint that is being written, or deleted.
-_LEFT = re.compile(r"\.\d{8,}\.(\d+-\d+\.tmp|dropped)")
+_LEFT = re.compile(r"\.(\d{8,})\.(\d+-\d+\.tmp|dropped)")
 
 
 @contextmanager
@@ -189,9 +189,10 @@ def dropped_name(number: int) -> str:
     return f".{series_name(number)}.dropped"
 
 
-def is_temporary_in_series(name: str) -> bool:
-    """Whether this is a temporary name in a series; if no process writes to the series, a crash left it."""
-    return _LEFT.fullmatch(name) is not None
+def left_in_series(name: str) -> tuple[int, bool] | None:
+    """Return the number in a temporary name in a series, and whether it is of a deletion; None for another name."""
+    found = _LEFT.fullmatch(name)
+    return None if found is None else (int(found[1]), found[2] == "dropped")
 
 
 def set_current(store: Path, number: int, *, logged: bool = False) -> None:

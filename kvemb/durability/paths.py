@@ -9,7 +9,7 @@ import os
 import re
 from pathlib import Path
 
-from kvemb.durability import layout
+from kvemb.durability import layout, manifest
 from kvemb.durability.layout import series_name
 from kvemb.errors import Corruption, StoreNotFound
 
@@ -126,3 +126,30 @@ def check_series_root(root: Path) -> None:
     if root.exists() and not root.is_dir():
         raise FileExistsError(f"{root} is a file, not a series of checkpoints; name a directory")
     layout.check_outside_stores(root, "series")
+
+
+def describe(path: Path) -> str:
+    """Return a message saying what is at a path where a checkpoint or a store was expected."""
+    if (message := missing_checkpoint_message(path) or cluster_message(path)) is not None:
+        return message
+    if not path.exists():
+        return f"{path} does not exist: there is no store and no checkpoint"
+    if not path.is_dir():
+        return f"{path} is a file, not a store or a checkpoint; name a directory"
+    if layout.is_store(path):
+        return f"{path} is a store, not a checkpoint; name a checkpoint"
+    if (path / layout.POINTS).is_dir():
+        return f"{path} is a damaged store, {layout.CURRENT} is missing; run kvemb repair"
+    if (path / layout.ROWS).is_dir():
+        return f"{path} is a damaged checkpoint, {manifest.NAME} is missing; run kvemb repair"
+    if numbered := sorted(entry.name for entry in path.glob("[0-9]*") if layout.is_checkpoint(entry)):
+        return f"{path} is a series of checkpoints: name one, such as {path / numbered[-1]}"
+    below = sorted(entry.name for entry in path.glob("*") if layout.is_checkpoint(entry) or layout.is_store(entry))
+    named = f"; it contains {path / below[0]}" + (f" and {len(below) - 1:,} more" if below[1:] else "") if below else ""
+    return f"{path} is a directory, but neither a checkpoint nor a store{named}"
+
+
+def check_there(path: Path) -> None:
+    """Raise StoreNotFound, saying what path is, unless it is a checkpoint or a store."""
+    if not layout.is_checkpoint(path) and not layout.is_store(path):
+        raise StoreNotFound(describe(path))

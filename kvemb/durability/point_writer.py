@@ -4,16 +4,17 @@
 2. take_snapshots(), some milliseconds under all variables' locks: dirty rows are marked (kvemb.tiers.dirty_snapshot),
    and a native checkpoint of the cold database is queued after the writes of all rows that wait in spill buffers.
 3. write(), in the background: the marked rows are written to files in key order, which are ingested into the open cold
-   database and into its copy. The copy becomes the store's durable point; a checkpoint is linked to it.
-The previous point stays current until the last step succeeds.
+   database and into its copy. A checkpoint is linked to the copy, complete but for its name. The copy becomes the
+   store's durable point; then the checkpoint gets its name. So the store follows every checkpoint that exists.
+The previous point stays current until the copy replaces it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Executor, Future, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -24,7 +25,7 @@ from kvemb.contracts import ColdDatabase, SortedFile
 from kvemb.durability import cold_databases, layout, manifest
 from kvemb.durability.attachments import Attachments
 from kvemb.durability.changes import ChangeLog
-from kvemb.durability.checkpoint import Checkpoint, atomic_directory, complete
+from kvemb.durability.checkpoint import Checkpoint, DirectoryDraft, complete
 from kvemb.durability.epochs import dropped
 from kvemb.durability.hotset import write_hot
 from kvemb.durability.inventory import Inventory
@@ -55,7 +56,7 @@ class VariablePart:
 
 
 class TargetFailed(Exception):
-    """The checkpoint could not be written to its target; the store itself is sound."""
+    """The checkpoint could not be written to its target, and is not there; the store itself is sound."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -65,7 +66,8 @@ class PointWriter:
     """Writes one point. number: unused by any other point. target: path of a checkpoint to make of it, or None.
 
     without: variables of the cold database that the point leaves out. attached: files and values to save in it.
-    If a step fails, the snapshots end, the directory is deleted, and the previous point stays current.
+    If a step fails, the snapshots end, the directories are deleted, and the previous point stays current, unless it was
+    the last step, in which the checkpoint gets its name.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class PointWriter:
         self._number, self._parts, self._target, self._without = number, parts, target, list(without)
         self._database, self._points, self._changes, self._log = database, points, changes, log
         self._attached, self._draft = attached or Attachments(), points.draft(number)
+        self._checkpoint: DirectoryDraft | None = None
         self._snapshots: list[tuple[VariablePart, DirtySnapshot]] = []
         self._numbers, self._files = count(), dict[str, list[Path]]()  # of rows, by variable
         self._hot: dict[str, Ordered] = {}
@@ -166,6 +169,10 @@ class PointWriter:
             self._end_epoch(replace(described, changes=[*epochs, Epoch(described.id)]), epochs)
         self._end_snapshots()
         self._points.publish(self._draft, logged=self._log is not None and not self._last)
+        if self._checkpoint is not None:
+            with _naming_target():
+                self._checkpoint.rename()
+        self._points.drop_others()
         if self._log is not None:
             # A closed store has no writes after its point: an unused segment that was prepared is deleted too.
             self._log.delete_before(self._number + 1 if self._last else self._number)
@@ -219,16 +226,17 @@ class PointWriter:
         manifest.write(self._described, scratch)
 
     def _write_checkpoint(self, target: Path) -> None:
+        """Write the checkpoint, complete and synced, but for its name. Raises TargetFailed."""
         entries, point = self._described.variables, self._draft.path
         left_out = [name for name, entry in entries.items() if not entry.checkpoint]
         described = self._described.only([name for name in entries if name not in left_out])
-        try:
-            with atomic_directory(target) as scratch:
-                layout.unpack(point, scratch, described.key_files | described.attached)
-                cold_databases.amend(scratch / layout.ROWS, drop=left_out)
-                complete(scratch, described, point, same_names=True)
-        except (KvembError, FileExistsError) as error:
-            raise TargetFailed(error) from error
+        with _naming_target():
+            draft = self._checkpoint = DirectoryDraft(target)
+            with layout.as_cold_store_error(f"write {target}"):
+                layout.unpack(point, draft.path, described.key_files | described.attached)
+                cold_databases.amend(draft.path / layout.ROWS, drop=left_out)
+                complete(draft.path, described, point, same_names=True)
+            draft.sync()
 
     def _end_epoch(self, following: Manifest, epochs: list[Epoch]) -> None:
         """Begin the next epoch, here and in the point. following: the point's manifest with the new epoch."""
@@ -244,6 +252,17 @@ class PointWriter:
         if self._base is not None and not self._base.cancel():
             wait([self._base])  # it writes into the draft
         self._draft.discard()
+        if self._checkpoint is not None:
+            self._checkpoint.discard()
+
+
+@contextmanager
+def _naming_target() -> Iterator[None]:
+    """Translate what fails of the checkpoint into TargetFailed."""
+    try:
+        yield
+    except (KvembError, FileExistsError) as error:
+        raise TargetFailed(error) from error
 
 
 def _on_gpus(tiers: dict[str, dict[str, TierSize]]) -> dict[str, dict[str, HotRows]]:

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from kvemb.contracts import ColdDatabase
 from kvemb.durability import fresh_files, inventory, journal_segments, layout, manifest, paths
-from kvemb.durability.checkpoint import DirectoryDraft, check_there, describe_path, warn_if_not_closed
+from kvemb.durability.checkpoint import DirectoryDraft, warn_if_not_closed
 from kvemb.durability.inventory import Inventory
 from kvemb.durability.manifest import Epoch, Manifest, VariableEntry
 from kvemb.durability.readable import database_in_place
@@ -41,7 +41,7 @@ class Points:
         try:
             layout.check_store_path(store)
         except StoreNotFound as error:
-            if "is a series" in (message := describe_path(store)):
+            if "is a series" in (message := paths.describe(store)):
                 raise StoreNotFound(f"{message}, and restore it; a store is another directory") from error
             raise
         fixed = layout.is_store(store) and not os.access(store, os.W_OK)
@@ -61,7 +61,7 @@ class Points:
             self.current = manifest.read(point)
             inventory.check(point, self.current)
             layout.unpack(point, self.live, self.current.key_files)
-            self._drop_points_but(point.name)
+            self.drop_others()
         else:
             identity, self.logged = uuid.uuid4().hex, False
             self.current = Manifest(identity, identity, None, 0, time.time(), changes=[Epoch(identity)])
@@ -118,7 +118,12 @@ class Points:
         self.current = manifest.read(draft.target)
         with layout.as_cold_store_error(f"write {self.store / layout.CURRENT}"):
             layout.set_current(self.store, self.current.point, logged=logged)
-        self._drop_points_but(draft.target.name)
+
+    def drop_others(self) -> None:
+        """Delete all points but the current one."""
+        for other in (self.store / layout.POINTS).iterdir():
+            if other != self.folder:
+                fresh_files.remove(other)
 
     def begin_log(self) -> None:
         """Record in CURRENT that a segment of the log follows the current point. Raises ColdStoreError.
@@ -137,11 +142,6 @@ class Points:
         if self.closed:
             shutil.rmtree(self.live, ignore_errors=True)
 
-    def _drop_points_but(self, name: str) -> None:
-        for other in (self.store / layout.POINTS).iterdir():
-            if other.name != name:
-                fresh_files.remove(other)
-
 
 def _without(named: dict[str, Value], names: Collection[str]) -> dict[str, Value]:
     return {name: value for name, value in named.items() if name not in names}
@@ -157,7 +157,7 @@ def reading(
     the next point is tried; once open, the files stay readable. Raises StoreNotFound, Corruption, ColdStoreError,
     UnsupportedFormat.
     """
-    check_there(path)
+    paths.check_there(path)
     with ExitStack() as stack:
         while True:
             source = path if layout.is_checkpoint(path) else layout.current_point(path)

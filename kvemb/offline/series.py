@@ -13,7 +13,8 @@ import builtins
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -26,9 +27,10 @@ from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.checkpointer import PendingCheckpoint
 from kvemb.durability.layout import series_name
 from kvemb.durability.lock_file import LockFile
-from kvemb.errors import CheckpointNotFound
+from kvemb.errors import CheckpointNotFound, Locked
 from kvemb.handle import inside
 from kvemb.meter import Progress
+from kvemb.offline import leftovers
 from kvemb.offline.places import chosen, source_at
 from kvemb.offline.resuming import resume
 from kvemb.offline.saving import PendingSave
@@ -135,14 +137,18 @@ class CheckpointManager:
 
         path: of the store. An existing store is deleted first if it was restored from, or saved to, this series:
         training after the newest checkpoint is lost, because its dense parameters are. So is what a call left here that
-        was killed. arguments: of kvemb.restore and
-        kvemb.open: memory_budget, durability, limits; hot rows are loaded unless warm=False.
+        was killed. A save that was killed when only the checkpoint's name was missing is completed. arguments: of
+        kvemb.restore and kvemb.open: memory_budget, durability, limits; hot rows are loaded unless warm=False.
 
         Raises FileExistsError if path is anything else, or the root is not a series; Locked if it is open; what
         kvemb.restore raises.
         """
         paths.check_series_root(self.root)
-        return resume(self.latest(), paths.local(path), **arguments)
+        store = paths.local(path)
+        if leftovers.of_saves(self.root) and (followed := leftovers.followed_by(store)):
+            with suppress(Locked):  # the process that has the lock deleted what it found
+                self._hold(followed)
+        return resume(self.latest(), store, **arguments)
 
     def close(self) -> None:
         """Wait for the checkpoint being written, and release the series' lock. Idempotent."""
@@ -259,17 +265,14 @@ class CheckpointManager:
         span = f"{len(numbers)} checkpoints, the newest {series_name(numbers[-1])}" if numbers else "no checkpoint yet"
         return f"<kvemb.CheckpointManager {self.root}: {span}>"
 
-    def _hold(self) -> None:
-        """Take the series' lock, and delete the temporary directories that a crash left."""
+    def _hold(self, followed: Collection[str] = ()) -> None:
+        """Take the series' lock, and clear away what a crash left. followed: see leftovers.clear."""
         if self._lock is None or self._lock.closed:  # it is closed if this process was forked from the lock's owner
             paths.check_series_root(self.root)
             with layout.as_cold_store_error(f"write to {self.root}"):
                 fresh_files.make_directory(self.root)
                 self._lock = layout.lock(self.root, "the series {} is written to", "close it there")
-            for path in self.root.iterdir():
-                if layout.is_temporary_in_series(path.name):
-                    with layout.as_cold_store_error(f"delete {path}"):
-                        fresh_files.remove(path)
+            leftovers.clear(self.root, followed)
 
     def _drop_old(self) -> None:
         with self._dropping:

@@ -11,7 +11,6 @@ from typing import Any, cast
 from kvemb import registry
 from kvemb.durability import journal_segments, layout, log_entries, manifest, paths
 from kvemb.durability.checking import checkpoint_findings
-from kvemb.durability.checkpoint import describe_path
 from kvemb.durability.manifest import Manifest
 from kvemb.errors import CheckpointNotFound, Corruption, StoreNotFound
 from kvemb.meter import Progress
@@ -85,7 +84,7 @@ def verify(
     elif (path / layout.POINTS).is_dir():
         found.findings.append(f"{path / layout.CURRENT} is missing")
     else:
-        raise StoreNotFound(describe_path(path))
+        raise StoreNotFound(paths.describe(path))
     return found
 
 

@@ -19,6 +19,7 @@ import pytest
 from history import BUDGET, same
 
 import kvemb
+from kvemb.durability import layout, manifest
 from kvemb.errors import CheckpointNotFound, StoreNotFound
 
 pytestmark = pytest.mark.slow
@@ -84,6 +85,26 @@ def test_a_crash_at_any_moment_leaves_what_was_acknowledged(
         trial = laboratory.run("crashes", first=first, every=every, durability=durability, timeout=120)
         assert len(trial.crashes()) >= (3 * FAULTS or operations[durability] // every)
         check_all(trial)
+
+
+def test_a_store_follows_every_checkpoint_whenever_it_crashed(laboratory: Any) -> None:
+    """Resuming completes a checkpoint that lacks only its name."""
+    trial = laboratory.run("saving", timeout=120)
+    assert not trial.hung, trial.error
+    assert trial.error == ""
+    found = set()
+    for crash in trial.crashes():
+        for root in (crash.root, crash.survivors("synced")):
+            manager = kvemb.CheckpointManager(root / "series")
+            point = manifest.read(layout.current_point(root / "store"))
+            followed = {epoch.since for epoch in point.changes}
+            assert {saved.id for saved in manager.list()} <= followed
+            found.add((len(point.variables), len(manager.numbers())))
+            with manager:
+                store, newest = manager.resume(root / "store", memory_budget=BUDGET)
+            with store:
+                assert (newest is not None, list(store.variables)) == (bool(point.variables), [*point.variables])
+    assert found == {(0, 0), (1, 0), (1, 1)}
 
 
 @pytest.mark.parametrize("durability", DURABILITIES)

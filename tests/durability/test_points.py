@@ -40,6 +40,7 @@ def published(store, *numbers, logged=False):
         owner = Points(store, stack)
         for number in numbers:
             owner.publish(draft_of(owner, number), logged=logged)
+            owner.drop_others()
     return owner
 
 
