@@ -34,7 +34,10 @@ def parse_budget(size: int | str, what: str = "memory_budget") -> int:
     """Return the bytes of an argument such as memory_budget. Raises TypeError or ValueError."""
     total = parse_bytes(size, what)
     if total < MIN_BUDGET_BYTES:
-        raise ValueError(f"{what} must be at least {format_bytes(MIN_BUDGET_BYTES)}, got {brief(size)}")
+        got = brief(size)
+        if isinstance(size, str) and size.strip().isdecimal():
+            got += f", which is in bytes; write '{size.strip()}MiB' for MiB"
+        raise ValueError(f"{what} must be at least {format_bytes(MIN_BUDGET_BYTES)}, got {got}")
     if total > MAX_BUDGET_BYTES:
         raise ValueError(f"{what} must be at most {format_bytes(MAX_BUDGET_BYTES)}, got {brief(size)}")
     return total

@@ -38,6 +38,8 @@ def test_a_budget_holds_the_min_a_store_can_work_with():
     assert parse_budget("4MiB") == 4 << 20
     with pytest.raises(ValueError, match=r"at least 4\.0 MiB, got 4194303"):
         parse_budget((4 << 20) - 1)
+    with pytest.raises(ValueError, match=r"at least 4\.0 MiB, got '256', which is in bytes; write '256MiB' for MiB"):
+        parse_budget("256")
 
 
 def test_sizes_are_written():

@@ -84,7 +84,7 @@ def _explain(failure: BaseException) -> Explanation | None:
 def _usage(failure: Any) -> str:
     """Return Click's message and the command that prints the help."""
     command = getattr(getattr(failure, "ctx", None), "command_path", None) or "kvemb"
-    message = failure.format_message()
+    message = failure.format_message() or "name a command"  # Click has printed the list of them
     if len(message) > _MAX_CHARACTERS:  # the message quotes arguments of any length
         message = f"{message[: _MAX_CHARACTERS // 2]} ... {message[-_MAX_CHARACTERS // 2 :]}"
     return f"{message.removesuffix('.')} (see {command} --help)"

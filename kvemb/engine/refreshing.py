@@ -48,7 +48,8 @@ def _refresh(engine: Engine) -> bool:
     with engine.lock:
         engine.state.check_open()
         if not engine.follows:
-            raise ValueError(f"{engine.path} was not opened with follow=True; it shows what it showed at first")
+            shown = "what it showed when it was opened" if engine.state.read_only else "its own changes at once"
+            raise ValueError(f"{engine.path} was not opened with follow=True, so it shows {shown}")
         present = layout.point(engine.path, engine.described.point)
         if engine.history.is_at(engine.path) and layout.current_point(engine.path) == present:
             return False

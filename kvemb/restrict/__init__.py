@@ -69,7 +69,7 @@ def as_policy(spec: Any) -> RestrictPolicy | None:
     if not isinstance(policy, RestrictPolicy):
         raise TypeError(
             f"restrict_policy must be None, a RestrictPolicy or a subclass of it, got {spec!r}; "
-            "use one of kvemb.restrict, such as kvemb.FrequencyRestrictPolicy(), or subclass RestrictPolicy"
+            "use a policy such as kvemb.FrequencyRestrictPolicy(), or subclass RestrictPolicy"
         )
     if type(policy).score is RestrictPolicy.score:
         raise TypeError(f"restrict_policy {type(policy).__name__} must define score(self, old_score, count, now)")

@@ -96,7 +96,8 @@ def _checked_array(data: npt.ArrayLike, dtype: np.dtype[Any], what: str) -> npt.
                 advice = f"give an array or a list of numbers, not a {type(data).__name__}"
         elif what == "keys" and array.dtype == np.uint64:
             advice = "make the variable with key_dtype='uint64'"
-        raise TypeError(f"{what} must be {dtype.name}, got {array.dtype.name}, which would lose information; {advice}")
+        got = {"U": "str", "S": "bytes"}.get(array.dtype.kind, array.dtype.name)
+        raise TypeError(f"{what} must be {dtype.name}, got {got}, which would lose information; {advice}")
     return array.astype(dtype) if array.dtype != dtype else array
 
 

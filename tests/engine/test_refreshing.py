@@ -43,6 +43,15 @@ def test_a_follower_shows_the_point_it_was_opened_on_until_it_is_refreshed(open_
         follower.refresh()
 
 
+@pytest.mark.parametrize(
+    ("how", "shown"), [({"read_only": True}, "what it showed when it was opened"), ({}, "its own changes at once")]
+)
+def test_a_store_that_follows_none_says_what_it_shows(open_store, tmp_path, how, shown):
+    open_store(tmp_path / "store").close()
+    with pytest.raises(ValueError, match=f"was not opened with follow=True, so it shows {shown}"):
+        open_store(tmp_path / "store", **how).refresh()
+
+
 def test_another_store_in_the_place_of_the_followed_one_is_refused(open_store, tmp_path):
     open_store(tmp_path / "store").close()
     follower = open_store(tmp_path / "store", follow=True)

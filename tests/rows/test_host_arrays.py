@@ -65,7 +65,7 @@ def test_keys_that_would_lose_information_are_refused(keys, dtype):
 @pytest.mark.parametrize(
     ("keys", "advice"),
     [
-        (["a"], "number them, or hash them to integers"),
+        (["a"], "got str, which would lose information; number them, or hash them to integers"),
         ({1, 2}, "give an array or a list of numbers, not a set"),
         ((each for each in (1, 2)), "give an array or a list of numbers, not a generator"),
     ],

@@ -293,3 +293,9 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvemb.tools.demos.run_clicks.run", lambda *_: {}["bug"])
     with pytest.raises(KeyError):
         run(["demo", *TINY])
+
+
+@pytest.mark.parametrize("group", ["bench", "stress"])
+def test_a_group_without_a_command_says_what_is_missing(group, capsys):
+    assert run([group]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"kvemb: name a command (see kvemb {group} --help)"

@@ -11,7 +11,7 @@ import typer
 
 from kvemb.tools.limits import MAX_BATCH, MAX_KEYS_DRAWN, MAX_ROWS, MAX_RUNS, MAX_SEED, no_nan
 
-app = typer.Typer(help="Look for differences between a table and its model.", no_args_is_help=True)
+app = typer.Typer(help="Compare tables with a model after random operations, kills and losses.", no_args_is_help=True)
 
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the closing table.")]
