@@ -113,12 +113,12 @@ class PointWriter:
                 entries = {part.name: part.entry() for part in self._parts}
                 self._described = self._points.describe(self._number, entries, self._without)
                 identity = self._attached.id or self._described.id
-                tiers = _on_gpus({part.name: part.storage.hot_sizes() for part in self._parts})
+                tiers = _on_gpus({part.name: part.storage.hot_tables.sizes() for part in self._parts})
                 self._described = replace(self._described, id=identity, extra=self._attached.extra, tiers=tiers)
                 for part in self._parts:
-                    part.storage.prepare_snapshot()
+                    part.storage.snapshot.prepare()
                 for number, part in enumerate(self._parts):
-                    self._snapshots.append((part, part.storage.begin_snapshot(len(self._parts) - number)))
+                    self._snapshots.append((part, part.storage.snapshot.begin(len(self._parts) - number)))
                     if self._target is not None or self._last:
                         self._hot[part.name] = part.storage.hot_keys()
                 self._base = in_order.submit(self._copy_database)
@@ -245,7 +245,7 @@ class PointWriter:
 
     def _end_snapshots(self) -> None:
         for part in self._parts:
-            part.storage.end_snapshot()
+            part.storage.snapshot.end()
 
     def _abandon(self) -> None:
         self._end_snapshots()

@@ -101,7 +101,7 @@ class DeviceOperations(TableOperations):
     def _lookup_host(self, keys: Keys, rows: npt.NDArray[Any], rule: ScoreRule | None, now: float) -> Positions:
         """Look up keys that are not on the device in the host tier; return the positions of keys that are not there."""
         if rule is not None:
-            self._storage.copy_before_change(keys, self._hot_tables.owners(keys))
+            self._storage.snapshot.copy_before_change(keys, None, self._hot_tables.owners(keys))
         absent = self._hot_tables.lookup_host(keys, rows, rule, now)
         if rule is ScoreRule.CUSTOM and len(absent) < len(keys):
             self._scoring.use_hot(np.delete(keys, absent), now)
@@ -109,9 +109,9 @@ class DeviceOperations(TableOperations):
 
     def _copy_before_change(self, keys: DeviceArray, rule: ScoreRule | None = ScoreRule.LAST_USE) -> None:
         """Let a snapshot copy rows that may change. rule: how uses are recorded; None: nothing changes."""
-        if rule is not None and self._storage.snapshot_under_way:
+        if rule is not None and self._storage.snapshot.under_way:
             copied = self._copied(keys)
-            self._storage.copy_before_change(copied, self._hot_tables.owners(copied))
+            self._storage.snapshot.copy_before_change(copied, None, self._hot_tables.owners(copied))
 
     def _copied(self, keys: DeviceArray) -> Keys:
         """Return a copy of keys as int64. REQUIRES: device_rows.on()."""

@@ -24,6 +24,7 @@ from kvemb.rows.bags import Bags, RowsBeside
 from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import Keys, Positions, Sums
 from kvemb.rows.host_arrays import public_keys
+from kvemb.stats import HOST, TierSize
 from kvemb.tiers.host_tier import HostTier, together_in
 
 Partitioner = Callable[[npt.NDArray[Any], int], npt.ArrayLike]
@@ -88,6 +89,14 @@ class HotTables:
     def nbytes(self) -> int:
         """Bytes of all tables' cells."""
         return sum(table.nbytes for table in self.tables)
+
+    def sizes(self) -> dict[str, TierSize]:
+        """Return the size of the tables in each memory, by the memory's name."""
+        found: dict[str, TierSize] = {}
+        for table in self.tables:
+            name = HOST if table.device_rows is None else table.device_rows.device
+            found[name] = found.get(name, TierSize()) + TierSize(table.size, table.capacity_rows, table.nbytes)
+        return found
 
     def owners(self, keys: Keys) -> Owners:
         """Return the number of each key's table: its device's, or the host tier's if its row is there now.

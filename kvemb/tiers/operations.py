@@ -62,7 +62,7 @@ class TableOperations(TableReads):
         storage = self._storage
         with storage.writing():
             score, owners = self._scoring.first(storage.step), self._hot_tables.owners(keys)
-            storage.copy_before_change(keys, owners)
+            storage.snapshot.copy_before_change(keys, None, owners)
             self._hot_tables.prepare(owners, len(keys), PlannedChange(embeddings=1, matching=self._matching))
             with storage.changing():
                 missing = self._hot_tables.upsert(keys, owners, values, storage.step)

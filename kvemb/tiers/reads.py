@@ -127,7 +127,7 @@ class TableReads:
         storage, owners = self._storage, self._hot_tables.owners(keys)
         rule, now = self._begin_use(touch)
         if rule is not None:
-            storage.copy_before_change(keys, owners)
+            storage.snapshot.copy_before_change(keys, None, owners)
         missing = read(owners, rule, now)
         uses, missed = len(keys), len(missing)
         if counts is not None:

@@ -29,14 +29,14 @@ from kvemb.rows.block import DIRTY, REMOVED, RowBlock
 from kvemb.rows.codec import LAST_KEY, Ordered, order_keys
 from kvemb.rows.hashing import Keys, Unique
 from kvemb.rows.schema import Schema
-from kvemb.stats import DISK, HOST, Stats, TierSize
+from kvemb.stats import DISK, Stats, TierSize
 from kvemb.store_state import StoreState
 from kvemb.tiers.access import HeldForCall, TableAccess
 from kvemb.tiers.ahead import ReadsAhead
 from kvemb.tiers.background_mover import BackgroundMover
 from kvemb.tiers.checking import tier_findings
-from kvemb.tiers.dirty_snapshot import DirtySnapshot
-from kvemb.tiers.hot_tables import HotTables, Owners
+from kvemb.tiers.current_snapshot import CurrentSnapshot
+from kvemb.tiers.hot_tables import HotTables
 from kvemb.tiers.locate import Located, Locator
 from kvemb.tiers.reclaimer import Reclaimer
 from kvemb.tiers.spill import SpillBuffer, slot_bytes
@@ -88,11 +88,13 @@ class TieredStorage:
         self.size, self.step, self.optimizer_steps, self.limits = size, step, optimizer_steps, limits
         self.counts, self.refreshes = Stats(), 0
         self.log, self._recorder = WriteLogging(log, hot_tables), recorder
-        self._executor, self.slot_rows, self.lease = executor, slot_rows, lease
+        self.slot_rows, self.lease = slot_rows, lease
         self._access = TableAccess(state)
-        self._snapshot: DirtySnapshot | None = None
         slots = min(limits.spill_rows // slot_rows, lease.most // slot_bytes(schema, slot_rows))
         self._spill = SpillBuffer(schema, slot_rows, slots, lease, executor, self._write, self._forget_reads)
+        self.snapshot = CurrentSnapshot(
+            hot_tables, self._spill, self._access, executor, self._forget_reads, slot_rows, lease, limits
+        )
         self._locator = Locator(hot_tables, self._spill, cold, self._access, self.counts)
         self._mover = BackgroundMover(self._access, hot_tables, readers, self._move)
         self.ahead = ReadsAhead(schema, self._locator, self._access, readers, lease, limits.ahead_rows, self._mover)
@@ -179,8 +181,7 @@ class TieredStorage:
         Raises Closed, Corruption, ColdStoreError.
         """
         at = self._locator.locate(keys)
-        if self._snapshot is not None:
-            self._snapshot.copy_before_change(at.keys, at.cells, at.owners)
+        self.snapshot.copy_before_change(at.keys, at.cells, at.owners)
         return at
 
     def held(self, *, rows: bool = True) -> AbstractContextManager[None]:
@@ -224,9 +225,8 @@ class TieredStorage:
                     self._spill.discard(keys)  # not before they are hot or in `left`
                 self.size += len(at.exists) - int(np.count_nonzero(at.exists))
                 self.counts.promotions += len(at.rows)
-                if self._snapshot is not None:
-                    for leaving in left:
-                        self._snapshot.copy_before_leaving(leaving)
+                for leaving in left:
+                    self.snapshot.copy_before_leaving(leaving)
             finally:
                 self._spill.append(left)
 
@@ -236,7 +236,7 @@ class TieredStorage:
         If a read ahead waits for the lookup's end, its thread promotes them; if the hot tables are on GPUs, another
         thread does (kvemb.tiers.ahead). In both cases the next call does, if it takes the lock first.
         """
-        if not (self.ahead.waits or self._mover.active) or self._snapshot is not None:
+        if not (self.ahead.waits or self._mover.active) or self.snapshot.under_way:
             self._promote(at, by_score)
             return
 
@@ -320,16 +320,6 @@ class TieredStorage:
         self.optimizer_steps = max(self.optimizer_steps, number)
         self.log.counted(self.optimizer_steps, self.step)
 
-    @property
-    def snapshot_under_way(self) -> bool:
-        """Whether a snapshot is being written, so that copy_before_change() is needed."""
-        return self._snapshot is not None
-
-    def copy_before_change(self, keys: Keys, owners: Owners) -> None:
-        """Let a snapshot copy those hot rows of keys that it has not yet written. Called before they change."""
-        if self._snapshot is not None:
-            self._snapshot.copy_before_change(keys, None, owners)
-
     def read_ahead(self, given: Callable[[], Keys], *, after_lookup: bool) -> None:
         """Start to read the cold rows of keys on another thread. given: returns the keys, on either thread; may block.
 
@@ -360,8 +350,7 @@ class TieredStorage:
 
     def _write(self, rows: RowBlock) -> None:
         """Write rows to the cold store. Called on the executor's thread without the lock, or by write_dirty()."""
-        if (snapshot := self._snapshot) is not None:
-            snapshot.before_write()
+        self.snapshot.before_write()
         try:
             with self.counts.timed("spill"):
                 self.record(rows.keys)
@@ -376,8 +365,7 @@ class TieredStorage:
     def _leave(self, leaving: RowBlock) -> None:
         """Take over dirty rows that left the hot tier because it shrank or because other rows moved up."""
         try:
-            if self._snapshot is not None:
-                self._snapshot.copy_before_leaving(leaving)
+            self.snapshot.copy_before_leaving(leaving)
         finally:
             self._spill.append([leaving])
 
@@ -388,54 +376,6 @@ class TieredStorage:
         """Empty the hot tier, and invalidate earlier reads of the cold store."""
         self.hot_tables.clear()
         self._locator.forget(None)
-
-    # For a checkpoint (kvemb.durability.checkpointer). These methods take the lock, unless they say otherwise.
-
-    def prepare_snapshot(self) -> None:
-        """Free the spill buffer's idle slots, so that copied rows find memory. REQUIRES: held(). Raises Poisoned."""
-        with self.changing():
-            self._spill.give_back_idle()
-
-    def begin_snapshot(self, sharing: int = 1) -> DirtySnapshot:
-        """Begin a snapshot of the dirty rows, kept until end_snapshot(). REQUIRES: held(), and no other snapshot.
-
-        sharing: the number of variables, this one included, that have yet to begin; they share the memory for copies.
-        On return, all rows that wait to be spilled have been queued on the executor.
-        """
-        with self.changing():
-            spilling = self._spill.start_write()
-        self._snapshot = DirtySnapshot(
-            self.schema,
-            self.hot_tables,
-            self._access,
-            self._executor,
-            self._forget_reads,
-            self._room_for_copies(sharing),
-            self.limits.snapshot_part_bytes,
-            self.limits.table_file_bytes,
-            spilling,
-        )
-        self._snapshot.begin()
-        return self._snapshot
-
-    def _room_for_copies(self, sharing: int) -> int:
-        """Return how many rows a snapshot may copy: a slot of the variable's own, and what can be leased.
-
-        The available memory is divided into equal parts: one for each variable that shares it, one for spill buffers.
-        """
-        row_bytes = RowBlock.bytes_per_row(self.schema)
-        part = self.lease.available // (sharing + 1) // row_bytes
-        wanted = max(0, min(self.limits.copied_rows - self.slot_rows, part))
-        self._leased_for_copies = wanted * row_bytes if wanted and self.lease.take(wanted * row_bytes) else 0
-        return self.slot_rows + self._leased_for_copies // row_bytes
-
-    def end_snapshot(self) -> None:
-        """End the snapshot, if there is one."""
-        with self._access.held():
-            if self._snapshot is not None:
-                self._snapshot.end()
-                self._snapshot = None
-                self.lease.give_back(self._leased_for_copies)
 
     def hot_keys(self) -> Ordered:
         """Return the keys of all hot rows, in no order. REQUIRES: held()."""
@@ -534,18 +474,10 @@ class TieredStorage:
             self.write_dirty()
             return list(tier_findings(self.hot_tables, self.cold, self.size, self.schema))
 
-    def hot_sizes(self) -> dict[str, TierSize]:
-        """Return the size of the hot tier in each memory, by the memory's name. REQUIRES: held()."""
-        found: dict[str, TierSize] = {}
-        for table in self.hot_tables.tables:
-            name = HOST if table.device_rows is None else table.device_rows.device
-            found[name] = found.get(name, TierSize()) + TierSize(table.size, table.capacity_rows, table.nbytes)
-        return found
-
     def stats(self) -> Stats:
         """Return a copy of the counts so far, with the present size of each tier. Takes the lock."""
         with self._access.held():
-            hot, waiting, tiers = self.hot_tables.size, self._spill.rows, self.hot_sizes()
+            hot, waiting, tiers = self.hot_tables.size, self._spill.rows, self.hot_tables.sizes()
             disk_bytes = 0 if self.state.closed else self.cold.disk_bytes()
             return replace(
                 self.counts,

@@ -265,11 +265,11 @@ def test_a_read_that_waits_is_refused_once_the_store_is_closed():
 def test_a_lookup_during_a_snapshot_makes_its_rows_hot_itself():
     place = Place(Later())
     with place.storage.held():
-        place.storage.begin_snapshot()
+        place.storage.snapshot.begin()
     place.prefetch(9, after_lookup=True)
     place.lookup(1, 2)
     assert place.hot.size == 2
-    place.storage.end_snapshot()
+    place.storage.snapshot.end()
 
 
 def test_rows_have_the_values_they_were_written_with_after_all_this():

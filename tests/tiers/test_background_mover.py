@@ -268,11 +268,11 @@ def test_what_changes_while_it_is_read_ahead_is_not_made_hot_as_it_was(how: str)
 def test_nothing_is_moved_where_a_snapshot_has_no_room_for_copies() -> None:
     place = Place()
     with place.storage.held():
-        place.storage.begin_snapshot()
+        place.storage.snapshot.begin()
         place.storage._access.set_room(False)
     place.storage._mover.move(np.arange(10))
     assert place.on_device == []
-    place.storage.end_snapshot()
+    place.storage.snapshot.end()
     place.storage._mover.move(np.arange(10))
     assert place.on_device == [], "none of them is in memory"
 
@@ -281,12 +281,12 @@ def test_a_snapshot_has_rows_that_moves_evict_as_they_were() -> None:
     place = Place(below=0)
     place.train(range(128))
     with place.storage.held():
-        snapshot = place.storage.begin_snapshot()
+        snapshot = place.storage.snapshot.begin()
     place.prefetch(range(200, 328))
     assert place.on_device == list(range(200, 328))
     kept = np.concatenate([rows.keys for rows in snapshot._copies])
     assert sorted(kept.tolist()) == list(range(128))
-    place.storage.end_snapshot()
+    place.storage.snapshot.end()
 
 
 def test_a_poisoned_or_closed_store_moves_nothing() -> None:

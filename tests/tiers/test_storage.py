@@ -118,20 +118,6 @@ def test_what_was_read_ahead_is_forgotten_when_the_row_is_written():
     assert rows(storage, [7]) == {7: 2.0}
 
 
-def test_a_snapshot_keeps_what_is_dirty_and_ends():
-    storage = storage_of()
-    put(storage, [1, 2])
-    with storage.held():
-        snapshot = storage.begin_snapshot()
-    assert len(snapshot.keys()) == 2
-    with storage.writing():
-        storage.replace(storage.locate(np.array([1])), rows_of([1], 2.0, flags=DIRTY), 1)
-    storage.end_snapshot()
-    storage.end_snapshot()
-    assert rows(storage, [1, 2]) == {1: 2.0, 2: 1.0}
-    assert storage.check() == []
-
-
 def test_every_change_is_told_to_the_log_and_acknowledged_after():
     log = Told()
     storage = storage_of(log=log)
@@ -227,20 +213,3 @@ def test_memory_that_others_want_is_written_and_given_back_though_nobody_calls()
     assert storage.lease.owed == 0
     assert budget.try_grow(budget.total * 15 // 16)
     assert rows(storage, range(100)) == dict.fromkeys(range(100), 1.0)
-
-
-def test_what_a_snapshot_holds_is_owed_until_it_ends_and_keeps_no_thread_busy():
-    budget, executor = Budget(1 << 14), Later()
-    storage = storage_of(
-        executor=executor, lease=budget.lease(), limits=Limits(**{**small_spill(8), "copied_rows": 100})
-    )
-    with storage.held():
-        storage.begin_snapshot()
-    assert storage.lease.held > 0
-    assert not budget.try_grow(budget.total * 15 // 16)
-    for _ in range(3):
-        if executor.waiting:
-            executor.waiting.pop()()
-    assert not executor.waiting
-    storage.end_snapshot()
-    assert budget.try_grow(budget.total * 15 // 16)
