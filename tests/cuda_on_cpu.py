@@ -8,12 +8,9 @@ access only the device's memory and callers' arrays, at aligned addresses.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import itertools
-import os
 import shutil
 import subprocess
-import tempfile
 import threading
 import time
 import weakref
@@ -24,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from arrays_on_device import ArrayOnDevice
+from made_once import digest, made_once
 
 from kvemb.backends.cuda.device import Memory, Program, Workspace, sorting_bytes
 from kvemb.backends.cuda.source import kernels_of
@@ -247,24 +245,18 @@ def built(source: str, flags: tuple[str, ...]) -> Path:
     """Return the library of kernels for this machine, built by g++ if it is missing."""
     glue = "".join(_ENTRY.format(name=name) for name in kernels_of(source))
     text = f'#include "cuda_on_cpu.h"\n{source}\n{glue}'
-    runtime = (HERE / "cuda_on_cpu.cpp").read_text() + (HERE / "cuda_on_cpu.h").read_text()
-    folder = Path(tempfile.gettempdir(), f"kvemb-cuda-on-cpu-{os.getuid()}")
-    folder.mkdir(mode=0o700, exist_ok=True)
-    shared = _object("runtime", runtime, HERE / "cuda_on_cpu.cpp", folder, _runtime_flags(flags))
-    target = folder / f"{_digest(text + runtime, flags)}.so"
-    if not target.exists():
-        kernels = folder / f"{target.stem}-{os.getpid()}.cpp"
+    own = HERE / "cuda_on_cpu.cpp"
+    runtime = own.read_text() + (HERE / "cuda_on_cpu.h").read_text()
+    name = f"runtime-{digest(runtime, FLAGS, flags)}.o"
+    shared = made_once("cuda-on-cpu", name, lambda to: _compile(to, *_runtime_flags(flags), "-c", str(own)))
+
+    def build(target: Path) -> None:
+        kernels = target.with_suffix(f"{target.suffix}.cpp")
         kernels.write_text(text)
-        _compile([*FLAGS, *flags, "-shared", str(kernels), str(shared)], target)
+        _compile(target, *flags, "-shared", str(kernels), str(shared))
         kernels.unlink()
-    return target
 
-
-def _object(name: str, text: str, source: Path, folder: Path, flags: tuple[str, ...]) -> Path:
-    target = folder / f"{name}-{_digest(text, flags)}.o"
-    if not target.exists():
-        _compile([*FLAGS, *flags, "-c", str(source)], target)
-    return target
+    return made_once("cuda-on-cpu", f"{digest(text, runtime, FLAGS, flags)}.so", build)
 
 
 def _runtime_flags(flags: tuple[str, ...]) -> tuple[str, ...]:
@@ -272,16 +264,10 @@ def _runtime_flags(flags: tuple[str, ...]) -> tuple[str, ...]:
     return ("-O2", "-DUNDER_TSAN") if "-fsanitize=thread" in flags else ("-O2",)
 
 
-def _compile(arguments: list[str], target: Path) -> None:
-    """Build a file under another name, then rename it, since other processes may build it, too."""
-    draft = target.with_suffix(f".{os.getpid()}")
-    done = subprocess.run(["g++", f"-I{HERE}", *arguments, "-o", str(draft)], capture_output=True, text=True)
+def _compile(target: Path, *arguments: str) -> None:
+    command = ["g++", f"-I{HERE}", *FLAGS, *arguments, "-o", str(target)]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    draft.rename(target)
-
-
-def _digest(text: str, flags: tuple[str, ...]) -> str:
-    return hashlib.sha256((text + repr((FLAGS, flags))).encode()).hexdigest()[:16]
 
 
 @cache

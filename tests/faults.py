@@ -166,7 +166,8 @@ class Trial:
             event, place, number = line.split()
             promise = promises.setdefault(place, Promise())
             state = pickle.loads((self.folder / f"state-{number}").read_bytes())
-            promise.pending = [*promise.pending, state] if event == "begin" else []
+            promise.pending = [] if event == "done" else [*promise.pending, state]
+            promise.by_key = event == "change"
             if event == "done":
                 promise.kept = state
         return promises
@@ -174,10 +175,14 @@ class Trial:
 
 @dataclass
 class Promise:
-    """The possible content of a directory: `kept`, of a call that returned, or one of `pending`, of a running call."""
+    """The possible content of a directory: `kept`, of a call that returned, or one of `pending`, of a running call.
+
+    by_key: some rows may be those of `kept`, and others those of the last of `pending`.
+    """
 
     kept: Any = None
     pending: list[Any] = field(default_factory=list)
+    by_key: bool = False
 
     @property
     def allowed(self) -> list[Any]:

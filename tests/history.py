@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from faults import Trial
+from faults import Promise, Trial
 from histories import small_spill
 
 import kvemb
@@ -72,6 +72,48 @@ def same(store: kvemb.Store, state: dict[str, Model]) -> bool:
     except Difference:
         return False
     return True
+
+
+def held(store: kvemb.Store, promise: Promise) -> dict[str, Model] | None:
+    """The state that a store holds, of those it may hold; None if it is none of them."""
+    for state in promise.allowed or [{}]:
+        if same(store, state):
+            return state
+    if not promise.by_key:
+        return None
+    before, after = promise.kept or {}, promise.pending[-1]
+    state = {name: mixed(variable, before.get(name), after[name]) for name, variable in store.variables.items()}
+    return state if same(store, state) else None
+
+
+def mixed(variable: kvemb.Variable, before: Model | None, after: Model) -> Model:
+    """The rows of `after` that a variable has, and for all other keys the rows of `before`; None: it has none."""
+    keys, values, slots, scores = variable.export(with_slots=True, with_scores=True)
+    found, state = after.copy(), after.copy()
+    found.present = np.isin(KEYS, keys)
+    for column, rows in (
+        (found.values, values),
+        (found.scores, scores),
+        *((found.slots[at], slots[at]) for at in slots),
+    ):
+        column[found.present] = rows
+    old = [at for at in range(len(KEYS)) if _row(found, at) != _row(after, at)]
+    if before is None:
+        state.present[old] = False
+        return state
+    assert inside(variable).storage.optimizer_steps in (before.optimizer_steps, after.optimizer_steps)
+    state.optimizer_steps = inside(variable).storage.optimizer_steps
+    for new, column in zip(_columns(state), _columns(before), strict=True):
+        new[old] = column[old]
+    return state
+
+
+def _columns(model: Model) -> list[Any]:
+    return [model.present, model.values, model.scores, *model.slots.values()]
+
+
+def _row(model: Model, at: int) -> list[bytes]:
+    return [column[at].tobytes() for column in _columns(model)] if model.present[at] else []
 
 
 def rows_that_differ(variable: kvemb.Variable, *models: Model) -> list[int]:
@@ -167,21 +209,20 @@ class History:
         return {name: twin.model.copy() for name, twin in kept.items()}
 
     @contextmanager
-    def promising(self, place: str, state: dict[str, Model]) -> Iterator[None]:
-        """Write down that a place may hold a state from now on, and holds it when the block has ended."""
+    def promising(self, place: str, state: dict[str, Model], event: str = "begin") -> Iterator[None]:
+        """Write down that a place may hold a state from now on, and holds it when the block has ended.
+
+        event "change": until then some keys may have their rows of before.
+        """
         number = len(list(self.folder.glob("state-*")))
         (self.folder / f"state-{number}").write_bytes(pickle.dumps(state))
-        self._tell(f"begin {place} {number}")
+        self._tell(f"{event} {place} {number}")
         yield
         self._tell(f"done {place} {number}")
 
     def _tell(self, line: str) -> None:
         with open(self.folder / "events", "a") as file:
             file.write(line + "\n")
-
-    def promise(self) -> list[dict[str, Model]]:
-        """The states that the store may hold now."""
-        return Trial(self.folder, False, "").places()["store"].allowed or [{}]
 
     # Steps.
 
@@ -198,11 +239,11 @@ class History:
         except KvembError as error:
             raise Ended from error
         if not fresh:
-            states = [state for state in self.promise() if same(self.store, state)]
-            assert states, f"{self.store!r} holds none of the states it may"
-            with self.promising("store", states[0]):
+            state = held(self.store, Trial(self.folder, False, "").places()["store"])
+            assert state is not None, f"{self.store!r} holds none of the states it may"
+            with self.promising("store", state):
                 pass
-            self.twins = {name: LockstepChecker(self.store.variables[name], model) for name, model in states[0].items()}
+            self.twins = {name: LockstepChecker(self.store.variables[name], model) for name, model in state.items()}
             self.after = {}
 
     def table(self) -> None:
@@ -231,7 +272,7 @@ class History:
             after = self.after[name] = twin.model.copy()
             getattr(after, call)(*arguments)
             if self.durability == "write":
-                with self.promising("store", {**self.state(), name: after}):
+                with self.promising("store", {**self.state(), name: after}, "change"):
                     getattr(twin.variable, call)(*arguments)
             else:
                 getattr(twin.variable, call)(*arguments)

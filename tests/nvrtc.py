@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import re
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from made_once import digest, made_once
 
 from kvemb.backends.cuda.source import OPTIONS
 
@@ -64,10 +66,22 @@ def instructions_of(source: str) -> dict[str, list[str]]:
     return {name: re.findall(r"^\s+(?!\.)([@\w{].*;)", body, re.MULTILINE) for name, body in entries}
 
 
+@cache
 def _compiled(source: str, *options: str) -> tuple[str, str]:
+    """Return PTX and the compiler's messages."""
+    nvrtc, given = _library(), (*OPTIONS, *options)
+    version = (ctypes.c_int * 2)()
+    nvrtc.nvrtcVersion(ctypes.byref(version, 0), ctypes.byref(version, ctypes.sizeof(ctypes.c_int)))
+    name = f"{digest(source, given, list(version))}.json"
+    done = made_once("nvrtc", name, lambda path: path.write_text(json.dumps(_compile(source, given))))
+    ptx, log = json.loads(done.read_text())
+    return ptx, log
+
+
+def _compile(source: str, options: tuple[str, ...]) -> tuple[str, str]:
     nvrtc, program = _library(), ctypes.c_void_p()
     assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernels.cu", 0, None, None) == 0
-    given = [option.encode() for option in (*OPTIONS, *options)]
+    given = [option.encode() for option in options]
     failed = nvrtc.nvrtcCompileProgram(program, len(given), (ctypes.c_char_p * len(given))(*given))
     log = _text(program, "ProgramLog")
     assert not failed, log

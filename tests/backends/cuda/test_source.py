@@ -92,13 +92,19 @@ def test_steps_of_every_optimizer_keep_everything_in_registers():
 
 def joined(sources: dict[str, str]) -> str:
     """One source of many, which compiles faster: what all begin with, then the rest of each in a namespace, and its
-    kernels with its name before theirs."""
-    starts, text = set(), ""
+    kernels with its name before theirs.
+
+    A kernel that several have, of the same types, is there once: sums of many gradients take longest to compile.
+    """
+    starts, known, text = set(), set(), ""
     for name, source in sources.items():
         start, types, rest = re.split(r"^(typedef .* Value;)$", source, flags=re.MULTILINE)
+        helpers, *kernels = re.split(rf"(?={KERNELS})", rest, flags=re.MULTILINE)
         starts.add(start)
-        kernels = re.sub(KERNELS, rf"\g<0>{name}_", rest, flags=re.MULTILINE)
-        text += f"namespace of_{name} {{\n{types}{kernels}\n}}\n"
+        own = [(helpers, types if "Value" in kernel else "", kernel) for kernel in kernels]
+        named = [re.sub(KERNELS, rf"\g<0>{name}_", each[-1], flags=re.MULTILINE) for each in own if each not in known]
+        known.update(own)
+        text += f"namespace of_{name} {{\n{types}{helpers}{''.join(named)}\n}}\n"
     (start,) = starts
     return start + text
 
