@@ -89,9 +89,8 @@ class Checkpointer:
         self._database, self._points, self._changes, self._log = database, points, changes, log
         self._state, self._in_order = state, in_order
         self._background = ThreadPoolExecutor(1, thread_name_prefix="kvemb-checkpoint")
-        self._begun: list[
-            PointInProgress[Checkpoint]
-        ] = []  # the last point, and before it those whose failure nobody knows
+        # The last point, and before it those whose failure was raised to no caller.
+        self._begun: list[PointInProgress[Checkpoint]] = []
         self._attaching = False
 
     def wait(self) -> None:
