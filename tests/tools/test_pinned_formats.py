@@ -1,0 +1,316 @@
+"""Regression tests: every bug found in exporting and importing, and in file formats."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvemb
+from kvemb import bulk
+from kvemb.tools.cli import run
+from kvemb.tools.export import export
+from kvemb.tools.failures import BadInput
+from kvemb.tools.formats.known import FORMATS
+from kvemb.tools.importing import import_table
+from kvemb.tools.inspect import peek
+from kvemb.tools.migrate import migrate, plan
+from kvemb.tools.table_stats import stats
+from tests.tools.test_pinned_tools import BUDGET, make, rows_of
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rows", "dtype"),
+    [
+        (np.append(np.zeros(200_000), 0.5).astype(np.float32).reshape(-1, 1), None),
+        (np.array([[1.0], [2.0]], np.float32), None),
+        (np.array([[np.nan], [np.inf]], np.float32), None),
+        (np.empty((0, 2), np.float32), None),
+        (np.array([[7], [-8]], np.int8), "int8"),
+        (np.array([[1e300], [-0.1]]), "float64"),
+    ],
+)
+def test_a_csv_says_nothing_of_types_and_brings_back_what_was_written(tmp_path, rows, dtype):
+    make(tmp_path / "store", np.arange(len(rows)), rows)
+    export(tmp_path / "store", tmp_path / "out.csv")
+    import_table(tmp_path / "out.csv", tmp_path / "copy", variable="table", value_dtype=dtype)
+    np.testing.assert_array_equal(rows_of(tmp_path / "copy")[1], rows)
+
+
+def test_great_unsigned_keys_come_through_a_csv(tmp_path):
+    keys = [2**63 + 1, 2**63 + 3, 2**64 - 1]
+    make(tmp_path / "store", keys, np.zeros((3, 1), np.float32), key_dtype="uint64")
+    export(tmp_path / "store", tmp_path / "out.csv")
+    import_table(tmp_path / "out.csv", tmp_path / "copy", variable="table", key_dtype="uint64")
+    assert rows_of(tmp_path / "copy")[0] == keys
+    with pytest.raises(BadInput, match="invalid value '9223372036854775809'"):
+        import_table(tmp_path / "out.csv", tmp_path / "no", variable="table")
+
+
+def test_rows_are_given_the_length_1_whatever_their_size(tmp_path):
+    make(tmp_path / "ints", [1, 2], np.array([[3, 4], [10, 0]], np.int8))
+    with pytest.raises(BadInput, match="--normalize needs floats, the values are int8"):
+        export(tmp_path / "ints", tmp_path / "out.npy", normalize=True)
+    export(tmp_path / "ints", tmp_path / "half.npy", normalize=True, dtype="float16")
+    np.testing.assert_allclose(np.load(tmp_path / "half.npy" / "value.npy"), [[0.6, 0.8], [1, 0]], rtol=1e-3)
+    make(tmp_path / "wide", [1, 2, 3], np.array([[3e200, 4e200], [3e-200, 4e-200], [0, 0]]))
+    export(tmp_path / "wide", tmp_path / "unit.npy", normalize=True)
+    np.testing.assert_allclose(np.load(tmp_path / "unit.npy" / "value.npy"), [[0.6, 0.8], [0.6, 0.8], [0, 0]])
+    found = peek(tmp_path / "wide", keys=[1], neighbours=1)
+    assert found.neighbours == {1: [(2, pytest.approx(1.0))]}
+    assert not np.isnan(stats(tmp_path / "wide").spread).any()
+
+
+def test_int8_holds_no_infinity_and_nothing_wraps(tmp_path):
+    make(tmp_path / "store", [1], np.array([[np.inf, 1]], np.float32))
+    with pytest.raises(BadInput, match="the row of key 1 has a NaN or an infinity"):
+        export(tmp_path / "store", tmp_path / "out.safetensors", dtype="int8")
+    tiny = np.array([[2.7e-43, -1e-44, 1e-45]], np.float32)
+    make(tmp_path / "tiny", [1], tiny)
+    export(tmp_path / "tiny", tmp_path / "out.npy", dtype="int8")
+    found = np.load(tmp_path / "out.npy" / "value.npy")[0].tolist()
+    assert found[0] > 0 >= found[1]
+
+
+def test_a_folder_that_could_not_be_sent_is_not_there(tmp_path, monkeypatch):
+    pytest.importorskip("fsspec")
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    make(tmp_path / "store", [1], np.zeros((1, 1), np.float32))
+    real, calls = MemoryFileSystem.put_file, []
+
+    def second(self: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 2:
+            raise OSError("gone")
+        return real(self, *args, **kwargs)
+
+    url = f"memory://{tmp_path.name}/t.npy"
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryFileSystem, "put_file", second)
+        with pytest.raises(OSError, match="gone"):
+            export(tmp_path / "store", url)
+    assert export(tmp_path / "store", url).rows == 1
+
+
+@pytest.mark.parametrize("format", ["tfra", "dynamicemb"])
+def test_names_with_slashes_become_files(tmp_path, format):
+    make(tmp_path / "store", [1], np.ones((1, 1), np.float32), name="tower/us%er ü")
+    export(tmp_path / "store", tmp_path / "out", format=format)
+    done = import_table(tmp_path / "out", tmp_path / "copy", format=format)
+    assert done.variable == "tower/us%er ü"
+
+
+@pytest.mark.parametrize("format", [kind.name for kind in FORMATS.values() if kind.int64_keys])
+def test_int32_keys_become_int64_where_a_format_holds_no_others(tmp_path, format):
+    make(tmp_path / "store", [-1, 2, 3], np.arange(6, dtype=np.float32).reshape(3, 2), key_dtype="int32")
+    export(tmp_path / "store", tmp_path / "out", format=format)
+    import_table(tmp_path / "out", tmp_path / "copy", format=format, variable="table")
+    keys, values = rows_of(tmp_path / "copy")
+    assert keys == [-1, 2, 3]
+    assert values.tolist() == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_parts_are_of_one_instant(tmp_path):
+    """The owner of the store flushes between two parts."""
+    with kvemb.open(tmp_path / "store", memory_budget=BUDGET) as store:
+        table = store.get_variable("table", dim=1)
+        table.upsert(np.arange(1000), np.zeros((1000, 1), np.float32))
+        store.flush()
+
+        def move(done: int, total: int) -> None:
+            table.upsert(np.arange(1000), np.ones((1000, 1), np.float32))
+            store.flush()
+
+        export(tmp_path / "store", tmp_path / "parts", format="csv", partitions=2, progress=move)
+        files = sorted((tmp_path / "parts").iterdir())
+        assert len(files) == 2
+        assert {line.split(",")[1] for file in files for line in file.read_text().splitlines()[1:]} == {"0"}
+
+
+def test_values_of_a_dtype_that_no_variable_has_are_one_line(tmp_path, capsys):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    lists = pa.array([[1, 2]], pa.list_(pa.uint8()))
+    pq.write_table(pa.table({"key": [1], "value": lists}), tmp_path / "u8.parquet")
+    assert run(["import", str(tmp_path / "u8.parquet"), str(tmp_path / "new")]) == 1
+    assert "the source has uint8 values; give --value-dtype" in capsys.readouterr().err
+    assert run(["import", str(tmp_path / "u8.parquet"), str(tmp_path / "new"), "--value-dtype", "float32"]) == 0
+    assert rows_of(tmp_path / "new", "u8")[1].tolist() == [[1, 2]]
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("head", "line"),
+    [
+        ("key,value_0,value_7", r"has the column 'value_0' but no 'value_1'; number a list's columns from 0"),
+        ("key,value_1,value_2", r"has the column 'value_1' but no 'value_0'"),
+        ("key,value,value_0", r"has the column 'value_0' and 'value' too"),
+        ("key,value_0,value_0", r"has the column 'value_0' twice; rename one"),
+        ("key,key,value_0", r"has the column 'key' twice"),
+        ("key_0,value_0,value_1", r"has the column 'key_0'; a key is one number"),
+        ("key,value_0,score_0", r"has the column 'score_0'; a score is one number"),
+    ],
+)
+def test_columns_of_a_csv_that_can_be_read_in_several_ways_are_refused(tmp_path, head, line):
+    with pytest.raises(BadInput, match=line):
+        import_table(io.BytesIO(f"{head}\n1,2,3\n".encode()), tmp_path / "new", format="csv")
+    assert not (tmp_path / "new").exists()
+
+
+def test_columns_of_a_csv_are_taken_by_their_numbers(tmp_path):
+    text = b"value_1,key,other_7,value_10,value_0," + b",".join(b"value_%d" % at for at in range(2, 10)) + b"\n"
+    text += b"11,1,0,20,10,12,13,14,15,16,17,18,19\n"
+    import_table(io.BytesIO(text), tmp_path / "new", format="csv")
+    assert rows_of(tmp_path / "new")[1].tolist() == [list(range(10, 21))]
+
+
+@pytest.mark.parametrize("format", ["parquet", "arrow"])
+@pytest.mark.parametrize("doubled", ["key", "value", "other"])
+def test_a_column_that_is_there_twice_is_refused_where_it_is_needed(tmp_path, format, doubled):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = {"key": pa.array([1]), "value": pa.array([[2.0]]), "other": pa.array([3])}
+    table = pa.table([*columns.values(), columns[doubled]], names=[*columns, doubled])
+    out = tmp_path / f"out.{format}"
+    if format == "parquet":
+        pq.write_table(table, out)
+    else:
+        with pa.ipc.new_file(out, table.schema) as writer:
+            writer.write_table(table)
+    if doubled == "other":
+        assert import_table(out, tmp_path / "new").added == 1
+        return
+    with pytest.raises(BadInput, match=f"has the column '{doubled}' twice"):
+        import_table(out, tmp_path / "new")
+
+
+@pytest.mark.slow
+def test_bfloat16_of_others_is_known_in_a_fresh_process(tmp_path):
+    make(tmp_path / "store", [1, 2], np.array([[1.5], [-2]], np.float32))
+    export(tmp_path / "store", tmp_path / "out", format="tfra", dtype="bfloat16")
+    arguments = [str(tmp_path / "out"), str(tmp_path / "new"), "--format", "tfra", "--value-dtype", "bfloat16"]
+    code = f"import sys; from kvemb.tools.cli import run; sys.exit(run(['import', *{arguments!r}]))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert rows_of(tmp_path / "new")[1].astype(float).tolist() == [[1.5], [-2]]
+
+
+@pytest.mark.parametrize("header", [b"{'descr': '<i8', 'shape': (", b"'''", b"{" * 100, b"PK\x03\x04", b""])
+def test_an_array_file_that_is_damaged_is_one_line(tmp_path, capsys, header):
+    make(tmp_path / "store", [1], np.zeros((1, 1), np.float32))
+    export(tmp_path / "store", tmp_path / "out.npy")
+    file = tmp_path / "out.npy" / "key.npy"
+    content = file.read_bytes()
+    file.write_bytes(content[:10] + header.ljust(118) + content[128:] if header else b"")
+    assert run(["import", str(tmp_path / "out.npy"), str(tmp_path / "new")]) == 1
+    told = capsys.readouterr().err
+    assert "key.npy cannot be read" in told
+    assert told.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "dtype", "to"),
+    [
+        *((1e6, "float32", "float16"), (-1e6, "float32", "float16"), (1e300, "float64", "float32")),
+        *((1e38, "bfloat16", "float16"), (3.4e38, "float32", "bfloat16"), (10**6, "int32", "float16")),
+    ],
+)
+def test_no_number_becomes_infinite(tmp_path, number, dtype, to):
+    from kvemb.tools.numbers import dtype_of
+
+    rows = np.ones((3, 2), dtype_of(dtype))
+    rows[1, 1] = number
+    if dtype != "int32":
+        rows[2] = np.array([np.inf, np.nan], rows.dtype)
+    make(tmp_path / "store", [5, 6, 7], rows)
+    for name, refused in {
+        "migrate": lambda: migrate(plan(tmp_path / "store", tmp_path / "no", value_dtype=to)),
+        "export": lambda: export(tmp_path / "store", tmp_path / "no.npy", dtype=to if to != "float32" else "int8"),
+        "parts": lambda: export(tmp_path / "store", tmp_path / "no", format="parquet", dtype="float16", partitions=2),
+    }.items():
+        if (dtype, name) == ("int32", "migrate"):
+            continue  # whole numbers must not change at all
+        with pytest.raises(BadInput, match=r"key 6 has the number -?[\de+.]+, too large for \w+; "):
+            refused()
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+    if dtype != "int32":
+        export(tmp_path / "store", tmp_path / "out.parquet", where="key != 6")
+        import_table(tmp_path / "out.parquet", tmp_path / "copy", variable="table", value_dtype=to)
+        np.testing.assert_array_equal(rows_of(tmp_path / "copy")[1].astype(float)[1], [np.inf, np.nan])
+        export(tmp_path / "store", tmp_path / "bad.parquet")
+        with pytest.raises(BadInput, match="key 6 has the number"):
+            import_table(tmp_path / "bad.parquet", tmp_path / "no", variable="table", value_dtype=to)
+        assert not (tmp_path / "no").exists()
+
+
+def test_slots_do_not_become_infinite_either(tmp_path):
+    with kvemb.open(tmp_path / "store", memory_budget=BUDGET) as store:
+        table = store.get_variable("table", "int64", "float64", 1, optimizer=kvemb.optimizers.Adagrad())
+        bulk.load(table, [bulk.Rows(np.array([3]), np.ones((1, 1)), {"accumulator": np.full((1, 1), 1e300)})])
+    with pytest.raises(BadInput, match=r"key 3 has the number 1e\+300, too large for float32; .* --slots reset"):
+        migrate(plan(tmp_path / "store", tmp_path / "no", value_dtype="float32"))
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+    assert migrate(plan(tmp_path / "store", tmp_path / "out", value_dtype="float32", slots="reset")) == 1
+
+
+def test_the_package_that_is_lacking_is_named(tmp_path, monkeypatch, capsys):
+    fsspec = pytest.importorskip("fsspec")
+
+    def lacking(*_: Any, **__: Any) -> Any:
+        raise ImportError("Please install gcsfs to access Google Storage")
+
+    make(tmp_path / "store", [1], np.zeros((1, 1), np.float32))
+    monkeypatch.setattr(fsspec.core, "url_to_fs", lacking)
+    for arguments in (["pull", "gs://b/x", str(tmp_path / "new")], ["export", str(tmp_path / "store"), "gs://b/x.csv"]):
+        assert run(arguments) == 1
+        told = capsys.readouterr().err
+        assert told.endswith("cannot be reached: Please install gcsfs to access Google Storage\n")
+
+
+def test_what_an_export_leaves_out_and_an_import_makes_is_told(tmp_path, capsys):
+    with kvemb.open(tmp_path / "store", memory_budget=BUDGET) as store:
+        policy = kvemb.FrequencyRestrictPolicy()
+        table = store.get_variable("t", dim=1, optimizer=kvemb.optimizers.Adagrad(), restrict_policy=policy)
+        table.upsert([1], [[1.0]])
+    note = "without slots and scores: training cannot continue"
+    for options, told in (
+        ([], note),
+        (["--with-slots"], note.replace("slots and ", "")),
+        (["--with-scores"], "slots:"),
+    ):
+        assert run(["export", str(tmp_path / "store"), str(tmp_path / f"{len(told)}.npy"), *options]) == 0
+        assert told in " ".join(capsys.readouterr().out.split())
+    whole = str(tmp_path / "whole.npy")
+    assert run(["export", str(tmp_path / "store"), whole, "--with-slots", "--with-scores"]) == 0
+    assert "training" not in capsys.readouterr().out
+    for source, made in (
+        (whole, "optimizer adagrad, policy frequency, initializer zeros"),
+        (str(tmp_path / f"{len(note)}.npy"), "optimizer none, policy none, initializer zeros"),
+    ):
+        new = str(tmp_path / f"new{len(made)}")
+        assert run(["import", source, new]) == 0
+        assert made in capsys.readouterr().out
+        assert run(["import", source, new, "--on-conflict", "keep", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["made"] is None
+
+
+def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path):
+    mark = b"\xef\xbb\xbf"
+    for name, text in (("v.csv", b"key,value_0\n7,0.5\n"), ("v.w2v", b"1 1\n7 0.5\n")):
+        (tmp_path / name).write_bytes(mark + text)
+        import_table(tmp_path / name, tmp_path / "new", variable=name)
+        assert (rows_of(tmp_path / "new", name)[0], rows_of(tmp_path / "new", name)[1].tolist()) == ([7], [[0.5]])
+    from kvemb.tools.demos.triple_files import read_triples
+
+    (tmp_path / "graph.txt").write_bytes(mark + b"a\tb\tc\n")
+    assert read_triples(tmp_path / "graph.txt") == [("a", "b", "c")]
