@@ -188,7 +188,8 @@ class Store(DefaultStore[Engine]):
     def flush(self) -> None:
         """Write every dirty row and make a durable point, which is the state after a later crash.
 
-        The point holds the state at this call; other threads continue meanwhile. Raises Poisoned if a write fails; the
+        The point holds the state at this call; other threads continue meanwhile. If nothing changed since the last
+        point, that one stays, with the files and values that were saved in it. Raises Poisoned if a write fails; the
         error of an earlier checkpoint with block=False that failed; Closed, ReadOnly.
         """
         self._inside.flush()

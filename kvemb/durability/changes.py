@@ -154,6 +154,11 @@ class ChangeLog:
                     later.variables[name] = EpochChanges(files=files)
             self._epochs[-1:] = [before, later]
 
+    def is_as_of(self, epochs: list[Epoch]) -> bool:
+        """Whether nothing was recorded since these were all epochs, as sealed."""
+        with self._lock:
+            return self.buffered_keys == 0 and self._epochs == epochs
+
     def epochs(self) -> list[Epoch]:
         """Return a copy of all epochs, the current one last; keys in memory are in none of their files."""
         with self._lock:

@@ -105,6 +105,19 @@ class Checkpointer:
         """Whether no point is being written."""
         return all(begun.future.done() for begun in self._begun)
 
+    def flush(self, parts: list[VariablePart]) -> PointInProgress[Checkpoint] | None:
+        """Start to write a durable point, unless the current one already has this state: then return None.
+
+        REQUIRES and raises as start(). Without a lock on all variables at once: one that has not changed by now had
+        not changed at any time before.
+        """
+        self._state.check_writable()
+        entries = self._points.current.variables
+        unchanged = all(entries.get(part.name) == part.entry() and part.storage.is_clean() for part in parts)
+        if unchanged and self._changes.is_as_of(self._points.current.changes):
+            return None
+        return self.start(parts, None)
+
     def start(
         self,
         parts: list[VariablePart],

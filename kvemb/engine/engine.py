@@ -199,13 +199,9 @@ class Engine:
         return self.described if self.state.read_only else self.points.current
 
     def start(
-        self,
-        target: Path | None = None,
-        *,
-        closing: Callable[[], None] | None = None,
-        without: Collection[str] = (),
-        attached: Attachments | None = None,
-    ) -> PointInProgress[Checkpoint]:
+        self, target: Path | None = None, *, closing: Callable[[], None] | None = None,
+        without: Collection[str] = (), attached: Attachments | None = None,
+    ) -> PointInProgress[Checkpoint]:  # fmt: skip
         """Begin to write a durable point with these attachments, and a checkpoint at target; see Checkpointer.start."""
         self.state.check_here()
         with self.lock:
@@ -219,8 +215,14 @@ class Engine:
         return [table.part() for name, table in self.tables.items() if table.persistent and name not in without]
 
     def flush(self) -> None:
-        """Make a durable point of the current state. Raises Poisoned, Closed, ReadOnly."""
-        self.start().wait()
+        """Make a durable point of the current state, unless the last one has it. Raises Poisoned, Closed, ReadOnly."""
+        self.state.check_here()
+        with self.lock:
+            self.state.check_writable()
+            self.checkpointer.wait()
+            writing = self.checkpointer.flush(self.parts())
+        if writing is not None:
+            writing.wait()
 
     def findings(self, *, deep: bool) -> list[str]:
         """Return a line for each fault in the last durable point and the open tables."""

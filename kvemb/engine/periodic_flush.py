@@ -48,16 +48,17 @@ def run_flushes(engine: Engine, seconds: float, wait: Callable[[float], bool]) -
 
 
 def begin_flush(engine: Engine) -> bool:
-    """Begin a durable point, unless one is being written; return whether the store can still be written to.
+    """Begin a durable point, unless one is being written or nothing changed since the last one.
 
-    A failure while it is written is reported as that of a checkpoint with block=False.
+    Returns whether the store can still be written to. A failure while the point is written is reported as that of a
+    checkpoint with block=False.
     """
     with engine.lock:
         if engine.state.gone or engine.state.cause is not None:
             return False
         try:
             if engine.checkpointer.is_idle:
-                engine.checkpointer.start(engine.parts(), None)
+                engine.checkpointer.flush(engine.parts())
         except Exception as error:
             if engine.state.cause is not None:
                 return False  # the next write raises Poisoned

@@ -377,6 +377,15 @@ class TieredStorage:
         self.hot_tables.clear()
         self._locator.forget(None)
 
+    def is_clean(self) -> bool:
+        """Whether the cold store has all rows, and all their changes are recorded. Takes the lock. Raises Poisoned."""
+        with self._access.held():
+            with self.changing():
+                self._spill.poll()
+            if self._spill.writing or self._spill.rows:
+                return False
+            return all(next(table.dirty_batches(1), None) is None for table in self.hot_tables.tables)
+
     def hot_keys(self) -> Ordered:
         """Return the keys of all hot rows, in no order. REQUIRES: held()."""
         return order_keys(self.hot_tables.keys(), self.schema)

@@ -82,6 +82,78 @@ def test_a_disk_that_refuses_what_comes_before_the_snapshot_poisons(monkeypatch,
     assert begun == []
 
 
+ADAM = kvemb.optimizers.Adam(0.5, bias_correction="global")
+CHANGES = {
+    "a row is new": lambda store, table: table.upsert([9], np.ones((1, DIM), np.float32)),
+    "a row is written again": lambda store, table: table.upsert([1], np.ones((1, DIM), np.float32)),
+    "a gradient": lambda store, table: table.apply_gradients([1], np.ones((1, DIM), np.float32)),
+    "a use": lambda store, table: table.lookup([1]),
+    "a use of a cold row": lambda store, table: table.lookup(np.arange(400)),
+    "a row is removed": lambda store, table: table.remove([1]),
+    "all rows are removed": lambda store, table: table.clear(),
+    "the lowest rows are removed": lambda store, table: table.restrict(100),
+    "an optimizer's parameter": lambda store, table: setattr(table, "optimizer", ADAM),
+    "a new variable": lambda store, table: store.get_variable("other", dim=DIM),
+    "a variable is dropped": lambda store, table: store.drop_variable("side"),
+    "its files are merged": lambda store, table: kvemb.bulk.compact(store),
+    "rows changed and all were written": lambda store, table: change_all_and_write(table),
+}
+
+
+def change_all_and_write(table):
+    table.upsert(np.arange(400), np.ones((400, DIM), np.float32))
+    with inside(table).storage.bypassing():
+        assert True
+    assert inside(table).storage.is_clean()
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("durability", ["checkpoint", "write"])
+def test_a_flush_makes_a_point_only_if_something_changed(open_store, tmp_path, change, durability):
+    store = open_store(tmp_path / "store", memory_budget="4MiB", durability=durability)
+    optimizer, policy = kvemb.optimizers.Adam(0.1, bias_correction="global"), kvemb.FrequencyRestrictPolicy()
+    table = store.get_variable("table", dim=DIM, hot_rows=160, optimizer=optimizer, restrict_policy=policy)
+    store.get_variable("side", dim=DIM, checkpoint=False)
+    table.upsert(np.arange(400), np.ones((400, DIM), np.float32))
+    store.checkpoint(tmp_path / "checkpoint", extra={"step": 7})
+    made = store.point
+    for _ in range(2):
+        store.flush()
+        assert store.point == made
+        assert inside(store).points.current.extra == {"step": 7}
+    CHANGES[change](store, table)
+    store.flush()
+    after = store.point
+    assert after > made
+    store.flush()
+    assert (store.point, inside(store).points.current.extra) == (after, {})
+
+
+def test_a_store_that_was_opened_again_has_its_point(open_store, tmp_path):
+    for _ in range(2):
+        store = open_store(tmp_path / "store", durability="write")
+        store.get_variable("table", dim=DIM, initializer=kvemb.initializers.RandomNormal(0.0, 0.1))
+        first = store.point
+        store.flush()
+        made = store.point
+        store.flush()
+        assert store.point == made
+        store.variables["table"].upsert([made], np.ones((1, DIM), np.float32))
+        store.close(flush=False)
+    assert made == first
+
+
+def test_what_a_failed_checkpoint_wrote_is_in_the_next_flush(monkeypatch, store, tmp_path):
+    store.get_variable("table", dim=DIM).upsert([1], np.ones((1, DIM), np.float32))
+    with monkeypatch.context() as patch:
+        patch.setattr(layout, "unpack", too_full)
+        with pytest.raises(ColdStoreError, match="too full"):
+            store.checkpoint(tmp_path / "checkpoint")
+    store.flush()
+    with kvemb.open(tmp_path / "store", follow=True) as reader:
+        assert reader.variables["table"].lookup([1]).tolist() == [[1] * DIM]
+
+
 @pytest.fixture
 def waiting(open_store, tmp_path):
     """A store, and a table of 400 rows, of which most wait to be spilled."""

@@ -87,10 +87,10 @@ def test_a_point_that_is_being_written_is_not_waited_for(store, clock, monkeypat
     go = threading.Event()
     real = point_writer.PointWriter._write_rows
     monkeypatch.setattr(point_writer.PointWriter, "_write_rows", lambda *args: (go.wait(), real(*args))[1])
-    before = written(store)
-    clock.tick()
-    clock.tick()
-    clock.tick()
+    users, before = store.get_variable("users", dim=2), written(store)
+    for turn in range(3):
+        users.upsert([turn], ones(1))
+        clock.tick()
     go.set()
     assert written(store) == before + 1
 
@@ -138,6 +138,14 @@ def test_the_failure_of_a_users_checkpoint_is_still_told_to_the_user(store, cloc
     assert durable(store) == [1, 2]
 
 
+def test_where_nothing_changed_no_point_is_written(store, clock):
+    store.get_variable("users", dim=2).upsert([1], ones(1))
+    clock.tick()
+    before = written(store)
+    clock.tick()
+    assert written(store) == before
+
+
 def test_an_error_before_anything_is_written_is_logged_and_tried_again(store, clock, monkeypatch, caplog):
     store.get_variable("users", dim=2).upsert([1], ones(1))
     with monkeypatch.context() as patch:
@@ -152,9 +160,9 @@ def test_an_error_before_anything_is_written_is_logged_and_tried_again(store, cl
 
 def test_opening_with_flush_every_flushes_until_the_store_is_closed(open_store, tmp_path):
     store = open_store(tmp_path / "store", flush_every=0.01, durability="write")
-    store.get_variable("users", dim=2).upsert([1], ones(1))
-    first = store.point
+    users, first = store.get_variable("users", dim=2), store.point
     while store.point < first + 2:
+        users.upsert([1], ones(1))
         time.sleep(0.001)
     store.close()
     while any(thread.name == "kvemb-flush" for thread in threading.enumerate()):
@@ -164,6 +172,7 @@ def test_opening_with_flush_every_flushes_until_the_store_is_closed(open_store, 
     restored = kvemb.restore(tmp_path / "series", tmp_path / "other", memory_budget="4MiB", flush_every=0.01)
     with restored:
         first = restored.point
+        restored.variables["users"].upsert([2], ones(1))
         while restored.point == first:
             time.sleep(0.001)
 
