@@ -108,9 +108,10 @@ class Checkpointer:
     def flush(self, parts: list[VariablePart]) -> PointInProgress[Checkpoint] | None:
         """Start to write a durable point, unless the current one already has this state: then return None.
 
-        REQUIRES and raises as start(). Without a lock on all variables at once: one that has not changed by now had
-        not changed at any time before.
+        Whatever a point holds must be compared here. Variables are looked at one after another: one that has not
+        changed by now had not changed before. REQUIRES and raises as start().
         """
+        self._check_not_attaching()
         self._state.check_writable()
         entries = self._points.current.variables
         unchanged = all(entries.get(part.name) == part.entry() and part.storage.is_clean() for part in parts)
@@ -134,10 +135,7 @@ class Checkpointer:
         attached: files and values to save in the point and the checkpoint; the files are written first.
         REQUIRES: is_idle. Raises FileExistsError, ValueError, ColdStoreError, Poisoned, Closed; what a writer raises.
         """
-        if self._attaching:
-            raise ValueError(
-                "a function that writes a file of a checkpoint must not flush, checkpoint or close the store"
-            )
+        self._check_not_attaching()
         if target is not None:
             if os.path.lexists(target):
                 raise FileExistsError(f"{target} exists; name a new directory for the checkpoint")
@@ -176,6 +174,12 @@ class Checkpointer:
         except Exception as error:
             self._state.poison(error)  # its rows are in the open database, but in no point
             raise
+
+    def _check_not_attaching(self) -> None:
+        if self._attaching:
+            raise ValueError(
+                "a function that writes a file of a checkpoint must not flush, checkpoint or close the store"
+            )
 
     def close(self) -> None:
         """Wait for the point being written."""

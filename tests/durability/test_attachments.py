@@ -56,6 +56,7 @@ def test_a_later_checkpoint_and_point_have_none_of_it(store, users, tmp_path):
     assert (point.files["model"].read_bytes(), point.extra) == (b"1", {"step": 1})
     second = store.checkpoint(tmp_path / "2", extra={"step": 2})
     assert (dict(second.files), second.extra) == ({}, {"step": 2})
+    users.upsert([7], np.ones((1, users.dim), np.float32))
     store.flush()
     assert (dict(kvemb.Checkpoint.at(store.path).files), kvemb.Checkpoint.at(store.path).extra) == ({}, {})
     assert (kvemb.Checkpoint(tmp_path / "1").files["model"].read_bytes(), [*second.files]) == (b"1", [])
@@ -68,6 +69,9 @@ def test_a_restored_store_has_it_until_its_next_point(store, users, tmp_path):
         assert (point.files["model"].read_bytes(), point.extra) == (b"1", {"step": 1})
         assert os.path.samefile(point.files["model"], first.files["model"])
         restored.check(deep=True)
+        restored.flush()
+        assert [*kvemb.Checkpoint.at(restored.path).files] == ["model"], "nothing changed"
+        restored.variables["users"].upsert([7], np.ones((1, users.dim), np.float32))
         restored.flush()
         assert [*kvemb.Checkpoint.at(restored.path).files] == []
 

@@ -84,7 +84,7 @@ def test_only_rows_that_went_leave_the_hot_tier(open_store, tmp_path):
         (lambda: (fill(trainer, [20], 4), trainer.checkpoint(tmp_path / "one"), fill(trainer, [21], 4)), 0),
         *((lambda each=each: fill(trainer, [each], 5), 0) for each in range(30, 55)),
         (lambda: [(fill(trainer, [each], 6), trainer.flush()) for each in range(30, 34)], 0),
-        (lambda: None, 0),
+        (lambda: trainer.checkpoint(tmp_path / "two"), 0),
         (table.clear, 1000),
     ]
     for change, gone in changes:
