@@ -140,7 +140,7 @@ def restrict(variable: Variable, num_reserved: int, *, progress: Progress | None
     if the variable has no policy, or was opened without its user-defined one; and what Variable.restrict raises.
     """
     if variable.restrict_policy is None:
-        raise ValueError(f"variable {variable.name!r} has no restrict policy, by whose scores rows could leave")
+        raise ValueError(f"variable {variable.name!r} has no restrict policy, whose scores say which rows leave")
     if isinstance(variable.restrict_policy, MissingPolicy):
         raise variable.restrict_policy.error()
     reserved, operations = as_int(num_reserved, "num_reserved", 0, MAX_ROWS), inside(variable).operations

@@ -130,7 +130,7 @@ class Table:
         if self.operations.optimizer is None:
             raise ValueError(
                 f"variable {self.name!r} has no optimizer; create it with optimizer=kvemb.optimizers.Adagrad(); "
-                "one that is stored without gets it by kvemb migrate --optimizer"
+                "kvemb migrate --optimizer adds one to a stored variable"
             )
 
     # For the policy: the methods of restrict.ScoredRows.

@@ -222,9 +222,9 @@ class HotTables:
         evict each other (contracts.DeviceRows.together).
         """
         for table, part in [(table, _rows_at(rows, positions)) for table, positions in self.by_table(owners)]:
-            sinking, reserve = self._host is not None, self.memory.reserve(table)
+            reserve, to_host = self.memory.reserve(table), self._host is not None
             with together_in(table) if together else nullcontext():
-                leaving = table.insert(part, by_score=by_score, reserve=reserve, clean_too=sinking)
+                leaving = table.insert(part, by_score=by_score, reserve=reserve, clean_too=to_host)
             for left in [leaving] if self._host is None else self._host.move_down(leaving):
                 yield part.keys, left
             self.memory.grown(table)

@@ -156,8 +156,8 @@ def _check_finite(gradient: Gradient) -> None:
     finite = torch.isfinite(gradient.values).all(dim=1)
     if not bool(finite.all()):
         at = int((~finite).nonzero()[0, 0])
-        key, count = int(gradient.keys[at]), int((~finite).sum())
+        key, others = int(gradient.keys[at]), int((~finite).sum()) - 1
+        more = f", nor are those of {others} more" if others else ""
         raise ValueError(
-            f"the gradient of key {key} of variable {gradient.variable.name!r} is not finite, nor are "
-            f"those of {count - 1} more; no step was taken"
+            f"the gradient of key {key} of variable {gradient.variable.name!r} is not finite{more}; no step was taken"
         )

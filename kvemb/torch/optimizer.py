@@ -54,7 +54,7 @@ class Optimizer(torch.optim.Optimizer):
             if variable.optimizer is None:
                 raise ValueError(
                     f"variable {variable.name!r} has no optimizer; make it with optimizer=kvemb.optimizers.Adagrad(); "
-                    "one that is stored without gets it by kvemb migrate --optimizer"
+                    "kvemb migrate --optimizer adds one to a stored variable"
                 )
             self._rules[id(variable)] = variable.optimizer
         if lr is not None:

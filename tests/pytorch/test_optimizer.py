@@ -301,15 +301,18 @@ def test_gradients_that_are_not_finite_change_nothing_where_they_are_checked(loa
     module = kt.Embedding(checked, check_finite=True, fused=fused)
     optimizer = kt.Optimizer(module)
 
-    def train() -> None:
-        (module(torch.tensor([1, 3, 4])) * torch.tensor([[1.0], [math.nan], [math.inf]])).sum().backward()
+    def train(ids: list[int], factors: list[float]) -> None:
+        (module(torch.tensor(ids)) * torch.tensor(factors)[:, None]).sum().backward()
         optimizer.step()
 
     with pytest.raises(
         ValueError, match="the gradient of key 3 of variable 'table0' is not finite, nor are those of 1"
     ):
-        train()
+        train([1, 3, 4], [1.0, math.nan, math.inf])
     assert checked.lookup(np.arange(5)).tolist() == [[1.0]] * 5
+    optimizer.zero_grad()
+    with pytest.raises(ValueError, match="the gradient of key 3 of variable 'table0' is not finite; no step was taken"):
+        train([3], [math.nan])
     optimizer.zero_grad()
     plain = kt.Embedding(unchecked, fused=True)
     (plain(torch.tensor([3])) * math.nan).sum().backward()

@@ -40,7 +40,7 @@ def run(
         kvemb.open(path / "ahead", memory_budget=budget) as ahead,
         kvemb.open(path / "plain", memory_budget=budget) as plain,
     ):
-        sides = [Side(torch, open_table(store, dim, hot_rows)) for store in (ahead, plain)]
+        sides = [Side(open_table(store, dim, hot_rows)) for store in (ahead, plain)]
         for side in sides:
             for ids in batches_of_ids(rows, LOAD_BATCH):
                 side.variable.upsert(ids, values_of(ids, dim))
@@ -78,7 +78,7 @@ def _columns(variable: kvemb.Variable) -> list[Any]:
 class Side:
     """A table, its module and its optimizer. model_s: seconds of a step for the simulated model."""
 
-    def __init__(self, torch: Any, variable: kvemb.Variable) -> None:
+    def __init__(self, variable: kvemb.Variable) -> None:
         import kvemb.torch as kt
 
         self.variable, self.model_s = variable, 0.0
