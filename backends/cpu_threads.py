@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from functools import cache
 
+from kvemb.interrupts import Threads
 from kvemb.parallel import cores
 
 
@@ -47,8 +48,8 @@ def part_count() -> int:
 
 
 @cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(cores(), thread_name_prefix="kvemb-cpu")
+def _pool() -> Threads:
+    return Threads(cores(), thread_name_prefix="kvemb-cpu")
 
 
 if hasattr(os, "register_at_fork"):

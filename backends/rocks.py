@@ -14,7 +14,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import chain, pairwise
 from pathlib import Path
@@ -32,6 +31,7 @@ from kvemb.backends.rocks_rescue import rescue
 from kvemb.backends.rocks_scan import Scan, translated
 from kvemb.contracts import Family, Gap, Mask
 from kvemb.errors import ColdStoreError
+from kvemb.interrupts import Threads
 from kvemb.limits import DEFAULT, Limits
 from kvemb.options import RocksDBCreator
 from kvemb.parallel import cores
@@ -80,7 +80,7 @@ class RocksDatabase:
         self._stores: dict[str, RocksStore] = {}
         self._naming = threading.Lock()  # of _stores and _partitioned: variables come and go while others are written
         self.threads = min(8, cores())
-        self.readers = ThreadPoolExecutor(self.threads, thread_name_prefix="kvemb-read")
+        self.readers = Threads(self.threads, thread_name_prefix="kvemb-read")
         whole = set(families) if mapped else holding_whole(families, self._metadata_bytes)
         options = self._options.of_family(creator, partitioned=True)
         columns = {

@@ -1,5 +1,6 @@
 """Deferred Ctrl-C. A KeyboardInterrupt while a row moves between tiers would lose the row. One while Python's Event or
-Future takes its lock would leave the lock taken, and other threads would wait forever.
+Future takes its lock would leave the lock taken, and other threads would wait forever; one while a pool starts a thread
+would leave a thread that the program's end waits for.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ import time
 
 # The module signal adds conversions to enums, which take eight times as long as these functions.
 from _signal import SIGINT, getsignal, signal  # type: ignore[import-not-found,unused-ignore]
-from concurrent.futures import Future
-from typing import Any, TypeVar
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, ParamSpec, TypeVar
 
+Given = ParamSpec("Given")
 Result = TypeVar("Result")
 # Seconds for which a waiting thread may delay Ctrl-C.
 TURN_SECONDS = 0.1
@@ -39,6 +42,21 @@ class Deferral:
 def uninterrupted() -> Deferral:
     """Return a block during which Ctrl-C is deferred."""
     return Deferral()
+
+
+class Threads(ThreadPoolExecutor):
+    """A pool of threads to which work may be given at any time: Ctrl-C waits until the pool has taken it."""
+
+    def submit(self, fn: Callable[Given, Result], /, *args: Given.args, **kwargs: Given.kwargs) -> Future[Result]:
+        """See ThreadPoolExecutor."""
+        with uninterrupted():
+            return super().submit(fn, *args, **kwargs)
+
+
+def is_done(future: Future[Any]) -> bool:
+    """Return whether a future is complete or has failed."""
+    with uninterrupted():
+        return future.done()
 
 
 def wait_for(event: threading.Event) -> None:

@@ -56,7 +56,9 @@ def open(
     call that changed rows and returned; each waits for an fsync, which concurrent calls share. Uses that lookups
     record become durable with the next flush() in both modes.
     flush_every: begin a flush() every so many seconds, in the background, unless one is being written. The state after
-    a crash is then that of a moment between two calls, at most so many seconds, and the time that a flush takes, ago.
+    a crash is then that of a moment at most so many seconds, and the time that a flush takes, ago. It has every call
+    that had returned by then. Of a call in progress it may have some keys only; each key's row is as before or as after
+    it.
     If a flush fails, the store refuses writes, and the error is raised as that of a checkpoint with block=False. With
     durability="write" this makes uses durable and keeps the log short. None: only when asked. A cluster has none, but
     checkpoint(block=False).

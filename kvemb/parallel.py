@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import cache
 
-from kvemb.interrupts import result_of
+from kvemb.interrupts import Threads, result_of, uninterrupted
 
 # For work that waits for the disk: more threads than cores, so that reads overlap.
 MAX_THREADS = 8
@@ -46,14 +46,16 @@ def run_each(works: list[Callable[[], None]], threads: int) -> list[Exception | 
         for _ in numbers:  # only after Ctrl-C
             pass
         for helper in helpers:
-            if not helper.cancel():
+            with uninterrupted():
+                cancelled = helper.cancel()
+            if not cancelled:
                 result_of(helper)
     return failures
 
 
 @cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="kvemb-variables")
+def _pool() -> Threads:
+    return Threads(MAX_THREADS, thread_name_prefix="kvemb-variables")
 
 
 if hasattr(os, "register_at_fork"):

@@ -27,8 +27,8 @@ FOLDERS = {"kvemb": ROOT / "kvemb", "kvemb.backends": ROOT / "backends", "kvemb.
 # before it.
 LAYERS = " ".join(
     [
-        "errors checks handle signatures rows optimizers initializers seeding moment restrict options limits",
-        "interrupts parallel contracts registry stats store_state meter",
+        "errors interrupts checks handle signatures rows optimizers initializers seeding moment restrict options",
+        "limits parallel contracts registry stats store_state meter",
         "memory tiers durability engine",
         "defaults variable_scope variable pooling catalog replica many_tables store",
         "opening scope offline pickling bulk __init__ torch cluster",

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import textwrap
 import threading
 from concurrent.futures import Future
 from pathlib import Path
@@ -13,6 +16,8 @@ import numpy as np
 import pytest
 
 import kvemb
+from kvemb import interrupts
+from kvemb.backends import cpu
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.point_writer import PointWriter
 from kvemb.interrupts import result_of, uninterrupted, wait_for
@@ -65,6 +70,35 @@ def test_where_no_function_handles_it_nothing_is_changed(handler: signal.Handler
         assert signal.getsignal(signal.SIGINT) is handler
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+ENDING = """
+    import os, signal, threading
+    from kvemb.interrupts import Threads
+
+    real = threading.Thread.start
+    threading.Thread.start = lambda thread: (real(thread), os.kill(os.getpid(), signal.SIGINT))[0]
+    pool, done = Threads(1), []
+    try:
+        pool.submit(done.append, 1)
+    except KeyboardInterrupt:
+        threading.Thread.start = real
+        pool.submit(done.append, 2).result(60)
+        print(done)
+"""
+
+
+def test_a_pool_whose_first_thread_began_at_ctrl_c_works_and_lets_the_program_end() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(ENDING)], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout == "[1, 2]\n"
+
+
+def test_every_pool_is_one_that_defers_ctrl_c() -> None:
+    folders = [Path(each.__file__).parent for each in (interrupts, cpu)]
+    named = [path.name for each in folders for path in each.rglob("*.py") if "ThreadPoolExecutor" in path.read_text()]
+    assert named == ["interrupts.py"]
 
 
 def test_other_threads_are_left_alone() -> None:

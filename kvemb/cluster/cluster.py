@@ -9,7 +9,7 @@ import math
 import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
@@ -30,6 +30,7 @@ from kvemb.durability.attachments import Attachments
 from kvemb.durability.checkpointer import PendingCheckpoint, PointInProgress
 from kvemb.engine.table import Table
 from kvemb.errors import KvembError, ShardLost
+from kvemb.interrupts import Threads
 from kvemb.moment import Moment
 from kvemb.restrict import ScoreRule
 from kvemb.rows.hashing import Keys
@@ -76,9 +77,9 @@ class Cluster:
         self.router = Router(self.session.calls.transport.shards)
         self._last_call = threading.local()  # session: that of each thread's last call
         self._recovery: Recovery | None = None
-        self._started = ThreadPoolExecutor(MAX_STARTED, thread_name_prefix="kvemb-started")
+        self._started = Threads(MAX_STARTED, thread_name_prefix="kvemb-started")
         self._under_way = set[Future[Any]]()
-        self._waiting = ThreadPoolExecutor(1, thread_name_prefix="kvemb-written")
+        self._waiting = Threads(1, thread_name_prefix="kvemb-written")
         self._checkpointing = threading.RLock()
         self._pending: PendingCheckpoint[Checkpoint] | None = None
 

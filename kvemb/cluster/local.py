@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from kvemb.cluster.folders import delete, new_folder
 from kvemb.cluster.making import Plan
 from kvemb.cluster.shard import Shard
 from kvemb.cluster.transport import Unanswered
+from kvemb.interrupts import Threads
 from kvemb.meter import Meter
 
 # Calls of several threads overlap; more threads than this would only wait for each other.
@@ -42,7 +43,7 @@ class LocalTransport:
             self._undo = undo.pop_all()
         mark = partial(setattr, _thread, "shards", self._shards)
         threads = min(MAX_THREADS, 2 * shards)
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="kvemb-shards", initializer=mark)
+        self._pool = Threads(threads, thread_name_prefix="kvemb-shards", initializer=mark)
         self._closing = threading.Lock()
 
     def call(self, shard: int, name: str, *arguments: Any) -> Future[Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -23,7 +23,7 @@ from kvemb.durability.point_writer import PointWriter, TargetFailed, VariablePar
 from kvemb.durability.points import Points
 from kvemb.errors import ColdStoreError
 from kvemb.handle import Handle
-from kvemb.interrupts import result_of, uninterrupted
+from kvemb.interrupts import Threads, is_done, result_of, uninterrupted
 from kvemb.store_state import StoreState
 
 Written = TypeVar("Written")
@@ -44,7 +44,7 @@ class PointInProgress(Generic[Written]):
         try:
             return result_of(self.future, timeout)
         except Exception:
-            self.reported = self.future.done()
+            self.reported = is_done(self.future)
             raise
 
 
@@ -53,7 +53,7 @@ class PendingCheckpoint(Handle[PointInProgress[Written]], Generic[Written]):
 
     def done(self) -> bool:
         """Whether it is complete or has failed."""
-        return self._inside.future.done()
+        return is_done(self._inside.future)
 
     @property
     def reported(self) -> bool:
@@ -88,7 +88,7 @@ class Checkpointer:
     ) -> None:
         self._database, self._points, self._changes, self._log = database, points, changes, log
         self._state, self._in_order = state, in_order
-        self._background = ThreadPoolExecutor(1, thread_name_prefix="kvemb-checkpoint")
+        self._background = Threads(1, thread_name_prefix="kvemb-checkpoint")
         # The last point, and before it those whose failure was raised to no caller.
         self._begun: list[PointInProgress[Checkpoint]] = []
         self._attaching = False
@@ -103,7 +103,7 @@ class Checkpointer:
     @property
     def is_idle(self) -> bool:
         """Whether no point is being written."""
-        return all(begun.future.done() for begun in self._begun)
+        return all(is_done(begun.future) for begun in self._begun)
 
     def flush(self, parts: list[VariablePart]) -> PointInProgress[Checkpoint] | None:
         """Start to write a durable point, unless the current one already has this state: then return None.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
@@ -17,6 +17,7 @@ from typing import Self
 from kvemb.durability import manifest
 from kvemb.durability.manifest import FileEntry, Manifest
 from kvemb.errors import Corruption
+from kvemb.interrupts import Threads
 
 # Files that are not hashed when a checkpoint is opened: their blocks and frames have checksums, checked when read.
 _CHECKED_ON_READ = (".sst", ".blob", ".keys")
@@ -50,7 +51,7 @@ class Inventory:
 
     def __init__(self, directory: Path, before: Path | None, known: dict[str, FileEntry]) -> None:
         self._directory, self._before, self._known = directory, before, known
-        self._pool = ThreadPoolExecutor(2, thread_name_prefix="kvemb-hash")
+        self._pool = Threads(2, thread_name_prefix="kvemb-hash")
         self.begun: dict[str, Future[FileEntry]] = {}
 
     def __enter__(self) -> Self:

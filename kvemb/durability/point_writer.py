@@ -145,7 +145,12 @@ class PointWriter:
         except BaseException:
             self._abandon()
             raise
-        return None if self._target is None else Checkpoint(self._target)
+        if self._target is None:
+            return None
+        try:
+            return Checkpoint(self._target)
+        except KvembError as error:  # another process took it away as soon as it was there
+            raise TargetFailed(error) from error
 
     def _write(self) -> None:
         assert self._base is not None

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,7 +29,7 @@ from kvemb.durability.points import PointHistory, Points, held_history, reading
 from kvemb.durability.recovery import Recovery, replay
 from kvemb.engine.table import Table
 from kvemb.errors import Corruption, KvembError, UnsupportedFormat
-from kvemb.interrupts import result_of
+from kvemb.interrupts import Threads, result_of
 from kvemb.limits import Limits
 from kvemb.memory.budget import Budgets
 from kvemb.options import format_time, parse_budget, parse_device_memory
@@ -94,8 +93,8 @@ class Engine:
                 with inventory.naming_damaged_file(self.points.folder, self.described):
                     self.database = self.open_database(self.points.live / layout.ROWS, self.described)
                 undo.callback(self.database.close)
-            self.spiller = ThreadPoolExecutor(1, thread_name_prefix="kvemb-spill")
-            self.readers = ThreadPoolExecutor(2, thread_name_prefix="kvemb-prefetch")
+            self.spiller = Threads(1, thread_name_prefix="kvemb-spill")
+            self.readers = Threads(2, thread_name_prefix="kvemb-prefetch")
             if not read_only:
                 self.changes = ChangeLog(self.points.live / layout.CHANGES, self.described.changes, self.limits)
                 self.recovery = self._recover()

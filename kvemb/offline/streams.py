@@ -11,7 +11,6 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -20,7 +19,7 @@ from kvemb.durability import fresh_files
 from kvemb.durability.layout import as_cold_store_error
 from kvemb.durability.manifest import FileEntry
 from kvemb.errors import Corruption
-from kvemb.interrupts import result_of
+from kvemb.interrupts import Threads, result_of
 
 PIECE_BYTES = 1 << 20
 # Bytes of a file in memory while it is copied. Object stores transfer parts of at least 5 MiB.
@@ -111,7 +110,7 @@ def move_all(move: Callable[[Path, FileEntry], None], files: list[tuple[Path, Fi
                 failed.set()
                 raise
 
-    with ThreadPoolExecutor(jobs, thread_name_prefix="kvemb-transfer") as pool:
+    with Threads(jobs, thread_name_prefix="kvemb-transfer") as pool:
         try:
             for moved in [pool.submit(unless_failed, *file) for file in files]:
                 result_of(moved)

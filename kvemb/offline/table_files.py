@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import numpy as np
 from kvemb.contracts import SortedFile
 from kvemb.durability import cold_databases, layout
 from kvemb.handle import inside
-from kvemb.interrupts import result_of
+from kvemb.interrupts import Threads, result_of
 from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import order_keys, unordered_keys
 from kvemb.variable import Variable
@@ -31,7 +31,7 @@ class TableFiles:
         self.sealed_epochs = self._table.storage.sealed_epochs()
         self._last = -1
         self._made = 0
-        self._background = ThreadPoolExecutor(2, thread_name_prefix="kvemb-load")
+        self._background = Threads(2, thread_name_prefix="kvemb-load")
         self._recorded: list[Future[None]] = []
         self._folder = folder
         self._keys = folder / "keys"

@@ -12,6 +12,8 @@ from typing import Any
 
 import numba
 
+from kvemb.interrupts import uninterrupted
+
 _logger = logging.getLogger("kvemb")
 # The reason of the first failure, once it was logged.
 _warned: list[str] = []
@@ -25,9 +27,21 @@ def compiled(function: Any, stamp: str, **options: Any) -> Any:
         if "no locator available" not in str(error):
             raise
         _warn_once(str(error))
-        return numba.njit(**options)(function)
+        return _whole(numba.njit(**options)(function))
     made._cache._cache_file._source_stamp = stamp
     made._cache = _TolerantCache(made._cache)
+    return _whole(made)
+
+
+def _whole(made: Any) -> Any:
+    """Have Ctrl-C wait while numba compiles or loads a kernel: it may hold locks that it would not release."""
+    compile_one = made.compile
+
+    def compile_whole(signature: Any) -> Any:
+        with uninterrupted():
+            return compile_one(signature)
+
+    made.compile = compile_whole
     return made
 
 

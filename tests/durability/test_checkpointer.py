@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import kvemb
-from kvemb.durability import layout, point_writer
+from kvemb.durability import layout, point_writer, points
 from kvemb.durability.checkpointer import PendingCheckpoint, PointInProgress
-from kvemb.errors import ColdStoreError, Poisoned
+from kvemb.errors import CheckpointNotFound, ColdStoreError, Poisoned
 from kvemb.handle import inside
 from tests.histories import DIM
 
@@ -251,3 +251,22 @@ def test_an_error_that_result_told_is_not_told_again(monkeypatch, store, tmp_pat
             pending.result()
     store.flush()
     store.checkpoint(tmp_path / "first")
+
+
+def test_a_checkpoint_that_is_taken_away_at_once_leaves_the_store_sound(monkeypatch, open_store, tmp_path):
+    store, target, real = open_store(tmp_path / "store"), tmp_path / "checkpoint", points.Points.drop_others
+    table = store.get_variable("table", dim=DIM)
+    table.upsert([1], np.ones((1, DIM), np.float32))
+
+    def drop_others(*args: Any) -> None:
+        if target.exists():
+            target.rename(tmp_path / "taken")
+        real(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(points.Points, "drop_others", drop_others)
+        with pytest.raises(CheckpointNotFound, match="does not exist"):
+            store.checkpoint(target)
+    table.upsert([2], np.ones((1, DIM), np.float32))
+    taken = kvemb.Checkpoint(tmp_path / "taken")
+    assert [change.keys.tolist() for change in store.checkpoint(target).changes(taken)] == [[2]]

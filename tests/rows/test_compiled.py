@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import numba
 import pytest
@@ -74,3 +76,20 @@ def test_a_torn_file_of_the_cache_costs_a_compilation(cache, monkeypatch, caplog
         assert compiled.compiled(double, "stamp")(4) == 8
         assert compiled.compiled(double, "stamp")(4.5) == 9
     assert caplog.text.count("compiled code is not kept on disk") == 1
+
+
+def test_ctrl_c_waits_until_a_kernel_is_compiled(cache):
+    made = compiled.compiled(double, "stamp")
+
+    class Interrupting:
+        def load_overload(self, *arguments: Any) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+        def save_overload(self, *arguments: Any) -> None:
+            pass
+
+    made._cache = Interrupting()
+    with pytest.raises(KeyboardInterrupt):
+        made(4)
+    assert len(made.signatures) == 1
+    assert made(4) == 8

@@ -10,7 +10,7 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -24,7 +24,7 @@ from kvemb.cluster.durability.series import ClusterSeries
 from kvemb.cluster.messages import PushedPart
 from kvemb.durability.lock_file import LockFile
 from kvemb.durability.manifest import VariableEntry, rows_in_words
-from kvemb.interrupts import result_of, uninterrupted
+from kvemb.interrupts import Threads, result_of, uninterrupted
 
 # Checkpoints whose outcome is remembered for clients that have not asked for it yet.
 MAX_REMEMBERED = 256
@@ -99,7 +99,7 @@ class Checkpointing:
         self._changes: list[int] | None = None
         self._passed = 0  # the newest checkpoint when the cluster started from an earlier one
         self._tried = 0  # the last number begun; shards have files of it even if it failed
-        self._background = ThreadPoolExecutor(1, thread_name_prefix="kvemb-checkpoint")
+        self._background = Threads(1, thread_name_prefix="kvemb-checkpoint")
         self._writing: OrderedDict[int, Future[Checkpoint]] = OrderedDict()
 
     def begin_with(self, number: int) -> None:

@@ -13,7 +13,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +31,7 @@ from kvemb.durability import fresh_files, layout, paths
 from kvemb.durability.attachments import Attachments
 from kvemb.durability.layout import series_name
 from kvemb.handle import inside
-from kvemb.interrupts import result_of
+from kvemb.interrupts import Threads, result_of
 from kvemb.limits import Limits
 from kvemb.meter import Meter, Progress
 from kvemb.offline.loading import BulkLoader
@@ -160,7 +160,7 @@ class _Resharding:
         each = max(1, self._limits.sort_bytes // count // max(1, len(self._described.variables)))
         limits = replace(self._limits, sort_bytes=each)
         parts = [_NewShard(self._folder / f"new-{at}", range, limits) for at, range in enumerate(ranges(count))]
-        with ThreadPoolExecutor(1) as pulling, ThreadPoolExecutor(1) as loading:
+        with Threads(1) as pulling, Threads(1) as loading:
             coming = pulling.submit(self._pulled, old[0])
             for at, shard in enumerate(old):
                 part, before = result_of(coming), len(waiting)
