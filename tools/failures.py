@@ -87,7 +87,18 @@ def _usage(failure: Any) -> str:
     message = failure.format_message() or "name a command"  # Click has printed the list of them
     if len(message) > _MAX_CHARACTERS:  # the message quotes arguments of any length
         message = f"{message[: _MAX_CHARACTERS // 2]} ... {message[-_MAX_CHARACTERS // 2 :]}"
-    return f"{message.removesuffix('.')} (see {command} --help)"
+    return f"{message.removesuffix('.')}{_on_the_variable(failure, message)} (see {command} --help)"
+
+
+def _on_the_variable(failure: Any, message: str) -> str:
+    """Return advice for a variable that was named as another command takes it: as an argument or by --variable."""
+    command = getattr(getattr(failure, "ctx", None), "command", None)
+    taken = [name for parameter in getattr(command, "params", []) for name in parameter.opts]
+    if "unexpected extra argument" in message and "--variable" in taken:
+        return "; a variable is named with --variable NAME"
+    if message.startswith("No such option: --variable") and "variable" in taken:
+        return "; the variable's name follows the path"
+    return ""
 
 
 def _disk_is_full(failure: BaseException) -> bool:

@@ -169,7 +169,7 @@ class RowsModule(torch.nn.Module):
 
 
 def _in_backward() -> bool:
-    """Whether this thread is in the midst of a backward pass."""
+    """Whether this thread is in a backward pass."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 

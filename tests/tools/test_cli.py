@@ -299,3 +299,15 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_group_without_a_command_says_what_is_missing(group, capsys):
     assert run([group]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == f"kvemb: name a command (see kvemb {group} --help)"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [
+        (["export", "checkpoint", "users", "out.csv"], "; a variable is named with --variable NAME"),
+        (["stats", "checkpoint", "--variable", "users"], "; the variable's name follows the path"),
+    ],
+)
+def test_a_variable_that_is_named_in_another_commands_way_brings_advice(arguments, advice, capsys):
+    assert run(arguments) == 2
+    assert capsys.readouterr().err.endswith(f"{advice} (see kvemb {arguments[0]} --help)\n")

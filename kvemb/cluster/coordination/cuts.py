@@ -16,7 +16,7 @@ which the client has all answers; these are on all of their shards.
 
 Why order is kept. Let call Y be executed on some shard before the cut, and let X be a call that was answered before Y
 was sent, by the same client or another. When Y arrived, that shard's gate was open, so no gate had been opened after
-this cut; by then X had been executed on all of its shards, thus before the cut.
+this cut; by then X had been executed on all of its shards, so before the cut.
 
 A client that ends during a call never sends the rest of it. After ABSENT_SECONDS the cut gives up: the rows contain
 half a call, which no checkpoint may contain, so the cluster counts as lost, and can only go back to its last
@@ -64,7 +64,7 @@ def _complete(calls: Calls, number: int, made: list[dict[str, ExecutedCalls]], a
         if waiting and time.monotonic() > deadline:
             ((shard, ((client, _), *_)), *_) = waiting.items()
             lost = ShardLost(
-                f"the client {client} ended in the midst of a call: shard {shard} has waited {absent_seconds:.0f} "
+                f"the client {client} ended in the middle of a call: shard {shard} has waited {absent_seconds:.0f} "
                 f"seconds for its part; {ADVICE}"
             )
             calls.lose(lost)
