@@ -52,6 +52,7 @@ class CpuTable:
         self._max_buckets = max(self._buckets, max_capacity_rows // cpu_probe.CELLS)
         self._rows = ReservedBlock(schema, self.max_capacity_rows, huge_pages=True)
         self._digests = self._rows.another_column(np.uint8)
+        self._rows.use(self.capacity_rows)
         self._tags = self._digests.view(np.uint64)
         self._kernels = CpuRows()
         self.size = 0
@@ -273,6 +274,7 @@ class CpuTable:
         more = self.step_rows // cpu_probe.CELLS
         if not more:
             raise ValueError(f"a table of {self.capacity_rows} cells cannot grow past {self.max_capacity_rows}")
+        self._rows.use(self.capacity_rows + self.step_rows)
         cpu_insert.split(self._buckets, more, self._digests, self._rows.columns)
         self._buckets += more
 

@@ -26,6 +26,7 @@ CELL_OVERHEAD_BYTES = 8 + 8 + 8 + 1
 
 # Below this, the largest size that malloc keeps for reuse, malloc is cheaper than a separate mapping.
 _MAPPED_BYTES = 32 << 20
+_HUGE_PAGE_BYTES = 2 << 20
 _INT64, _FLOAT64, _UINT8, _UINT64 = np.dtype(np.int64), np.dtype(np.float64), np.dtype(np.uint8), np.dtype(np.uint64)
 
 
@@ -130,13 +131,15 @@ class RowBlock:
 class ReservedBlock(RowBlock):
     """A block whose memory is committed only for rows that were written and not yet released.
 
-    huge_pages: in large columns memory is committed, and counted, in pages of 2 MiB.
+    huge_pages: memory of a large column is committed in pages of 2 MiB once the rows in use take more than one of them.
+    Before, it is committed in small pages: of a store with hundreds of small tables, each would take 2 MiB a column.
     """
 
     def __init__(self, schema: Schema, length: int, *, huge_pages: bool = False) -> None:
         self.schema, self.length = schema, length
         self._maps: list[tuple[mmap.mmap, int]] = []
         self._huge_pages = huge_pages
+        self._with_small_pages: list[tuple[mmap.mmap, int]] = []  # the large columns among them
         self.keys, self.scores = self._reserve(length, np.int64), self._reserve(length, np.float64)
         self.steps, self.flags = self._reserve(length, np.int64), self._reserve(length, np.uint8)
         self.words = self._reserve(length * schema.row_words, np.uint64).reshape(length, schema.row_words)
@@ -145,16 +148,24 @@ class ReservedBlock(RowBlock):
     def _reserve(self, count: int, dtype: Any) -> npt.NDArray[Any]:
         nbytes = max(1, count * np.dtype(dtype).itemsize)
         memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0))
-        if hasattr(mmap, "MADV_NOHUGEPAGE"):
-            # Otherwise a slot of a few rows would take 2 MiB of each column.
-            huge = self._huge_pages and nbytes >= _MAPPED_BYTES
-            memory.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
         self._maps.append((memory, nbytes // max(1, self.length)))
+        if hasattr(mmap, "MADV_NOHUGEPAGE"):
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+            if self._huge_pages and nbytes >= _MAPPED_BYTES:
+                self._with_small_pages.append(self._maps[-1])
         return np.frombuffer(memory, dtype, count)
 
     def another_column(self, dtype: Any) -> npt.NDArray[Any]:
         """Return an additional zeroed column (length,), whose memory release() also gives back."""
         return self._reserve(self.length, dtype)
+
+    def use(self, rows: int) -> None:
+        """Tell how many rows, from the first, are in use from now on. Not needed without huge_pages."""
+        for column in list(self._with_small_pages):
+            memory, row_bytes = column
+            if rows * row_bytes > _HUGE_PAGE_BYTES:
+                memory.madvise(mmap.MADV_HUGEPAGE)  # in time, the system also joins the small pages at its beginning
+                self._with_small_pages.remove(column)
 
     def release(self, start: int, stop: int) -> None:
         """Give back the memory of rows start to stop, in whole pages. Their contents are then undefined."""

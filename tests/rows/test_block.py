@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import pytest
 from blocks import SCHEMA, rows_of
 
-from kvemb.rows.block import RowBlock
+from kvemb.rows.block import ReservedBlock, RowBlock
 
 
 def test_a_new_block_is_zero_and_of_the_size_it_says():
@@ -57,3 +60,22 @@ def test_a_block_of_more_than_memory_is_only_address_space():
     block = RowBlock(SCHEMA, 1 << 28)  # 8 GiB
     block.keys[-1] = 7
     assert block.part((1 << 28) - 1, 1 << 28).keys.tolist() == [7]
+
+
+def committed():
+    """The bytes of memory of this process that are no file's."""
+    rollup = Path("/proc/self/smaps_rollup")
+    if not rollup.exists():
+        pytest.skip("there is no /proc/self/smaps_rollup here")
+    return int(rollup.read_text().split("Anonymous:")[1].split()[0]) << 10
+
+
+def test_a_table_of_few_rows_takes_no_huge_pages_though_it_may_grow_large():
+    before = committed()
+    block = ReservedBlock(SCHEMA, 1 << 23, huge_pages=True)
+    block.use(100)
+    block.put(slice(0, 100), rows_of(np.arange(100), 1.0))
+    assert committed() - before < 1 << 20
+    block.use(1 << 20)
+    block.put(slice(100, 200), rows_of(np.arange(100), 2.0))
+    assert block.values[:200, 0].tolist() == [1.0] * 100 + [2.0] * 100
