@@ -17,8 +17,11 @@ import numpy.typing as npt
 from kvemb.catalog import open_stored
 from kvemb.checks.numeric import as_int
 from kvemb.checks.ranges import MAX_GIVEN_STEPS, MAX_PARTS, MAX_ROWS
+from kvemb.durability import layout
+from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.manifest import entry_of
 from kvemb.durability.scratch import scratch
+from kvemb.engine.admitting import bring
 from kvemb.handle import inside
 from kvemb.meter import Meter, Progress
 from kvemb.offline.loading import Loaded, Rows, load
@@ -34,6 +37,7 @@ __all__ = [
     "Loaded",
     "Place",
     "Rows",
+    "bring_sightings",
     "compact",
     "described",
     "load",
@@ -89,6 +93,16 @@ def new_slots(variable: Variable, values: npt.ArrayLike) -> dict[str, npt.NDArra
     schema = inside(variable).schema
     given = as_values(values, schema.value_dtype, (len(np.asarray(values)), schema.dim))
     return inside(variable).operations.new_rows(np.zeros(len(given), np.int64), given).slots_by_name()
+
+
+def bring_sightings(variable: Variable, source: Checkpoint) -> None:
+    """Take over what an Admission counted for the variable of this name of a checkpoint, with the next flush.
+
+    The checkpoint must stay until then. Raises Corruption.
+    """
+    if (counted := inside(source).sightings.get(variable.name)) is not None:
+        engine = inside(variable.resource_handle[0])
+        bring(engine, inside(variable), source.path / layout.SIGHTINGS, counted)
 
 
 def scan(

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import Counter
 
 from kvemb.catalog import open_stored, opened
-from kvemb.durability import readable
+from kvemb.durability import layout, readable
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.delta import epochs_since
 from kvemb.durability.epochs import common, dropped
 from kvemb.durability.manifest import Epoch, VariableEntry
 from kvemb.durability.readable import ReadableCheckpoint
+from kvemb.engine.admitting import bring
 from kvemb.engine.dropping import drop
 from kvemb.engine.engine import Engine
 from kvemb.engine.table import Table
@@ -74,6 +75,8 @@ def _bring_to(store: Handle[Engine], taken: Checkpoint, position: str) -> Counte
             if name in known or name not in engine.described.left_out:
                 table = inside(opened(store, name) if name in known else open_stored(store, name, entry))
                 there[name] += _bring(table, after, epochs, entry, engine.limits.scan_rows)
+                if (counted := described.sightings.get(name)) is not None:
+                    bring(engine, table, taken.path / layout.SIGHTINGS, counted)
     return there
 
 

@@ -95,7 +95,8 @@ class Store(DefaultStore[Engine]):
         optimizer: the optimizer of apply_gradients, one of kvemb.optimizers.
         hot_rows: cells of the hot tier, all reserved at once, so at least init_size; None: a share of the store's
         budget, into which the tier grows as needed.
-        admission: an Admission, which decides which missing keys get a row in apply_gradients. Not stored. None: all.
+        admission: an Admission, which decides which missing keys get a row in apply_gradients; None: all. What it
+        counted is stored, it is not: give it at each opening.
         regularizer: fn(variable), called once when the variable is made or opened; what it returns, unless None, joins
         the collection REGULARIZATION_LOSSES.
         constraint: fn(values), which projects the rows (n, dim) that an optimizer has just changed, and returns them.
@@ -237,9 +238,9 @@ class Store(DefaultStore[Engine]):
         checkpoint: one that follows a checkpoint that this store was restored from, made, or was brought to. Rows that
         changed there are copied, and new variables are created. Variables that were dropped there, or are no longer in
         checkpoints (checkpoint=False), are dropped here, even if rows of theirs changed here. All other rows that
-        changed only here are kept. Variables that this store was restored without are not added. A checkpoint that this
-        store already includes changes nothing. The result is durable when this returns; to complete an interrupted
-        call, call again.
+        changed only here are kept. Sightings of an Admission become those of the checkpoint. Variables that this store
+        was restored without are not added. A checkpoint that this store already includes changes nothing. The result is
+        durable when this returns; to complete an interrupted call, call again.
 
         Raises CheckpointNotFound, also if it does not follow, such as after the store that made it went back to a
         checkpoint earlier than the one that this store was restored from or brought to: restore it then. Raises

@@ -24,9 +24,16 @@ def values_of(keys: Any, version: int) -> Any:
     return np.repeat(np.asarray(keys, np.float32)[:, None] + version, DIM, axis=1)
 
 
+# Of "table". Its key 1 has no row, and is sighted twice.
+ADMISSION = kvemb.Admission(3, 4096)
+
+
 def fill(store: kvemb.Store) -> None:
     """Make rows in several files, some of which hide others: older versions, removals, a cleared table."""
-    table = store.get_variable("table", dim=DIM, hot_rows=256, optimizer=kvemb.optimizers.Adagrad())
+    table = store.get_variable(
+        "table", dim=DIM, hot_rows=256, optimizer=kvemb.optimizers.Adagrad(), admission=ADMISSION
+    )
+    table.apply_gradients([1, 1], np.ones((2, DIM), np.float32))
     other = store.get_variable("other", "uint64", "float16", DIM, hot_rows=64)
     table.upsert(KEYS, values_of(KEYS, 1))
     other.upsert(KEYS.astype(np.uint64)[:900], np.ones((900, DIM), np.float16))
@@ -58,9 +65,9 @@ def damages(path: Path) -> Iterator[str]:
 def make(place: Path) -> Path:
     """parent and checkpoint: two checkpoints. closed: a closed store. crashed: an unclosed store, with a log."""
     with kvemb.open(place / "closed", memory_budget=BUDGET) as store:
-        store.get_variable("table", dim=DIM, hot_rows=256, optimizer=kvemb.optimizers.Adagrad()).upsert(
-            KEYS[:50], values_of(KEYS[:50], 0)
-        )
+        adagrad = kvemb.optimizers.Adagrad()
+        table = store.get_variable("table", dim=DIM, hot_rows=256, optimizer=adagrad, admission=ADMISSION)
+        table.upsert(KEYS[:50], values_of(KEYS[:50], 0))
         store.checkpoint(place / "parent")
         fill(store)
         store.checkpoint(place / "checkpoint")

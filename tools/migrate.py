@@ -262,6 +262,7 @@ def migrate(found: MigrationPlan, *, progress: Progress | None = None) -> int:
             target = _created(store, found)
             rows = _rows(old, target, found, progress)
             bulk.load(target, rows, on_conflict="error")
+            bulk.bring_sightings(target, source)
             count = target.size()
         except BaseException:
             store.close(flush=False)

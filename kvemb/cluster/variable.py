@@ -68,8 +68,9 @@ class Variable(OneStoresVariable):
     """An embedding table over the shards of a cluster; get one with Store.get_variable of kvemb.cluster.
 
     Its methods are those of kvemb.Variable, with the same results. A call is atomic per key. hot_rows, init_size and
-    the memory of an Admission are each shard's; an Admission counts on each shard separately, so
-    keys that share a counter in one store may not share one here.
+    the memory of an Admission are each shard's; an Admission counts on each shard separately, so keys that share a
+    counter in one store may not share one here. For another number of shards, the counters of all shards that had the
+    keys are joined: no key has fewer sightings than before.
     """
 
     def __init__(self, store: StoreHandle[Cluster], specification: Specification) -> None:

@@ -9,6 +9,7 @@ from kvemb.durability import inventory, layout
 from kvemb.durability.keyfile import read_keys
 from kvemb.durability.manifest import NAME, Manifest
 from kvemb.durability.readable import opened
+from kvemb.durability.sightings.counter_file import read_counters
 from kvemb.errors import ColdStoreError, Corruption, KvembError
 from kvemb.meter import Meter, Progress
 from kvemb.rows.codec import order_keys, record_dtype
@@ -36,7 +37,7 @@ def checkpoint_findings(
     for damage in inventory.damages(path, described, deep=deep, progress=meter):
         sound = False
         yield damage
-    for folder in (layout.ROWS, layout.CHANGES, layout.HOT, layout.FILES):
+    for folder in (layout.ROWS, layout.CHANGES, layout.HOT, layout.SIGHTINGS, layout.FILES):
         for file in sorted((path / folder).glob("*")):
             if file.relative_to(path).as_posix() not in described.files:
                 yield f"{file} is not in {NAME}"
@@ -45,7 +46,7 @@ def checkpoint_findings(
             yield from _row_findings(path, described, meter)
         except (Corruption, ColdStoreError) as error:
             yield str(error)
-        yield from _key_findings(path, described)
+        yield from _findings_of_named_files(path, described)
 
 
 def _row_findings(path: Path, described: Manifest, meter: Meter) -> Iterator[str]:
@@ -67,10 +68,15 @@ def _row_findings(path: Path, described: Manifest, meter: Meter) -> Iterator[str
                     yield f"{path}: variable {name!r} has {count:,} rows and should have {entry.rows:,}"
 
 
-def _key_findings(path: Path, described: Manifest) -> Iterator[str]:
-    for file in sorted(described.key_files):
+def _findings_of_named_files(path: Path, described: Manifest) -> Iterator[str]:
+    for file in sorted(file for file in described.named_files if file.endswith(".keys")):
         try:
             for _ in read_keys(path / file):
                 pass
         except (KvembError, OSError) as error:
+            yield str(error)
+    for counted in described.sightings.values():
+        try:
+            read_counters(path / layout.SIGHTINGS, counted)
+        except KvembError as error:
             yield str(error)

@@ -252,7 +252,7 @@ def _install(checkpoint: Path, described: Manifest, store: Path, variables: Coll
 def _make(checkpoint: Path, described: Manifest, store: Path, left_out: list[str]) -> None:
     try:
         with atomic_directory(layout.point(store, described.point)) as point:
-            layout.unpack(checkpoint, point, described.key_files | described.attached)
+            layout.unpack(checkpoint, point, described.named_files | described.attached)
             with inventory.naming_damaged_file(checkpoint, described):
                 cold_databases.amend(point / layout.ROWS, drop=left_out)
             complete(point, described.following(described.id, restored=True), checkpoint, same_names=True)

@@ -114,8 +114,8 @@ class Checkpointer:
         self._check_not_attaching()
         self._state.check_writable()
         entries = self._points.current.variables
-        unchanged = all(entries.get(part.name) == part.entry() and part.storage.is_clean() for part in parts)
-        if unchanged and self._changes.is_as_of(self._points.current.changes):
+        unchanged = all(entries.get(part.name) == part.entry() and part.is_clean() for part in parts)
+        if unchanged and not self._points.brought and self._changes.is_as_of(self._points.current.changes):
             return None
         return self.start(parts, None)
 

@@ -44,7 +44,7 @@ def write_hot(
     for variable in {**known, **hot}:
         files = known.get(variable, [])
         if variable in hot:
-            path = folder / layout.hot_name(number, len(names))
+            path = folder / layout.indexed_name(number, len(names))
             files = _next(path, np.sort(hot[variable]), before, files, max_files)
         for file in files:
             folder.mkdir(exist_ok=True)

@@ -20,7 +20,7 @@ from kvemb.errors import Corruption
 from kvemb.interrupts import Threads
 
 # Files that are not hashed when a checkpoint is opened: their blocks and frames have checksums, checked when read.
-_CHECKED_ON_READ = (".sst", ".blob", ".keys")
+_CHECKED_ON_READ = (".sst", ".blob", ".keys", ".counts")
 # At most this many bytes are read to find out which file is damaged, which takes some seconds.
 NAMING_BYTES = 8 << 30
 

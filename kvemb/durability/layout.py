@@ -10,7 +10,7 @@ URL (kvemb.offline.remote), and RocksDB's own.
     STORE/live/              the open database, made again from the durable point whenever the store is opened
 
 A checkpoint is a directory with manifest.json and rows/, a RocksDB database; changes/ and hot/ hold key files,
-and files/ what a caller attached.
+sightings/ counter files, and files/ what a caller attached.
 
     ROOT/LOCK                held by the process that writes to a series
     ROOT/00000042/           a checkpoint of a series
@@ -33,7 +33,7 @@ from kvemb.durability.scratch import scratch
 from kvemb.errors import CheckpointNotFound, ColdStoreError, Corruption, KvembError, Locked, StoreNotFound
 
 LOCK, CURRENT, POINTS, LOG, LIVE = "LOCK", "CURRENT", "points", "log", "live"
-ROWS, CHANGES, HOT, FILES = "rows", "changes", "hot", "files"
+ROWS, CHANGES, HOT, SIGHTINGS, FILES = "rows", "changes", "hot", "sightings", "files"
 PULLED = ".pulled"  # in a series: the files received by a pull that has not completed
 _OURS = {LOCK, CURRENT, CURRENT + ".tmp", POINTS, LOG, LIVE}
 _LOGGED = " log"  # on disk, in CURRENT
@@ -169,9 +169,9 @@ def keys_name(number: int) -> str:
     return f"{number:06d}.keys"
 
 
-def hot_name(number: int, index: int) -> str:
-    """Return the name of the index-th key file in hot/ written by a point."""
-    return f"{number:06d}-{index:03d}.keys"
+def indexed_name(number: int, index: int, suffix: str = "keys") -> str:
+    """Return the name of the index-th file in hot/ ("keys") or sightings/ ("counts") written by a point."""
+    return f"{number:06d}-{index:03d}.{suffix}"
 
 
 def series_name(number: int) -> str:

@@ -17,6 +17,7 @@ from kvemb.checks.brief import brief
 from kvemb.checks.fields import Fields
 from kvemb.durability import fresh_files
 from kvemb.durability.manifest_fields import check, check_variable
+from kvemb.durability.sightings.counter_file import Counted
 from kvemb.errors import CheckpointNotFound, Corruption, UnsupportedFormat
 from kvemb.rows.schema import Schema, SlotShape, dtype_of
 
@@ -33,7 +34,7 @@ MAX_CHARACTERS = 256 << 20  # of a manifest: a million files
 ATTACHED = r"files/[A-Za-z0-9_+-][A-Za-z0-9_.+-]{0,199}"
 _FILE = re.compile(
     r"rows/([0-9]+\.(sst|blob|log)|(MANIFEST|OPTIONS)-[0-9]+|CURRENT|IDENTITY|rocksdict-config\.json)"
-    rf"|changes/[0-9]{{1,18}}\.keys|hot/[0-9-]+\.keys|{ATTACHED}"
+    rf"|changes/[0-9]{{1,18}}\.keys|hot/[0-9-]+\.keys|sightings/[0-9-]+\.counts|{ATTACHED}"
 )
 
 
@@ -120,7 +121,7 @@ class Manifest:
     changed since which checkpoint, oldest first. files: by path below the directory, all except the manifest itself.
     left_out: names of variables that a restore did not take, and that later deltas leave out. extra: what the caller
     attached, JSON (kvemb.durability.attachments). tiers: for each variable with rows hot on a GPU, what was hot in each
-    memory, "gpu:0" or "host".
+    memory, "gpu:0" or "host". sightings: by variable, for those with an Admission that counted any.
     """
 
     store: str
@@ -135,6 +136,7 @@ class Manifest:
     left_out: list[str] = field(default_factory=list)
     extra: dict[str, Any] = field(default_factory=dict)
     tiers: dict[str, dict[str, HotRows]] = field(default_factory=dict)
+    sightings: dict[str, Counted] = field(default_factory=dict)
 
     def only(self, names: Collection[str]) -> Manifest:
         """Return the manifest of a checkpoint of some of the variables."""
@@ -152,7 +154,8 @@ class Manifest:
         for epoch in self.changes:
             listed = {name: kept(name, changed) for name, changed in epoch.variables.items()}
             epochs.append(replace(epoch, variables={name: changed for name, changed in listed.items() if changed}))
-        return replace(self, variables=some(self.variables), hot=some(self.hot), changes=epochs, tiers=some(self.tiers))
+        own: dict[str, Any] = {name: some(getattr(self, name)) for name in ("hot", "tiers", "sightings")}
+        return replace(self, variables=some(self.variables), changes=epochs, **own)
 
     def following(self, checkpoint: str, *, restored: bool = False) -> Manifest:
         """Return a manifest of the same state whose parent is that checkpoint, with a new epoch.
@@ -163,12 +166,12 @@ class Manifest:
         return replace(self, parent=checkpoint, changes=[*self.changes, epoch])
 
     @property
-    def key_files(self) -> set[str]:
-        """The paths, below the directory, of its key files."""
+    def named_files(self) -> set[str]:
+        """The paths, below the directory, of the files that its fields name: key files and counter files."""
         changed = {file for epoch in self.changes for change in epoch.variables.values() for file in change.files}
-        return {f"changes/{file}" for file in changed} | {
-            f"hot/{file}" for files in self.hot.values() for file in files
-        }
+        hot = {f"hot/{file}" for files in self.hot.values() for file in files}
+        counted = {f"sightings/{each.file}" for each in self.sightings.values()}
+        return {f"changes/{file}" for file in changed} | hot | counted
 
     @property
     def attached(self) -> set[str]:
@@ -196,7 +199,7 @@ def _indented(value: Any, levels: int, line: str = "\n ") -> str:
 def data_of(manifest: Manifest) -> dict[str, Any]:
     """Return a manifest as JSON, checksum included; parse() reads its text."""
     data = {"format": FORMAT, **asdict(manifest)}
-    for name in ("left_out", "extra", "tiers"):
+    for name in ("left_out", "extra", "tiers", "sightings"):
         if not data[name]:
             del data[name]
     for entry in data["variables"].values():
@@ -253,10 +256,11 @@ def parse(text: str, path: str, *, max_characters: int = MAX_CHARACTERS) -> Mani
         data["changes"] = [_epoch(**epoch) for epoch in data["changes"]]
         tiers = data.get("tiers", {})
         data["tiers"] = {name: {at: HotRows(**held) for at, held in places.items()} for name, places in tiers.items()}
+        data["sightings"] = {name: Counted(**entry) for name, entry in data.get("sightings", {}).items()}
         manifest = Manifest(**data)
         if strange := [name for name in manifest.files if not _is_listed(name, version)]:
             raise ValueError(f"{brief(strange[0])} is no file that a checkpoint lists")
-        if missing := manifest.key_files - set(manifest.files):
+        if missing := manifest.named_files - set(manifest.files):
             raise ValueError(f"it names {min(missing)} but does not list it in files")
         return manifest
     except UnsupportedFormat as error:
@@ -268,7 +272,7 @@ def parse(text: str, path: str, *, max_characters: int = MAX_CHARACTERS) -> Mani
 
 def _is_listed(name: str, version: int) -> bool:
     """Whether a manifest of that format may list a file."""
-    return _FILE.fullmatch(name) is not None and (version >= 5 or not name.startswith("files/"))
+    return _FILE.fullmatch(name) is not None and (version >= 5 or not name.startswith(("files/", "sightings/")))
 
 
 def checksum_of(data: dict[str, Any]) -> str:

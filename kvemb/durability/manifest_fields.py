@@ -16,6 +16,7 @@ from kvemb.checks.brief import brief
 from kvemb.checks.fields import Fields
 from kvemb.checks.ranges import (
     END_OF_TIME,
+    MAX_BUDGET_BYTES,
     MAX_DIM,
     MAX_FILE_BYTES,
     MAX_NAME_BYTES,
@@ -34,6 +35,7 @@ _ID = (r"[0-9a-f]{32}", "32 hexadecimal digits")
 _SHA256 = (r"[0-9a-f]{64}", "64 hexadecimal digits")
 _CHANGED = (r"[0-9]{6,18}\.keys", "names such as '000007.keys'")
 _HOT = (r"[0-9]{6,18}-[0-9]{3,18}\.keys", "names such as '000007-000.keys'")
+_COUNTS = (r"[0-9]{6,18}-[0-9]{3,18}\.counts", "a name such as '000007-000.counts'")
 _PLACE = r"host|gpu:[0-9]{1,4}"
 # Limits of operating systems for a file name and for a path.
 _MAX_PART, _MAX_PATH = 255, 4096
@@ -77,6 +79,10 @@ def check(data: object, version: int) -> None:
         tiers = _of_names(fields, "tiers")
         for name in tiers.names():
             _check_tiers(tiers.fields(name))
+    if version >= 5 and fields.has("sightings"):
+        sightings = _of_names(fields, "sightings")
+        for name in sightings.names():
+            _check_counted(sightings.fields(name))
     fields.done()
 
 
@@ -97,6 +103,15 @@ def _check_tiers(places: Fields) -> None:
         held.integer("rows", 0, MAX_ROWS)
         held.integer("bytes", 0, MAX_FILE_BYTES)
         held.done()
+
+
+def _check_counted(counted: Fields) -> None:
+    counted.text("file", *_COUNTS)
+    counters = counted.integer("counters", 4, MAX_BUDGET_BYTES)
+    if counters % 4:
+        raise counted.refused("counters", "a multiple of 4", counters)
+    counted.integer("counted", 0, MAX_ROWS)
+    counted.done()
 
 
 def _check_epoch(epoch: Fields) -> None:

@@ -32,12 +32,14 @@ from kvemb.durability.inventory import Inventory
 from kvemb.durability.journal import Journal
 from kvemb.durability.manifest import Epoch, HotRows, Manifest, VariableEntry
 from kvemb.durability.points import Points
+from kvemb.durability.sightings.carrying import write_sightings
 from kvemb.errors import ColdStoreError, KvembError
 from kvemb.rows.codec import Ordered
 from kvemb.rows.schema import Schema
 from kvemb.stats import HOST, TierSize
 from kvemb.store_state import StoreState
 from kvemb.tiers.dirty_snapshot import DirtySnapshot
+from kvemb.tiers.sightings import Counters, Sightings
 from kvemb.tiers.storage import TieredStorage
 
 # Seconds between two checks of a crowded cold database: the checkpoint waits, so that spills need not.
@@ -46,13 +48,18 @@ PACE_SECONDS = 0.01
 
 @dataclass(frozen=True)
 class VariablePart:
-    """A variable's part of a checkpoint. entry: returns its manifest entry at the time of the call."""
+    """A variable's part of a checkpoint. entry: returns its manifest entry at that time. sightings: if it has any."""
 
     name: str
     schema: Schema
     creator: Any
     storage: TieredStorage
     entry: Callable[[], VariableEntry]
+    sightings: Sightings | None = None
+
+    def is_clean(self) -> bool:
+        """Whether the rows and the sightings are those of the current durable point."""
+        return (self.sightings is None or self.sightings.is_saved) and self.storage.is_clean()
 
 
 class TargetFailed(Exception):
@@ -89,6 +96,7 @@ class PointWriter:
         self._snapshots: list[tuple[VariablePart, DirtySnapshot]] = []
         self._numbers, self._files = count(), dict[str, list[Path]]()  # of rows, by variable
         self._hot: dict[str, Ordered] = {}
+        self._counted: dict[str, Counters | None] = {}
         self._last = False
         self._described: Manifest
         self._base: Future[list[Epoch]] | None = None
@@ -121,6 +129,8 @@ class PointWriter:
                     self._snapshots.append((part, part.storage.snapshot.begin(len(self._parts) - number)))
                     if self._target is not None or self._last:
                         self._hot[part.name] = part.storage.hot_keys()
+                    if part.sightings is not None:
+                        part.sightings.freeze()
                 self._base = in_order.submit(self._copy_database)
                 if closing is not None:
                     closing()
@@ -154,6 +164,10 @@ class PointWriter:
 
     def _write(self) -> None:
         assert self._base is not None
+        for part in self._parts:
+            if part.sightings is not None:
+                with part.storage.held(rows=False):
+                    self._counted[part.name] = part.sightings.frozen()
         while not self._base.done():
             self._relieve(self._snapshots)
             wait([self._base], PACE_SECONDS)
@@ -174,6 +188,9 @@ class PointWriter:
             self._end_epoch(replace(described, changes=[*epochs, Epoch(described.id)]), epochs)
         self._end_snapshots()
         self._points.publish(self._draft, logged=self._log is not None and not self._last)
+        for part in self._parts:
+            if part.sightings is not None:
+                part.sightings.saved()
         if self._checkpoint is not None:
             with _naming_target():
                 self._checkpoint.rename()
@@ -222,12 +239,15 @@ class PointWriter:
         self._files.setdefault(part.name, []).append(file.path)
 
     def _describe(self, epochs: list[Epoch], inventory: Inventory) -> None:
-        """Write the key files, take the inventory, and write the manifest."""
+        """Write the key files and the counter files, take the inventory, and write the manifest."""
         scratch = self._draft.path
         self._changes.link_to(scratch / layout.CHANGES, epochs)
         before = self._points.folder / layout.HOT
         sets = write_hot(scratch / layout.HOT, self._described.point, self._hot, before, self._described.hot)
-        self._described = replace(self._described, changes=epochs, hot=sets, files=inventory.take())
+        folder, names, points = scratch / layout.SIGHTINGS, self._described.variables, self._points
+        known = points.sightings(names)
+        counted = write_sightings(folder, self._number, names, self._counted, points.brought, known)
+        self._described = replace(self._described, changes=epochs, hot=sets, sightings=counted, files=inventory.take())
         manifest.write(self._described, scratch)
 
     def _write_checkpoint(self, target: Path) -> None:
@@ -238,7 +258,7 @@ class PointWriter:
         with _naming_target():
             draft = self._checkpoint = DirectoryDraft(target)
             with layout.as_cold_store_error(f"write {target}"):
-                layout.unpack(point, draft.path, described.key_files | described.attached)
+                layout.unpack(point, draft.path, described.named_files | described.attached)
                 cold_databases.amend(draft.path / layout.ROWS, drop=left_out)
                 complete(draft.path, described, point, same_names=True)
             draft.sync()

@@ -22,6 +22,7 @@ from kvemb.durability.checkpoint import DirectoryDraft, warn_if_not_closed
 from kvemb.durability.inventory import Inventory
 from kvemb.durability.manifest import Epoch, Manifest, VariableEntry
 from kvemb.durability.readable import database_in_place
+from kvemb.durability.sightings.carrying import Stored
 from kvemb.errors import KvembError, StoreNotFound
 
 Value = TypeVar("Value")
@@ -32,11 +33,13 @@ class Points:
 
     store: the directory. current: the last durable point's manifest. live: the unpacked files. log: the segments that
     follow the point; logged: whether there must be a log. crashed: whether the last owner did not close the store.
-    closed: set when the store is closed. undo: receives the callbacks that release the directory.
+    closed: set when the store is closed. brought: counter files of other checkpoints, for the next point.
+    undo: receives the callbacks that release the directory.
     """
 
     def __init__(self, store: Path, undo: ExitStack) -> None:
         self.store, self.closed = store, False
+        self.brought: Stored = {}
         paths.check_not_in_series(store)
         try:
             layout.check_store_path(store)
@@ -60,7 +63,7 @@ class Points:
             point, self.logged = layout.current(store)
             self.current = manifest.read(point)
             inventory.check(point, self.current)
-            layout.unpack(point, self.live, self.current.key_files)
+            layout.unpack(point, self.live, self.current.named_files)
             self.drop_others()
         else:
             identity, self.logged = uuid.uuid4().hex, False
@@ -101,6 +104,7 @@ class Points:
             created=time.time(),
             variables=_without({**self.current.variables, **variables}, without),
             hot=_without(self.current.hot, without),
+            sightings=_without(self.current.sightings, without),
             extra={},
             tiers={},
         )
@@ -115,7 +119,7 @@ class Points:
         Raises ColdStoreError; then the previous point stays current.
         """
         draft.publish()
-        self.current = manifest.read(draft.target)
+        self.current, self.brought = manifest.read(draft.target), {}
         with layout.as_cold_store_error(f"write {self.store / layout.CURRENT}"):
             layout.set_current(self.store, self.current.point, logged=logged)
 
@@ -132,6 +136,11 @@ class Points:
         """
         with layout.as_cold_store_error(f"write {self.store / layout.CURRENT}"):
             layout.set_current(self.store, self.current.point, logged=True)
+
+    def sightings(self, names: Collection[str]) -> Stored:
+        """Return the current point's counter files of these variables."""
+        folder, known = self.folder / layout.SIGHTINGS, self.current.sightings
+        return {name: (folder, known[name]) for name in names if name in known}
 
     def inventory(self, scratch: Path) -> Inventory:
         """Return the inventory of a point's directory; files shared with the current point are not read again."""

@@ -13,6 +13,7 @@ from dataclasses import replace
 from kvemb import registry
 from kvemb.contracts import ColdStore
 from kvemb.durability import cold_databases, layout
+from kvemb.engine.admitting import memory_bytes, sightings_of
 from kvemb.engine.arguments import AnyArguments
 from kvemb.engine.device_operations import DeviceOperations
 from kvemb.engine.engine import Engine
@@ -89,7 +90,7 @@ def _made(engine: Engine, specification: Specification, variable: Handle[Table],
     lease = host.lease()
     if specification.admission is not None:
         try:
-            host.reserve(specification.admission.memory_bytes, f"sightings of {specification.name!r}", below_min=True)
+            host.reserve(memory_bytes(engine, specification), f"sightings of {specification.name!r}", below_min=True)
         except BaseException:
             give_back(engine, replace(specification, admission=None), hot_tables, sized.slot_rows, lease)
             raise
@@ -123,7 +124,7 @@ def _made(engine: Engine, specification: Specification, variable: Handle[Table],
         optimizer,
         scratch=None if engine.state.read_only else engine.path,
         constraint=specification.constraint,
-        admission=specification.admission,
+        sightings=sightings_of(engine, specification),
     )
     warm(engine, specification.name, hot_tables, operations)
     return Table(specification, policy, hot_tables, storage, operations, variable, engine.limits)
@@ -198,8 +199,7 @@ def give_back(
     """Return a table's memory to the budgets. REQUIRES: the table is not used afterwards."""
     hot_tables.memory.end()
     lease.end()
-    if specification.admission is not None:
-        engine.budgets.host.give_back(specification.admission.memory_bytes)
+    engine.budgets.host.give_back(memory_bytes(engine, specification))
     engine.budgets.host.give_back(spill_bytes(specification.schema, slot_rows))
 
 

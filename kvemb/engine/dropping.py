@@ -44,7 +44,8 @@ def _drop(engine: Engine, names: list[str]) -> None:
         _forget(engine, table)
     described = {name: entry for name, entry in engine.described.variables.items() if name not in names}
     hot = {name: files for name, files in engine.described.hot.items() if name not in names}
-    engine.described = replace(engine.described, variables=described, hot=hot)
+    sightings = {name: counted for name, counted in engine.described.sightings.items() if name not in names}
+    engine.described = replace(engine.described, variables=described, hot=hot, sightings=sightings)
     for name in stored:
         try:
             engine.in_order(engine.database.drop, name)

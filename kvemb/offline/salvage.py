@@ -11,7 +11,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,9 @@ from kvemb.durability.layout import series_name
 from kvemb.durability.manifest import Epoch, Manifest
 from kvemb.durability.recovery import replay
 from kvemb.durability.scratch import scratch
-from kvemb.errors import Corruption, StoreNotFound
+from kvemb.durability.sightings.carrying import Stored, write_sightings
+from kvemb.durability.sightings.counter_file import Counted, read_counters
+from kvemb.errors import Corruption, StoreNotFound, UnsupportedFormat
 from kvemb.meter import Meter, Progress
 from kvemb.offline.remote_checking import RemoteChecking, is_pushed
 from kvemb.offline.transfer import Remote
@@ -72,8 +74,9 @@ def repair(
     """Write everything readable in a checkpoint or a closed store to a new store at out; returns what is lost.
 
     path is not changed. The new store has its own identity and follows no checkpoint. It does not record which rows
-    were hot, nor which keys changed since which checkpoint. progress(done, total): called with bytes as they are read.
-    At a URL, with options for fsspec, the newest complete checkpoint is taken, and all damage is listed.
+    were hot, nor which keys changed since which checkpoint. Sightings of an Admission are kept unless they are damaged.
+    progress(done, total): called with bytes as they are read. At a URL, with options for fsspec, the newest complete
+    checkpoint is taken, and all damage is listed.
 
     Raises StoreNotFound, FileExistsError, Locked, ColdStoreError; Corruption if the manifest, or RocksDB's own, is
     damaged: without them the contents of the files are unknown.
@@ -149,6 +152,7 @@ def _repair(
                     variables, done.logged = replay(_entries(*log, described, done), fresh, new, changes)
                     fresh = replace(fresh, variables=variables)
                 new.checkpoint(point / layout.ROWS)
+                fresh = replace(fresh, sightings=_sightings(source, described, point))
             finally:
                 new.close()
             cold_databases.amend(point / layout.ROWS)
@@ -208,6 +212,16 @@ def _readable(source: Path, described: Manifest) -> Iterator[Path]:
         (links / "CURRENT").write_text(names[0].removeprefix(f"{layout.ROWS}/") + "\n", encoding="ascii")
         (links / CONFIG).write_text('{"raw_mode":true,"prefix_extractors":{}}', encoding="ascii")
         yield links
+
+
+def _sightings(source: Path, described: Manifest, point: Path) -> dict[str, Counted]:
+    """Link the undamaged counter files to a new point; returns their entries. Damaged ones are listed already."""
+    sound: Stored = {}
+    for name, counted in described.sightings.items():
+        with suppress(Corruption, UnsupportedFormat):
+            read_counters(source / layout.SIGHTINGS, counted)
+            sound[name] = source / layout.SIGHTINGS, counted
+    return write_sightings(point / layout.SIGHTINGS, described.point, sound, {}, {}, sound)
 
 
 def _entries(log: Path, begun: bool, described: Manifest, done: Repair) -> Iterator[LogEntry]:

@@ -16,11 +16,17 @@ class Admission:
 
     sightings: n, from 1 to 255. Each occurrence in apply_gradients is one sighting. upsert and accum create rows in any
     case, and lookups of missing keys give the initializer's row, as always.
-    memory_bytes: size of the counters (kvemb.tiers.sightings), taken from the store's budget. Keys share counters, so
-    a key may be admitted early. Whenever the number of sightings reaches the number of counters, all counters are
-    halved, so old sightings fade. Counters are not stored: they start at 0 when the variable is opened, and Admission
-    must be given again. Variable.stats shows the counters' bytes and the number of dropped gradients. Raises TypeError,
-    ValueError.
+    memory_bytes: size of the counters (kvemb.tiers.sightings), taken from the store's budget, and as much again for the
+    copy that a durable point writes. Keys share counters, so a key may be admitted early. Whenever the number of
+    sightings reaches the number of counters, all counters are halved, so old sightings fade.
+
+    The counters are in every durable point and checkpoint, deflated; also of a cluster, for any number of shards. A
+    store that is opened, restored or resumed counts on from there. With durability="write", too: after a crash, rows
+    are those of the last call, and sightings those of the last durable point. Admission itself is not stored, and must
+    be given at each opening: without it, all keys are admitted, and the counters stay as they are. With other sightings
+    they count on; with another memory_bytes they start at 0, and a warning is logged. Exports have no sightings.
+
+    Variable.stats shows the counters' bytes and the number of dropped gradients. Raises TypeError, ValueError.
     """
 
     sightings: int

@@ -16,7 +16,6 @@ import numpy as np
 from kvemb.contracts import Mask, PlannedChange, RowKernels, Values
 from kvemb.meter import Meter, Progress
 from kvemb.optimizers import Optimizer
-from kvemb.restrict import Admission
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.hashing import Keys, Positions, Sums, Unique
 from kvemb.tiers.constraining import Constraint, ConstraintProjector
@@ -31,7 +30,10 @@ from kvemb.tiers.storage import TieredStorage
 
 
 class TableOperations(TableReads):
-    """The calls on one variable's rows. kernels: for rows that are not hot. scratch: a folder for temporary files."""
+    """The calls on one variable's rows. kernels: for rows that are not hot. scratch: a folder for temporary files.
+
+    sightings: decide which missing keys training gives a row; None: all.
+    """
 
     def __init__(
         self,
@@ -42,14 +44,12 @@ class TableOperations(TableReads):
         optimizer: Optimizer | None,
         scratch: Path | None,
         constraint: Constraint | None = None,
-        admission: Admission | None = None,
+        sightings: Sightings | None = None,
     ) -> None:
         super().__init__(storage, factory, scoring)
-        self._kernels, self._scratch = kernels, scratch
+        self._kernels, self._scratch, self.sightings = kernels, scratch, sightings
         self.optimizer = optimizer
-        self._sightings = None if admission is None else Sightings(admission)
-        if self._sightings is not None:
-            storage.counts.bytes_sightings = self._sightings.nbytes
+        storage.counts.bytes_sightings = 0 if sightings is None else sightings.nbytes
         self._constraining = None if constraint is None else ConstraintProjector(constraint, self._hot_tables, kernels)
 
     def upsert(self, keys: Keys, values: Values) -> None:
@@ -185,9 +185,9 @@ class TableOperations(TableReads):
     def _admitted(self, at: Located, counts: Positions) -> Located:
         """Return `at` without missing keys that have too few sightings. counts (n,): new sightings of at.keys."""
         absent = at.cold[~at.exists]
-        if self._sightings is None or len(absent) == 0:
+        if self.sightings is None or len(absent) == 0:
             return at
-        enough = self._sightings.sight(at.keys[absent], counts[absent])
+        enough = self.sightings.sight(at.keys[absent], counts[absent])
         self._storage.counts.refused += int(counts[absent[~enough]].sum())
         chosen = at.exists.copy()
         chosen[~at.exists] = enough

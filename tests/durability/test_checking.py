@@ -84,7 +84,7 @@ def test_records_of_another_width_are_told_and_the_rest_is_read(made):
 
 def test_a_damaged_key_file_is_told_even_where_its_checksum_fits(checkpoint):
     described = manifest.read(checkpoint)
-    name = min(described.key_files)
+    name = min(described.named_files)
     damaged = bytearray((checkpoint / name).read_bytes())
     damaged[-1] ^= 1
     (checkpoint / name).unlink()

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from damage import BUDGET, DIM, KEYS, damages, make, values_of
+from damage import ADMISSION, BUDGET, DIM, KEYS, damages, make, values_of
 from quick import quick
 
 import kvemb
@@ -51,13 +51,26 @@ def ways(checkpoint: Path, parent: Path, scratch: Path) -> dict[str, Callable[[]
         with kvemb.restore(checkpoint, scratch, memory_budget=BUDGET, warm=warm) as store:
             return rows_of(store)
 
+    def counting() -> object:
+        shutil.rmtree(scratch, ignore_errors=True)
+        with kvemb.restore(checkpoint, scratch, memory_budget=BUDGET) as store:
+            table = store.get_variable("table", admission=ADMISSION)
+            table.apply_gradients([1], np.ones((1, DIM), np.float32))
+            return table.lookup([1], return_exists=True)[1].tolist(), table.stats.refused
+
     def changes() -> object:
         return [
             (change.variable, change.keys.tobytes(), change.values.tobytes(), change.removed.tobytes())
             for change in kvemb.Checkpoint(checkpoint).changes(parent)
         ]
 
-    return {"read": read, "restore": lambda: restore(False), "warm": lambda: restore(True), "changes": changes}
+    return {
+        "read": read,
+        "restore": lambda: restore(False),
+        "warm": lambda: restore(True),
+        "changes": changes,
+        "counting": counting,
+    }
 
 
 def attempt(way: Callable[[], Any]) -> tuple[Any, str]:
@@ -69,12 +82,15 @@ def attempt(way: Callable[[], Any]) -> tuple[Any, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", quick(["manifest.json", "rows/*.sst", "changes/*", "hot/*", "rows/[!0-9]*"]))
+@pytest.mark.parametrize(
+    "kind", quick(["manifest.json", "rows/*.sst", "changes/*", "hot/*", "sightings/*", "rows/[!0-9]*"])
+)
 def test_a_damaged_file_of_a_checkpoint_is_named_and_no_row_is_wrong(made, tmp_path, kind):
     checkpoint = tmp_path / "checkpoint"
     shutil.copytree(made / "checkpoint", checkpoint)
     reading = ways(checkpoint, made / "parent", tmp_path / "scratch")
     truth = {name: way() for name, way in reading.items()}
+    assert truth["counting"] == ([True], 0)
     files = sorted(checkpoint.glob(kind))
     assert files
     for path in files:

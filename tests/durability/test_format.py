@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import hostile
@@ -18,17 +19,19 @@ from kvemb.durability import journal_segments
 from kvemb.durability.journal import Journal
 from kvemb.durability.keyfile import read_keys, write_keys
 from kvemb.durability.manifest import Epoch, EpochChanges, FileEntry, Manifest, VariableEntry
+from kvemb.durability.sightings.counter_file import Counted, read_counters, write_counters
 from kvemb.errors import Corruption, UnsupportedFormat
 from kvemb.handle import inside
 from kvemb.offline.delta_file import DeltaFile, DeltaPart
 from kvemb.rows.block import DIRTY, REMOVED, RowBlock
 from kvemb.rows.codec import decode_keys, decode_records, encode_keys, encode_records, order_keys, record_dtype
 from kvemb.rows.schema import KEY_DTYPES, VALUE_DTYPES, Schema, SlotShape, dtype_of
+from kvemb.tiers.sightings import Sightings
 
 PAGE = (Path(__file__).parents[2] / "FORMAT.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 HEX = r"((?:[0-9a-f]{2} )*[0-9a-f]{2})"
-KEYS = re.findall(rf"^(\w+) +(-?\d+)   {HEX}$", BLOCKS[-5], re.MULTILINE)
+KEYS = re.findall(rf"^(\w+) +(-?\d+)   {HEX}$", BLOCKS[-6], re.MULTILINE)
 
 
 def dump(block: str) -> bytes:
@@ -42,8 +45,8 @@ def noted(block: str, what: str) -> list[str]:
 
 
 RECORDS = {
-    "float16": (BLOCKS[-4], Schema(dtype_of("int64"), dtype_of("float16"), 3, (SlotShape("accumulator", 3),))),
-    "int8": (BLOCKS[-3], Schema(dtype_of("int64"), dtype_of("int8"), 2)),
+    "float16": (BLOCKS[-5], Schema(dtype_of("int64"), dtype_of("float16"), 3, (SlotShape("accumulator", 3),))),
+    "int8": (BLOCKS[-4], Schema(dtype_of("int64"), dtype_of("int8"), 2)),
 }
 
 
@@ -86,7 +89,7 @@ def test_the_header_is_as_the_page_says():
 
 
 def test_the_page_names_every_field_and_dtype():
-    described = (VariableEntry, Manifest, Epoch, EpochChanges, FileEntry)
+    described = (VariableEntry, Manifest, Epoch, EpochChanges, Counted, FileEntry)
     fields = [field.name for each in described for field in dataclasses.fields(each)]
     for name in (*fields, "format", "checksum"):
         assert f"`{name}`" in PAGE
@@ -133,7 +136,12 @@ def test_a_store_on_disk_is_as_the_page_says(open_store, tmp_path):
     names = {name for name in tree_of(tmp_path / "checkpoint") if "/" not in name}
     assert names == {"manifest.json", "rows", "changes", "hot"}
     data = json.loads((tmp_path / "checkpoint" / "manifest.json").read_text())
-    assert set(data) == {"checksum", "format", *Manifest.__dataclass_fields__} - {"left_out", "extra", "tiers"}
+    assert set(data) == {"checksum", "format", *Manifest.__dataclass_fields__} - {
+        "left_out",
+        "extra",
+        "tiers",
+        "sightings",
+    }
     assert (data["format"], data["point"], data["parent"]) == (5, 2, None)
     assert re.fullmatch("[0-9a-f]{32}", data["store"])
     assert re.fullmatch("[0-9a-f]{32}", data["id"])
@@ -169,7 +177,7 @@ def test_the_cold_database_is_as_the_page_says(open_store, tmp_path):
 
 
 def test_the_key_file_of_the_page(tmp_path):
-    given, schema = dump(BLOCKS[-2]), RECORDS["int8"][1]
+    given, schema = dump(BLOCKS[-3]), RECORDS["int8"][1]
     (tmp_path / "given").write_bytes(given)
     keys = order_keys(np.array([-2, 5, 6]), schema)
     assert [batch.tolist() for batch in read_keys(tmp_path / "given")] == [keys.tolist()]
@@ -179,8 +187,26 @@ def test_the_key_file_of_the_page(tmp_path):
     assert (made[:16], made[20:28], made[-20:]) == (given[:16], given[20:28], given[-20:])
 
 
+def test_the_counter_file_of_the_page(tmp_path):
+    sightings, keys = Sightings(kvemb.Admission(3, 1024)), np.array([-2, 5])
+    sightings.sight(keys, np.array([1, 2]))
+    sightings.freeze()
+    made = sightings.frozen()
+    assert made is not None
+    places = re.search(r"Key -2 has the counters (.*) of the four rows, and key 5 (.*):", PAGE)
+    assert places is not None
+    for key, (listed, count) in enumerate(zip(places.groups(), (1, 2), strict=True)):
+        for row, at in enumerate(map(int, re.findall(r"\d+", listed))):
+            assert made.values[row, at] == count, (key, row)
+    given = dump(BLOCKS[-2])
+    (tmp_path / "given").write_bytes(given)
+    entry = write_counters(tmp_path / "made", made)
+    np.testing.assert_array_equal(read_counters(tmp_path, replace(entry, file="given")).values, made.values)
+    assert (tmp_path / "made").read_bytes()[:12] == given[:12]
+
+
 def test_the_delta_of_the_page(tmp_path):
-    (tmp_path / "given").write_bytes(dump(BLOCKS[-6]))
+    (tmp_path / "given").write_bytes(dump(BLOCKS[-7]))
     found = DeltaFile(tmp_path / "given", "the delta")
     assert (found.id, found.since) == ("b" * 32, "a" * 32)
     assert found.parts == {"users": DeltaPart("users", False, 25)}

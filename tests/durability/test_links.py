@@ -65,7 +65,7 @@ def test_a_checkpoint_of_links_is_copied_across_filesystems(monkeypatch, linked,
         raise OSError(18, "Invalid cross-device link")
 
     monkeypatch.setattr(os, "link", refuse)
-    layout.unpack(linked, tmp_path / "copy", inside(kvemb.Checkpoint(linked)).key_files)
+    layout.unpack(linked, tmp_path / "copy", inside(kvemb.Checkpoint(linked)).named_files)
     assert links_below(tmp_path / "copy") == []
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from kvemb.durability import manifest
 from kvemb.durability.manifest import Epoch, EpochChanges, FileEntry, Manifest, VariableEntry
+from kvemb.durability.sightings.counter_file import Counted
 from kvemb.errors import CheckpointNotFound, Corruption, UnsupportedFormat
 from kvemb.rows.schema import SlotShape
 
@@ -35,6 +36,7 @@ EXAMPLE = Manifest(
     created=1763.25,
     variables={"users": ENTRY, "übers/ads": replace(ENTRY, dim=9, slots=(SlotShape("accumulator", 9),))},
     hot={"users": ["000001-000.keys"]},
+    sightings={"users": Counted("000009-000.counts", 1 << 20, 123_456)},
     changes=[
         Epoch("c0ffee" + 26 * "0", {"users": EpochChanges(cleared=True, files=["000007.keys"])}),
         Epoch("decaf" + 27 * "0"),
@@ -43,6 +45,7 @@ EXAMPLE = Manifest(
         "rows/000012.sst": FileEntry(3, "ab" * 32),
         "changes/000007.keys": FileEntry(90, "cd" * 32),
         "hot/000001-000.keys": FileEntry(80, "ef" * 32),
+        "sightings/000009-000.counts": FileEntry(800, "23" * 32),
         "files/model.pt": FileEntry(7, "01" * 32),
     },
     extra={"step": 7, "loss": [0.25, None], "from": {"run": "übers"}},

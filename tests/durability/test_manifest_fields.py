@@ -12,6 +12,7 @@ from kvemb.checks.fields import Fields
 from kvemb.checks.ranges import MAX_NAME_BYTES, MAX_STEPS
 from kvemb.durability.manifest import Epoch, EpochChanges, FileEntry, HotRows
 from kvemb.durability.manifest_fields import check, check_variable, is_name, is_path
+from kvemb.durability.sightings.counter_file import Counted
 from kvemb.errors import UnsupportedFormat
 from kvemb.optimizers import Adagrad
 from kvemb.rows.schema import SlotShape
@@ -34,6 +35,7 @@ def whole():
         files=files,
         left_out=["old"],
         tiers={"users/new": {"gpu:0": HotRows(2, 300), "host": HotRows(0, 0)}},
+        sightings={"users/new": Counted("000007-000.counts", 1024, 3)},
     )
     return parsed(described)
 
@@ -49,12 +51,13 @@ def changed(data, path, value):
 def test_a_whole_manifest_and_one_with_few_fields_are_valid():
     check(whole(), 5)
     few = whole()
-    del few["left_out"], few["extra"], few["tiers"], few["changes"][0]["variables"]["users/new"]["dropped"]
+    del few["left_out"], few["extra"], few["tiers"], few["sightings"]
+    del few["changes"][0]["variables"]["users/new"]["dropped"]
     del few["changes"][0]["includes"]
     check(changed(few, ["parent"], None), 5)
 
 
-@pytest.mark.parametrize("name", sorted(set(whole()) - {"left_out", "extra", "tiers"}))
+@pytest.mark.parametrize("name", sorted(set(whole()) - {"left_out", "extra", "tiers", "sightings"}))
 def test_a_missing_field_is_named(name):
     data = whole()
     del data[name]
@@ -77,6 +80,12 @@ def test_a_missing_field_is_named(name):
         (["tiers", "users/new", "host", "rows"], -1, r"host\.rows must be an int from 0"),
         (["tiers", "users/new", "gpu:0", "bytes"], 0.5, r"bytes must be an int from 0"),
         (["tiers", "users/new", "gpu:0", "cells"], 1, r"cells is not a field"),
+        (["sightings", "a//b"], {}, "sightings must have variables' names as fields, got 'a//b'"),
+        (["sightings", "users/new", "file"], "../7-0.counts", r"file must be a name such as '000007-000\.counts'"),
+        (["sightings", "users/new", "counters"], 0, "counters must be an int from 4"),
+        (["sightings", "users/new", "counters"], 1023, "counters must be a multiple of 4, got 1023"),
+        (["sightings", "users/new", "counted"], -1, "counted must be an int from 0"),
+        (["sightings", "users/new", "more"], 1, "more is not a field"),
         (["changes"], [], "changes must be an array of at least one epoch"),
         (["changes", 0, "since"], "x", r"changes\[0\]\.since must be"),
         (["changes", 0, "variables", "users/new", "files"], ["../1.keys"], r"names such as '000007\.keys'"),
@@ -185,7 +194,10 @@ def test_before_format_5_nothing_is_attached():
     with pytest.raises(ValueError, match="extra is not a field that this kvemb knows"):
         check(old, 3)
     del old["extra"]
-    with pytest.raises(ValueError, match="tiers is not a field that this kvemb knows"):
-        check(old, 3)
+    for name in ("sightings", "tiers"):
+        with pytest.raises(ValueError, match="is not a field that this kvemb knows"):
+            check(old, 3)
+        del old[name]
+    check(old, 3)
     with pytest.raises(ValueError, match="extra must be an object"):
         check(changed(whole(), ["extra"], [1]), 5)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvemb.restrict import Admission
-from kvemb.tiers.sightings import Sightings
+from kvemb.tiers.sightings import Counters, Sightings
 
 
 @given(st.lists(st.lists(st.integers(-20, 20), min_size=1, max_size=8), max_size=20))
@@ -43,3 +44,67 @@ def test_counters_do_not_overflow():
     sightings, one = Sightings(Admission(255, 1 << 14)), np.ones(1, np.int64)
     assert sightings.sight(one, one * 5000).tolist() == [True]
     assert sightings.sight(one, one).tolist() == [True]
+
+
+def frozen(sightings):
+    """The counters that a durable point would write."""
+    sightings.freeze()
+    return sightings.frozen()
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_frozen_counters_are_those_of_their_moment_whoever_copies_them(before):
+    sightings, keys, one = Sightings(Admission(3, 4096)), np.arange(9), np.ones(9, np.int64)
+    sightings.sight(keys, one)
+    sightings.freeze()
+    if before:
+        sightings.sight(keys, one)
+        sightings.sight(keys, one)
+    kept = sightings.frozen()
+    sightings.sight(keys, one)
+    assert (kept.values.max(), kept.counted) == (1, 9)
+    assert frozen(sightings).counted == (36 if before else 18)
+
+
+def test_counters_that_are_saved_are_not_kept_again_until_they_change():
+    sightings, keys, one = Sightings(Admission(3, 4096)), np.arange(9), np.ones(9, np.int64)
+    assert frozen(sightings) is None
+    sightings.sight(keys, one)
+    assert frozen(sightings) is not None
+    assert frozen(sightings) is not None, "the point before may have failed"
+    sightings.saved()
+    assert frozen(sightings) is None
+    sightings.freeze()
+    sightings.sight(keys, one)
+    assert sightings.frozen() is None
+    sightings.saved()
+    assert frozen(sightings).counted == 18
+
+
+def test_counters_that_are_taken_count_on():
+    sightings, keys = Sightings(Admission(3, 4096)), np.arange(9)
+    sightings.sight(keys, np.arange(9) % 3)
+    stored = frozen(sightings)
+    other = Sightings(Admission(2, 4096))
+    other.sight(keys + 100, np.full(9, 2))
+    other.take(stored, saved=True)
+    assert frozen(other) is None
+    assert other.sight(keys, np.ones(9, np.int64)).tolist() == [key % 3 >= 1 for key in range(9)]
+    assert not other.sight(keys + 100, np.ones(9, np.int64)).any()
+    other.take(None)
+    assert (frozen(other).values.any(), frozen(other).counted) == (False, 0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 200), st.integers(1, 4)), max_size=200))
+def test_joined_counters_have_no_fewer_sightings_of_any_key(sighted):
+    """Keys are divided between two, as between shards."""
+    parts, seen = [Sightings(Admission(4, 1024)) for _ in range(2)], dict.fromkeys(range(201), 0)
+    for key, count in sighted:
+        parts[key % 2].sight(np.array([key]), np.array([count]))
+        seen[key] += count
+    joined = Sightings(Admission(4, 1024))
+    both = [frozen(part) or Counters(np.zeros((4, 256), np.uint8), 0) for part in parts]
+    joined.take(both[0].joined(both[1]))
+    for key, count in seen.items():
+        assert joined.sight(np.array([key]), np.array([0])).tolist() == [True] or count < 4
+    assert frozen(joined).counted == sum(seen.values())

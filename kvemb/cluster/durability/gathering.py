@@ -15,6 +15,7 @@ from pathlib import Path
 
 from kvemb.cluster.durability.epochs import ShardPart, write_changes
 from kvemb.cluster.durability.manifest import ClusterManifest
+from kvemb.cluster.durability.sightings import join_sightings, stored_by
 from kvemb.cluster.router import BUCKETS, buckets_of
 from kvemb.durability import fresh_files, layout
 from kvemb.durability.checkpoint import Checkpoint, atomic_directory, complete
@@ -23,6 +24,7 @@ from kvemb.durability.keyfile import merged as merged_keys
 from kvemb.durability.keyfile import write_keys
 from kvemb.durability.manifest import Epoch, Manifest
 from kvemb.durability.readable import ReadableCheckpoint, opened
+from kvemb.durability.sightings.counter_file import Counted
 from kvemb.errors import Corruption
 from kvemb.meter import Meter
 from kvemb.offline.applying import apply, write_rows
@@ -92,6 +94,7 @@ def gather_buckets(
         variables = {name: replace(entry, rows=counts[name]) for name, entry in described.variables.items()}
         store = uuid.uuid4().hex
         made = Manifest(store, uuid.uuid4().hex, None, 1, described.created, variables, changes=[Epoch(store)])
+        made = replace(made, sightings=_write_sightings(folder, parts, 1))
         complete(folder, made)
     return Checkpoint(target)
 
@@ -103,6 +106,7 @@ def _complete(
     parent = described.follows[-1] if described.follows else None
     made = Manifest(described.store, described.id, parent, number, described.created, dict(described.variables))
     made = replace(made, extra=described.extra, hot=_write_hot(folder, parts, number, described))
+    made = replace(made, sightings=_write_sightings(folder, parts, number))
     for name in parts[0].described.attached:
         (folder / layout.FILES).mkdir(exist_ok=True)
         fresh_files.link_or_copy(parts[0].path / name, folder / name)
@@ -140,6 +144,10 @@ def _chosen(source: ReadableCheckpoint, name: str, buckets: tuple[int, int]) -> 
             yield block.select((bucket >= buckets[0]) & (bucket <= buckets[1]))
 
 
+def _write_sightings(folder: Path, parts: list[ShardPart], number: int) -> dict[str, Counted]:
+    return join_sightings([stored_by(part) for part in parts], folder / layout.SIGHTINGS, number)
+
+
 def _write_hot(folder: Path, parts: list[ShardPart], number: int, described: ClusterManifest) -> dict[str, list[str]]:
     """Write which rows were hot on any shard; returns the files by variable."""
     sets = {}
@@ -147,7 +155,7 @@ def _write_hot(folder: Path, parts: list[ShardPart], number: int, described: Clu
         hot = [(part.path / layout.HOT, part.described.hot[name]) for part in parts if name in part.described.hot]
         if hot:
             (folder / layout.HOT).mkdir(exist_ok=True)
-            file = layout.hot_name(number, at)
+            file = layout.indexed_name(number, at)
             write_keys(folder / layout.HOT / file, merged_keys([read_hot(place, files) for place, files in hot]))
             sets[name] = [file]
     return sets

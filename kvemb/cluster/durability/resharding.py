@@ -26,10 +26,13 @@ from kvemb.cluster.durability.manifest import ClusterManifest, ShardEntry, id_of
 from kvemb.cluster.durability.offline import found
 from kvemb.cluster.durability.restoring import ClusterRemote, StoredCalls, made_on, restored
 from kvemb.cluster.durability.series import ClusterSeries
+from kvemb.cluster.durability.sightings import join_sightings, stored_by
 from kvemb.cluster.router import BUCKETS, Router
 from kvemb.durability import fresh_files, layout, paths
 from kvemb.durability.attachments import Attachments
 from kvemb.durability.layout import series_name
+from kvemb.durability.sightings.carrying import Stored
+from kvemb.engine.admitting import bring
 from kvemb.handle import inside
 from kvemb.interrupts import Threads, result_of
 from kvemb.limits import Limits
@@ -87,12 +90,13 @@ def reshard(
 class _NewShard:
     """The rows of a new shard, in sorted runs, one Sorter for each variable. buckets: its first and its last.
 
-    made: the old shards that have these buckets.
+    made: the old shards that have these buckets. counted: their counter files.
     """
 
     def __init__(self, folder: Path, buckets: tuple[int, int], limits: Limits) -> None:
         self.folder, self.buckets = folder, buckets
         self.made: list[ShardPart] = []
+        self.counted: list[Stored] = []
         self._limits = limits
         self._sorters: dict[str, Sorter] = {}
 
@@ -104,6 +108,16 @@ class _NewShard:
                 fresh_files.make_directory(folder)
             self._sorters[name] = Sorter(inside(source.variables[name]).schema, folder, self._limits)
         return self._sorters[name]
+
+    def add_shard(self, old: ShardPart) -> None:
+        """Record an old shard that has some of the buckets, and keep its counter files, which are deleted with it."""
+        kept = self.folder / f"counted-{len(self.made)}"
+        with layout.as_cold_store_error(f"write to {kept}"):
+            fresh_files.make_directory(kept)
+            for source, counted in (files := stored_by(old)).values():
+                fresh_files.link_or_copy(source / counted.file, kept / counted.file)
+        self.made.append(old)
+        self.counted.append({name: (kept, counted) for name, (_, counted) in files.items()})
 
     def load(self, store: Store, like: Mapping[str, Mapping[str, Any]], meter: Meter) -> None:
         """Load all rows into an empty store. like: bulk.described() of each variable."""
@@ -200,7 +214,7 @@ class _Resharding:
                         parts[shard].sorter(name, store).add(rows.part(where.start, where.stop))
         for new in parts:
             if new.buckets[0] <= old.last and new.buckets[1] >= old.first:
-                new.made.append(part)
+                new.add_shard(part)
 
     def _loaded(self, part: _NewShard) -> ShardEntry:
         """Make a new shard, and push it."""
@@ -210,6 +224,9 @@ class _Resharding:
             part.load(store, self._like, self._meter)
             for name, entry in self._described.variables.items():  # those of the whole table
                 inside(store.variables[name]).storage.advance(entry.step, entry.optimizer_steps)
+            folder = part.folder / layout.SIGHTINGS
+            for name, counted in join_sightings(part.counted, folder, self.number).items():
+                bring(inside(store), inside(store.variables[name]), folder, counted)
         except BaseException:
             store.close(flush=False)
             raise

@@ -1,0 +1,49 @@
+"""Which counter file a durable point has for each variable: a new one, or that of the point before, which is linked."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from kvemb.durability import fresh_files, layout
+from kvemb.durability.sightings.counter_file import Counted, write_counters
+from kvemb.tiers.sightings import Counters
+
+# Counter files by variable: the folder of each, and its entry in the manifest there.
+Stored = dict[str, tuple[Path, Counted]]
+
+
+def write_sightings(
+    folder: Path,
+    number: int,
+    variables: Collection[str],
+    counted: Mapping[str, Counters | None],
+    brought: Stored,
+    known: Stored,
+) -> dict[str, Counted]:
+    """Write or link the counter file of each of these variables in a folder; returns their entries in the manifest.
+
+    number: of the point, unique to its files. counted: counters that changed, None: they did not; where all are 0, no
+    file is needed. brought: files of other checkpoints, which replace the known ones. known: those of the point before.
+    Raises OSError.
+    """
+    entries: dict[str, Counted] = {}
+    for at, variable in enumerate(sorted(variables)):
+        name = layout.indexed_name(number, at, "counts")
+        if (counters := counted.get(variable)) is not None:
+            if counters.values.any():
+                folder.mkdir(exist_ok=True)
+                entries[variable] = write_counters(folder / name, counters)
+            continue
+        if variable in brought:
+            source, entry = brought[variable]
+            entries[variable] = replace(entry, file=name)
+        elif variable in known:
+            source, entry = known[variable]
+            entries[variable] = entry
+        else:
+            continue
+        folder.mkdir(exist_ok=True)
+        fresh_files.link_or_copy(source / entry.file, folder / entries[variable].file)
+    return entries

@@ -1,0 +1,97 @@
+"""Counter files: the counters of an Admission on disk, deflated (FORMAT.md, "Counter file").
+
+A file has frames of at most 1 MiB of counters, each with a checksum. The manifest says how many counters it has.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from kvemb.errors import Corruption, UnsupportedFormat
+from kvemb.tiers.sightings import ROWS, Counters
+
+FRAME_BYTES = 1 << 20
+_MAGIC, VERSION = b"kvembcount", 1  # on disk
+_HEAD = struct.Struct(">10sH")
+_NUMBER = struct.Struct("<I")
+# Deflated bytes inflate to at most 1,032 times as many.
+_MAX_RATIO = 1100
+
+
+@dataclass(frozen=True)
+class Counted:
+    """The entry in a manifest for a variable's sightings. file: its counter file in sightings/. counters: it has.
+
+    counted: the sightings since they were halved.
+    """
+
+    file: str
+    counters: int
+    counted: int
+
+
+def write_counters(path: Path, counters: Counters) -> Counted:
+    """Write a new counter file, without a sync; returns its entry in the manifest. Raises OSError."""
+    values = memoryview(counters.values.reshape(-1))
+    with open(path, "xb") as file:
+        file.write(_HEAD.pack(_MAGIC, VERSION))
+        for at in range(0, len(values), FRAME_BYTES):
+            # As in key files, only runs of equal bytes are searched for: the rest repeats by chance.
+            deflater = zlib.compressobj(1, strategy=zlib.Z_RLE)
+            payload = deflater.compress(values[at : at + FRAME_BYTES]) + deflater.flush()
+            head = _NUMBER.pack(len(payload))
+            file.write(head + payload + _NUMBER.pack(zlib.crc32(payload, zlib.crc32(head))))
+    return Counted(path.name, len(values), counters.counted)
+
+
+def read_counters(folder: Path, entry: Counted) -> Counters:
+    """Return the counters of an entry in a manifest. folder: of its file.
+
+    Raises Corruption, naming the file; UnsupportedFormat.
+    """
+    path = folder / entry.file
+    try:
+        data = memoryview(path.read_bytes())
+    except OSError as error:
+        raise _damaged(path, f"cannot be read: {error}") from error
+    if data[: len(_MAGIC)] != _MAGIC or len(data) < _HEAD.size:
+        raise _damaged(path, "does not begin with the head of a counter file")
+    if (version := _HEAD.unpack_from(data)[1]) != VERSION:
+        raise UnsupportedFormat(
+            f"{path} has format {version}, this kvemb reads format {VERSION}; use the kvemb that wrote it"
+        )
+    if entry.counters > _MAX_RATIO * len(data):
+        raise _damaged(path, f"is too short for {entry.counters:,} counters")
+    values, start = np.empty(entry.counters, np.uint8), _HEAD.size
+    for at in range(0, len(values), FRAME_BYTES):
+        part = values[at : at + FRAME_BYTES]
+        if len(data) < start + _NUMBER.size:
+            raise _damaged(path, "ends early")
+        end = start + _NUMBER.size + _NUMBER.unpack_from(data, start)[0]
+        if data[end : end + _NUMBER.size] != _NUMBER.pack(zlib.crc32(data[start:end])):
+            raise _damaged(path, "has a frame whose checksum is wrong")
+        inflating = zlib.decompressobj()
+        try:
+            # At most one byte beyond the expected size, so that a small payload cannot inflate to fill the memory.
+            inflated = inflating.decompress(data[start + _NUMBER.size : end], len(part) + 1)
+        except zlib.error as error:
+            raise _damaged(path, f"has a frame with an invalid payload: {error}") from error
+        if len(inflated) != len(part) or not inflating.eof or inflating.unused_data:
+            raise _damaged(path, f"has a frame that does not inflate to {len(part):,} counters")
+        part[:] = np.frombuffer(inflated, np.uint8)
+        start = end + _NUMBER.size
+    if start != len(data):
+        raise _damaged(path, "does not end after its last frame")
+    return Counters(values.reshape(ROWS, -1), entry.counted)
+
+
+def _damaged(path: Path, how: str) -> Corruption:
+    return Corruption(
+        f"{path}, with the sightings of an Admission, {how}; use another checkpoint, or give the Admission another "
+        "memory_bytes: then sightings are counted anew"
+    )

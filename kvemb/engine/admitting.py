@@ -1,0 +1,67 @@
+"""The sightings that a variable's Admission counts, when it is opened, and when they come from another checkpoint."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from kvemb.durability import layout
+from kvemb.durability.sightings.counter_file import Counted, read_counters
+from kvemb.engine.engine import Engine
+from kvemb.engine.specification import Specification
+from kvemb.engine.table import Table
+from kvemb.restrict import Admission
+from kvemb.tiers.sightings import Sightings
+
+_logger = logging.getLogger("kvemb")
+
+
+def memory_bytes(engine: Engine, specification: Specification) -> int:
+    """Return the memory of a variable's counters, and of the copy of them that a durable point writes."""
+    if specification.admission is None:
+        return 0
+    return specification.admission.memory_bytes * (2 if _stored(engine, specification) else 1)
+
+
+def _stored(engine: Engine, specification: Specification) -> bool:
+    return specification.persistent and not engine.state.read_only
+
+
+def sightings_of(engine: Engine, specification: Specification) -> Sightings | None:
+    """Return a variable's sightings, as of the last durable point; None without an Admission. Raises Corruption."""
+    if specification.admission is None:
+        return None
+    sightings = Sightings(specification.admission)
+    counted = engine.described.sightings.get(specification.name)
+    if counted is not None and _stored(engine, specification):
+        folder = engine.points.live / layout.SIGHTINGS
+        _go_on(sightings, specification.admission, specification.name, folder, counted, saved=True)
+    return sightings
+
+
+def bring(engine: Engine, table: Table, folder: Path, counted: Counted) -> None:
+    """Let a variable of a store that is written to count on from a counter file of another checkpoint.
+
+    The folder must stay until the next durable point. Raises Corruption.
+    """
+    sightings, admission = table.operations.sightings, table.specification.admission
+    if sightings is None or admission is None:
+        engine.points.brought[table.name] = folder, counted
+        return
+    with table.storage.held():
+        _go_on(sightings, admission, table.name, folder, counted)
+
+
+def _go_on(
+    sightings: Sightings, admission: Admission, name: str, folder: Path, counted: Counted, *, saved: bool = False
+) -> None:
+    if counted.counters != sightings.nbytes:
+        sightings.take(None)
+        _logger.warning(
+            "the sightings of %r are counted anew: %s bytes of counters are stored, and it was opened with %r",
+            name,
+            f"{counted.counters:,}",
+            admission,
+        )
+        return
+    sightings.take(read_counters(folder, counted), saved=saved)

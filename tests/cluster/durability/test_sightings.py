@@ -1,0 +1,99 @@
+"""Sightings of a cluster: counted by each shard, kept by checkpoints, and joined for another number of shards."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+
+import kvemb
+import kvemb.cluster
+from kvemb.cluster.durability.sightings import join_sightings
+from kvemb.durability.sightings.counter_file import read_counters, write_counters
+from kvemb.handle import inside
+from kvemb.tiers.sightings import ROWS, Counters
+
+THIRD = kvemb.Admission(3, 1 << 14)
+KEYS = np.arange(60)
+
+
+def table_of(place):
+    return place.get_variable("users", dim=1, optimizer=kvemb.optimizers.SGD(1.0), admission=THIRD)
+
+
+def sight(place, keys):
+    """Train these keys, and return the keys that have a row."""
+    table_of(place).apply_gradients(keys, -np.ones((len(keys), 1), np.float32))
+    return sorted(table_of(place).export()[0].tolist())
+
+
+def make(open_cluster, url):
+    """A series with two checkpoints: keys from 20 on were sighted twice, and 55 to 59 once more."""
+    with open_cluster(3, url=url) as cluster:
+        assert sight(cluster, KEYS) == []
+        cluster.checkpoint()
+        assert sight(cluster, np.append(KEYS[20:], KEYS[55:])) == [*range(55, 60)]
+        cluster.checkpoint()
+
+
+def counts_on(place):
+    """Sight each key once more: those with two sightings get a row, and no other."""
+    return sight(place, KEYS[5:40]) == [*range(20, 40), *range(55, 60)]
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 5])
+def test_a_cluster_that_is_opened_again_counts_on_with_any_number_of_shards(open_cluster, tmp_path, shards):
+    make(open_cluster, tmp_path / "series")
+    assert counts_on(open_cluster(shards, url=tmp_path / "series"))
+
+
+def test_recovery_goes_back_to_the_sightings_of_the_checkpoint(open_cluster, tmp_path):
+    cluster = open_cluster(3, url=tmp_path / "series")
+    sight(cluster, KEYS)
+    cluster.checkpoint()
+    sight(cluster, np.append(KEYS, KEYS))
+    cluster.recover()
+    assert sight(cluster, KEYS) == []
+    assert sight(cluster, KEYS) == KEYS.tolist()
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 4])
+def test_resharding_keeps_sightings(open_cluster, tmp_path, shards):
+    make(open_cluster, tmp_path / "series")
+    kvemb.cluster.reshard(tmp_path / "series", tmp_path / "out", shards=shards)
+    assert kvemb.cluster.verify(tmp_path / "out", deep=True)
+    assert counts_on(open_cluster(shards, url=tmp_path / "out"))
+
+
+@pytest.mark.parametrize("had", [False, True])
+def test_a_pulled_checkpoint_counts_on_as_one_store(open_cluster, tmp_path, had):
+    """Also one that was made of the deltas of the shards."""
+    make(open_cluster, tmp_path / "series")
+    with kvemb.CheckpointManager(tmp_path / "here") as manager:
+        for number in (1, 2) if had else (2,):
+            pulled = manager.pull(tmp_path / "series", number=number)
+        assert [counted.counters for counted in inside(pulled).sightings.values()] == [1 << 14]
+        assert kvemb.verify(pulled, deep=True)
+        store, _ = manager.resume(tmp_path / "store", memory_budget="8MiB")
+        with store:
+            assert counts_on(store)
+
+
+def test_shards_with_other_numbers_of_counters_are_not_joined(tmp_path, caplog):
+    stored = []
+    for shard, columns in enumerate((256, 256, 512)):
+        (tmp_path / f"{shard}").mkdir()
+        entries = {}
+        for name in ("same", "other")[: 1 if shard == 2 else 2]:
+            size = columns if name == "same" else 256
+            values = np.full((ROWS, size), shard + 1, np.uint8)
+            counters = Counters(values, 10 + shard)
+            entries[name] = (tmp_path / f"{shard}", write_counters(tmp_path / f"{shard}" / f"{name}.counts", counters))
+        stored.append(entries)
+    with caplog.at_level(logging.WARNING, "kvemb"):
+        found = join_sightings(stored, tmp_path / "joined", 4)
+    assert "the sightings of 'same' are counted anew: the shards have different numbers of counters" in caplog.text
+    assert [*found] == ["other"]
+    assert (found["other"].counters, found["other"].counted) == (1024, 21)
+    assert (read_counters(tmp_path / "joined", found["other"]).values == 2).all()
