@@ -18,6 +18,7 @@ from kvemb.checks.machine import memory_bytes
 from kvemb.defaults import DEFAULTS
 from kvemb.durability import layout, paths
 from kvemb.durability.checkpoint import install
+from kvemb.durability.points import delete_store
 from kvemb.engine.engine import Engine
 from kvemb.engine.periodic_flush import as_flush_every, run_flushes
 from kvemb.errors import KvembError
@@ -129,7 +130,9 @@ def restore(
             limits=limits,
         )
     except BaseException:
-        shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):
+            delete_store(path)
+            path.rmdir()
         raise
 
 

@@ -182,6 +182,23 @@ def reading(
         yield database, described
 
 
+def delete_store(store: Path) -> None:
+    """Delete the content of a store. If a crash or an error interrupts this, calling it again completes it.
+
+    While anything is left, so is CURRENT, which shows that the directory is a store's. Raises OSError.
+    """
+    live, points = store / layout.LIVE, store / layout.POINTS
+    if live.is_dir():
+        shutil.rmtree(live)
+    if points.is_dir():
+        os.rename(points, live)
+    for entry in sorted(store.iterdir(), key=lambda entry: entry.name == layout.CURRENT):
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink(missing_ok=True)
+
+
 class PointHistory:
     """A store's history of durable points: whether a newer point follows from the one that a reader reads.
 

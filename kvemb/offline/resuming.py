@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from kvemb import opening
 from kvemb.durability import fresh_files, layout, manifest
 from kvemb.durability.checkpoint import Checkpoint, left_by_restore, restoring
 from kvemb.durability.manifest import Manifest
+from kvemb.durability.points import delete_store
 from kvemb.handle import inside
 from kvemb.options import format_count, format_time
 from kvemb.store import Store
@@ -27,7 +27,7 @@ def resume(newest: Checkpoint | None, path: Path, **arguments: Any) -> tuple[Sto
             if (path / layout.POINTS).is_dir():
                 _check(path, manifest.read(layout.current_point(path)), newest)
             with layout.as_cold_store_error(f"delete {path}"):
-                _delete(path)
+                delete_store(path)
     elif left_by_restore(path):
         with restoring(path):
             for point in filter(layout.is_checkpoint, (path / layout.POINTS).glob("[!.]*")):
@@ -39,15 +39,6 @@ def resume(newest: Checkpoint | None, path: Path, **arguments: Any) -> tuple[Sto
         arguments.pop("warm", None)
         return opening.open(path, **arguments), None
     return opening.restore(newest.path, path, **{"warm": True, **arguments}), newest
-
-
-def _delete(store: Path) -> None:
-    """Delete the content of a store. If a crash interrupts this, calling it again completes it."""
-    fresh_files.remove(store / layout.LIVE)
-    if (store / layout.POINTS).is_dir():
-        os.rename(store / layout.POINTS, store / layout.LIVE)
-    for entry in sorted(store.iterdir(), key=lambda entry: entry.name == layout.CURRENT):
-        fresh_files.remove(entry)
 
 
 def _check(path: Path, found: Manifest, newest: Checkpoint | None) -> None:

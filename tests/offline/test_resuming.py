@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import kvemb
+from kvemb import opening
+from kvemb.durability import layout
 from kvemb.durability.checkpoint import restoring
-from kvemb.errors import Locked
+from kvemb.errors import ColdStoreError, Locked
 
 BUDGET = {"memory_budget": "4MiB"}
 
@@ -144,3 +150,29 @@ def test_what_a_store_had_after_the_newest_checkpoint_is_deleted_with_a_warning(
         assert rows(store) == [1.0, 0.0]
     (told,) = caplog.messages
     assert f"{tmp_path / 'store'} goes back to {saved.path}: what changed in it after that" in told
+
+
+@pytest.mark.parametrize("during", ["the deletion", "the opening"])
+def test_a_resume_that_could_not_delete_is_completed_by_another(tmp_path, manager, monkeypatch, during):
+    store, _ = manager.resume(tmp_path / "store", **BUDGET)
+    train(store, [1], 1.0)
+    manager.save(store)
+    store.close()
+
+    def refuse(*given: Any, **options: Any) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    def fail(path: Path, **options: Any) -> None:
+        (path / layout.LIVE / layout.ROWS).mkdir(parents=True)
+        monkeypatch.setattr(os, "rmdir", refuse)
+        raise ColdStoreError("too few")
+
+    if during == "the deletion":
+        monkeypatch.setattr(os, "rmdir", refuse)
+    else:
+        monkeypatch.setattr(opening, "open", fail)
+    with pytest.raises(ColdStoreError, match=r"too few|Too many open files"):
+        manager.resume(tmp_path / "store", **BUDGET)
+    monkeypatch.undo()
+    with manager.resume(tmp_path / "store", **BUDGET)[0] as store:
+        assert rows(store) == [1.0, 0.0]
