@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from kvemb.checks.brief import brief
 from kvemb.durability import fresh_files, layout
+from kvemb.durability.inventory import check_is_of_file
 from kvemb.durability.manifest import ATTACHED, Manifest
 from kvemb.errors import Corruption
 
@@ -100,6 +101,7 @@ class AttachedFiles(Mapping[str, Path]):
                 with open(path, "rb") as file:
                     digest = hashlib.file_digest(file, "sha256").hexdigest()
             except OSError as error:
+                check_is_of_file(error, path)
                 raise Corruption(f"{path} cannot be read: {error}; use another checkpoint") from error
         if digest != entry.sha256:
             raise Corruption(f"{path} is damaged: its checksum is not that in the manifest; use another checkpoint")

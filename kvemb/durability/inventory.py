@@ -6,6 +6,7 @@ checksum, and the cost of an inventory is proportional to the new files.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from typing import Self
 
 from kvemb.durability import manifest
 from kvemb.durability.manifest import FileEntry, Manifest
-from kvemb.errors import Corruption
+from kvemb.errors import ColdStoreError, Corruption
 from kvemb.interrupts import Threads
 
 # Files that are not hashed when a checkpoint is opened: their blocks and frames have checksums, checked when read.
@@ -132,7 +133,14 @@ def damages(
             link = f": it is a symbolic link to {os.readlink(path)}, which is missing" if path.is_symlink() else ""
             yield f"{path} is missing{link}"
         except OSError as error:
+            check_is_of_file(error, path)
             yield f"{path} cannot be read: {error}"
+
+
+def check_is_of_file(error: OSError, path: Path) -> None:
+    """Raise ColdStoreError if reading the file failed for want of file descriptors or memory: it is not damaged."""
+    if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        raise ColdStoreError(f"cannot read {path}: {error}") from error
 
 
 def check(directory: Path, described: Manifest) -> None:

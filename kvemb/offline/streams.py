@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from kvemb.durability import fresh_files
+from kvemb.durability.inventory import check_is_of_file
 from kvemb.durability.layout import as_cold_store_error
 from kvemb.durability.manifest import FileEntry
 from kvemb.errors import Corruption
@@ -27,7 +28,10 @@ PART_BYTES = 8 << 20
 
 
 def send(path: Path, entry: FileEntry, files: Any, target: str) -> None:
-    """Copy a local file to a new remote one. Raises Corruption, naming it, if it does not match its entry."""
+    """Copy a local file to a new remote one.
+
+    Raises Corruption, naming it, if it does not match its entry; ColdStoreError for want of file descriptors.
+    """
     pending = b""
 
     def send_previous(piece: bytes) -> None:
@@ -38,6 +42,7 @@ def send(path: Path, entry: FileEntry, files: Any, target: str) -> None:
     try:
         local = open(path, "rb")  # noqa: SIM115 -- closed below; a failure here is of the local file
     except OSError as error:
+        check_is_of_file(error, path)
         raise Corruption(f"{path} cannot be read: {error}; run kvemb verify --deep") from error
     with local, files.open(target, "wb", block_size=PART_BYTES) as remote:
         sound = _read(local, entry, send_previous)

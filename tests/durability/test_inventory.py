@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 
@@ -10,7 +11,7 @@ from manifests import manifest_of
 
 from kvemb.durability import inventory, manifest
 from kvemb.durability.manifest import FileEntry
-from kvemb.errors import Corruption
+from kvemb.errors import ColdStoreError, Corruption
 
 
 def entry(data: bytes) -> FileEntry:
@@ -119,6 +120,15 @@ def test_a_file_that_cannot_be_read_is_told(folder):
     (folder / "rows" / "CURRENT").symlink_to("CURRENT")
     (line,) = damages(folder)
     assert line.startswith(f"{folder}/rows/CURRENT cannot be read: ")
+
+
+def test_too_few_file_descriptors_are_no_damage(folder, monkeypatch):
+    def refuse(*given):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(inventory, "open", refuse, raising=False)
+    with pytest.raises(ColdStoreError, match=r"cannot read .*Too many open files"):
+        damages(folder)
 
 
 def refused(folder, message):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
+from typing import Any
 
 import pytest
 
 from kvemb.durability.manifest import FileEntry
-from kvemb.errors import Corruption
+from kvemb.errors import ColdStoreError, Corruption
 from kvemb.offline import streams
 
 fsspec = pytest.importorskip("fsspec")
@@ -59,3 +62,16 @@ def test_a_small_file_is_read_as_far_as_asked(there):
     files, target = there
     streams.write(files, target, b"abcdef")
     assert streams.read(files, target, 4) == b"abcd"
+
+
+@pytest.mark.parametrize(("number", "error"), [(errno.EMFILE, ColdStoreError), (errno.EIO, Corruption)])
+def test_too_few_file_descriptors_are_no_damage(there, tmp_path, monkeypatch, number, error):
+    files, target = there
+    (tmp_path / "here").write_bytes(b"x")
+
+    def refuse(*given: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(streams, "open", refuse, raising=False)
+    with pytest.raises(error, match="read"):
+        streams.send(tmp_path / "here", entry_of(b"x"), files, target)
