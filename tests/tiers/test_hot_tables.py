@@ -237,7 +237,7 @@ def test_a_device_that_shrinks_gives_its_dirty_rows_to_the_table_below():
         budget.reserve(table.nbytes, "cells")
     hot_tables = HotTables(tables, default_partitioner, schema.key_dtype, budgets, min_rows=16, host_tier=True)
     tables[0].insert(rows_of(hot_tables, np.arange(60), dirty=True))
-    (share,) = budgets[0].sharing.shares
+    (share,) = budgets[0].rebalancer.shares
     share.ask(share.held // 2)
     left = sum(map(len, hot_tables.shrink()))
     assert (tables[0].size, tables[1].size) == (32, 28)
