@@ -39,7 +39,7 @@ def values_source(schema: Schema) -> str:
     kind = schema.value_dtype
     wide = "u64" if kind.kind in "iu" else _TYPES[schema.slot_dtype.name]
     types = f"typedef {_TYPES[kind.name]} Value;\ntypedef {wide} Wide;\n"
-    return _files("cells", "arithmetic") + types + _files("values")
+    return _files("cells", "arithmetic") + types + _files("values", *(["pooling"] if wide != "u64" else []))
 
 
 @cache
