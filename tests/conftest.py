@@ -5,6 +5,7 @@ The directories are in memory if there is room, which saves a third of the time;
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -38,6 +40,19 @@ def pytest_configure() -> None:
 def _foreground() -> None:
     """Handle Ctrl-C as in a terminal: pytest-xdist starts processes with SIGINT ignored."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compiled_by_one(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Of the processes of pytest-xdist, let one compile what most tests call; the others find it on disk."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return
+    with open(tmp_path_factory.getbasetemp().parent / "compiling", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with kvemb.open(tmp_path_factory.mktemp("compiling"), memory_budget=BUDGET) as store:
+            table = store.get_variable("table", dim=3, hot_rows=16, optimizer=kvemb.optimizers.SGD())
+            table.upsert(np.arange(99), np.ones((99, 3), np.float32))
+            table.apply_gradients(np.arange(99), table.lookup(np.arange(99)))
 
 
 @pytest.fixture

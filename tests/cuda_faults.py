@@ -12,7 +12,7 @@ import sys
 
 import numpy as np
 from cuda_life import Life
-from cuda_on_cpu import CpuDevice
+from cuda_on_cpu import CHECKED_FLAGS, CpuDevice
 
 from kvemb.backends.cuda.device import Program
 
@@ -74,7 +74,7 @@ class FaultyDevice(CpuDevice):
     """A device whose kernels have one fault. planted: whether the text to change was found."""
 
     def __init__(self, seed: int, right: str, wrong: str) -> None:
-        super().__init__(seed)
+        super().__init__(seed, ("-O0", *CHECKED_FLAGS[1:]))
         self._right, self._wrong, self.planted = right, wrong, False
 
     def load(self, source: str) -> Program:
