@@ -249,7 +249,8 @@ class Store(DefaultStore[Cluster]):
 
     def close(self, *, flush: bool = True) -> None:
         """End this client. If it opened the cluster, write a last checkpoint, close every shard, and delete the shards'
-        files in scratch; other clients' calls raise ShardLost from then on. Idempotent.
+        files in scratch; other clients' calls raise ShardLost from then on. Let the calls of other threads and clients
+        end first: changes that they make after the last checkpoint has begun are lost. Idempotent.
 
         No checkpoint is written with flush=False, without a url, when a shard is lost, if nothing has changed since the
         newest one, or if the last one has files or extra, which a newer one would lack; later changes are then lost. If
