@@ -14,6 +14,7 @@ from kvemb.contracts import HotTable
 from kvemb.memory.budget import Budget
 from kvemb.memory.rebalancer import MISS_WORTH, Share
 from kvemb.memory.worth import Worth
+from kvemb.restrict import Scores
 from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import Keys
 
@@ -76,11 +77,11 @@ class HotShares:
         if share is not None and share.held > table.nbytes:
             self._budget_of[table].shrink(share, share.held - table.nbytes)
 
-    def offered(self, table: HotTable, keys: Keys) -> None:
-        """Record that rows of these keys, which were not hot, were offered to a table."""
+    def offered(self, table: HotTable, keys: Keys, scores: Scores) -> None:
+        """Record that rows of these keys, which were not hot, were offered to a table with these scores."""
         share = self._shares.get(table)
         if share is not None and share.refused:
-            self._worths[table].offered(keys)
+            self._worths[table].offered(keys, scores)
             self._budget_of[table].offered(share, len(keys))
 
     def make_room(self, rows: int) -> None:

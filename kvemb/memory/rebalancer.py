@@ -15,9 +15,9 @@ from collections.abc import Callable
 BAND = 2.0
 # Rows offered in a turn: 1/TURN_PART of the cells of all tables, and at least MIN_TURN_ROWS.
 TURN_PART, MIN_TURN_ROWS = 16, 1024
-# A turn has at least TURN_CALLS calls for each other table in use. In a shorter turn, if tables are called one after
-# the other, tables that were not called would seem unused and give their memory away.
-TURN_CALLS = 2
+# A turn has at least TURN_CALLS calls for each other table in use. In a shorter turn, tables that were not called would
+# seem unused, and those whose largest batch was in it much used, so that memory would move back and forth.
+TURN_CALLS = 8
 # A donor gives 1/GIVEN_PART of its memory in a turn for each factor of two in worth, at most MAX_GIVEN_PARTS.
 GIVEN_PART, MAX_GIVEN_PARTS = 16, 4
 # A table gets up to 1/GOTTEN_PART of its memory in a turn, or 1/GOTTEN_OF_ALL of that of all tables if that is more.

@@ -2,7 +2,7 @@
 
 The rows that further cells would hold are used about as often as these. So the worth is both the cost of shrinking and
 the gain of growing. It is measured on a sample of cells. A row counts as used if its score has changed, whatever the
-policy, or if it was evicted and offered again. The variable's lock guards everything here.
+policy, also if it was evicted meanwhile and is offered again. The variable's lock guards everything here.
 """
 
 from __future__ import annotations
@@ -58,11 +58,13 @@ class Worth:
         few = self._watched_cells // 4
         return self._last is None or used >= min(ENOUGH_USES, few) or self._waits >= MAX_WAITS
 
-    def offered(self, keys: Keys) -> None:
-        """Record that these keys, which were not hot, were used."""
+    def offered(self, keys: Keys, scores: Scores) -> None:
+        """Record that rows of these keys, with these scores, were not hot and were offered to the table."""
         if len(self._keys):
             found = self._index.find(self._keys, keys)
-            self._offered[found[found >= 0]] = True
+            here = (found >= 0).nonzero()[0]
+            watched = found[here]
+            self._offered[watched[scores[here] != self._scores[watched]]] = True
 
     def _used(self) -> int:
         """Return how many of the watched rows have been used since they were chosen."""

@@ -83,7 +83,7 @@ class HostTier:
             yield rows.select(rows.flags & DIRTY != 0)  # in no table now, so the caller spills them
             raise
         yield leaving
-        self._memory.offered(self.table, rows.keys)
+        self._memory.offered(self.table, rows.keys, rows.scores)
 
     def move_used_up(
         self, devices: list[HotTable], device_of: Callable[[Keys], Positions | None]

@@ -228,7 +228,7 @@ class HotTables:
             for left in [leaving] if self._host is None else self._host.move_down(leaving):
                 yield part.keys, left
             self.memory.grown(table)
-            self.memory.offered(table, part.keys)
+            self.memory.offered(table, part.keys, part.scores)
 
     @property
     def has_uses(self) -> bool:

@@ -97,7 +97,7 @@ def test_what_cannot_be_given_is_owed_no_longer():
 def test_in_a_turn_every_table_in_use_is_called(tables, calls):
     sharing = Rebalancer()
     sharing.shares = [share_of(1.0, held=1 << 14) for _ in range(30)]
-    ended = [at for at in range(500) if sharing.offered(sharing.shares[at % tables], 10 * MIN_TURN_ROWS)]
+    ended = [at for at in range(250 * TURN_CALLS) if sharing.offered(sharing.shares[at % tables], 10 * MIN_TURN_ROWS)]
     assert {later - earlier for earlier, later in zip(ended[-5:], ended[-4:], strict=False)} == {calls}
 
 

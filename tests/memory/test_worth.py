@@ -53,10 +53,23 @@ def test_uses_of_higher_scores_do_not_count_and_rows_that_left_count_if_they_are
     worth.measure(0, 0.0)
     use(table, keys[1024:])
     table.remove(table.find(keys[:512]))
-    worth.offered(np.concatenate([keys[:256], keys[:256], keys[1024:], -keys]))
+    wanted = np.concatenate([keys[:256], keys[:256], keys[1024:], -keys])
+    worth.offered(wanted, wanted + 0.5)  # a score is the key, until a use changes it
     assert worth.measure(100, 0.0) == pytest.approx(-math.log(1 - 0.25) / 100, rel=1e-9)
     unused = [worth.measure(100 + at, 0.0) for at in range(1, MAX_WAITS + 1)]
     assert unused[-1] == pytest.approx(-math.log(1 - 0.25) / 200, rel=1e-9)
+
+
+def test_a_row_that_left_and_comes_back_with_the_score_it_had_was_not_used():
+    """An optimizer step after the lookup of the same batch offers rows that the lookup's other rows evicted."""
+    table, keys = full_table(4096)
+    worth = Worth(table)
+    worth.measure(0, 0.0)
+    table.remove(table.find(keys[:1024]))
+    worth.offered(keys[:1024], keys[:1024].astype(np.float64))
+    use(table, keys[1024:])
+    worth.offered(keys[:256], keys[:256] + 0.5)
+    assert worth.measure(100, 0.0) == pytest.approx(-math.log(1 - 0.25) / 100, rel=1e-9)
 
 
 def test_empty_cells_are_worth_nothing():
@@ -119,5 +132,5 @@ def test_a_look_without_memory_goes_on_watching_the_same_rows(monkeypatch):
         patched.setattr(worth_module, "KeyIndex", none_left)
         with pytest.raises(MemoryError):
             worth._watch(50)
-    worth.offered(keys[:256])
+    worth.offered(keys[:256], keys[:256] + 0.5)
     assert worth.measure(100, 0.0) == pytest.approx(-math.log(1 - 0.25) / 100, rel=1e-9)
