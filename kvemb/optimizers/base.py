@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import abc
+import inspect
 import math
 import numbers
 from collections.abc import Mapping
 from dataclasses import Field, FrozenInstanceError, dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -18,6 +19,14 @@ from kvemb.rows.schema import SlotShape
 
 # The slot that counts a row's own steps.
 STEPS = "steps"
+# Names that torch.optim and FBGEMM give hyperparameters; the message says the name here.
+_ELSEWHERE = {
+    "lr": "learning_rate",
+    "eps": "epsilon",
+    "betas": "beta_1 and beta_2",
+    "beta1": "beta_1",
+    "beta2": "beta_2",
+}
 
 
 @dataclass(frozen=True)
@@ -54,6 +63,14 @@ class Optimizer(abc.ABC):
 
     clip_value: float | None = None
     clip_norm: float | None = None
+
+    def __new__(cls, *_args: Any, **arguments: Any) -> Self:
+        """Make an optimizer. Raises TypeError for a name that torch.optim or FBGEMM has, and says the one here."""
+        for name in arguments:
+            if name in _ELSEWHERE and name not in (known := inspect.signature(cls).parameters):
+                here = f"{_ELSEWHERE[name]} here; it has {', '.join(known)}"
+                raise TypeError(f"{cls.__name__} has no argument {name}, which is {here}")
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         check_fields(self)

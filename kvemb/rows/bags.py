@@ -67,7 +67,10 @@ def bounds_of(given: npt.NDArray[Any], keys: int, *, last_included: bool, what: 
     if not last_included:
         bounds = np.append(bounds, keys)
     if bounds[0] != 0:
-        raise ValueError(f"offsets must begin with 0, got {bounds[0] if len(given) else f'none for {keys} {what}'}")
+        found = bounds[0] if len(given) else f"none for {keys} {what}"
+        lengths = not last_included and len(given) and given.min() >= 0 and given.sum() == keys
+        hint = "; from lengths, offsets are cumsum(lengths) - lengths" if lengths else ""
+        raise ValueError(f"offsets must begin with 0, got {found}{hint}")
     down = np.flatnonzero(bounds[1:] < bounds[:-1])
     if len(down):
         at = int(down[0])

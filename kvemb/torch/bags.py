@@ -52,7 +52,9 @@ def _checked(ids: Any, what: str) -> torch.Tensor:
     if not isinstance(ids, torch.Tensor):
         raise TypeError(f"{what} must be a tensor of integers, got {brief(ids)}; use torch.as_tensor(...)")
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool or ids.is_quantized:
-        raise TypeError(f"{what} must be a tensor of integers, got {ids.dtype}; if they are ids, pass {what}.long()")
+        raise TypeError(
+            f"{what} must be a tensor of integers, got {ids.dtype}; if these are whole numbers, pass {what}.long()"
+        )
     if ids.is_nested or ids.layout != torch.strided:
         instead = f"pass {what}.values() and {what}.offsets()[:-1]" if ids.is_nested else f"pass {what}.to_dense()"
         if ids.is_nested and ids.layout == torch.strided:
@@ -97,7 +99,8 @@ def bags_of(
         if mode != "sum":
             raise ValueError(f"per_sample_weights need mode='sum', got mode={mode!r}")
         if not isinstance(weights, torch.Tensor) or not weights.is_floating_point():
-            raise TypeError(f"per_sample_weights of {what} must be a tensor of floats, got {brief(weights)}")
+            found = f"{weights.dtype}; pass weights.float()" if isinstance(weights, torch.Tensor) else brief(weights)
+            raise TypeError(f"per_sample_weights of {what} must be a tensor of floats, got {found}")
         if weights.shape != ids.shape:
             raise ValueError(
                 f"per_sample_weights must have the shape of {what}, {tuple(ids.shape)}, got {tuple(weights.shape)}"

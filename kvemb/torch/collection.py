@@ -43,12 +43,20 @@ class EmbeddingBagCollection(RowsModule):
         output_dtype: torch.dtype | None = None,
     ) -> None:
         if not isinstance(tables, Mapping) or not tables:
-            raise TypeError(f"tables must be a dict from names to variables or their arguments, got {brief(tables)}")
+            raise TypeError(
+                "tables must be a dict from names to variables or their arguments, as in {'ads': {'dim': 16}}, "
+                f"got {brief(tables)}"
+            )
         if not isinstance(features, Mapping | None):
             raise TypeError(f"features must be a dict from feature to table, or None, got {brief(features)}")
         features = {name: name for name in tables} if features is None else dict(features)
-        if unknown := sorted({*features.values()} - {*tables}):
-            raise ValueError(f"features name the table {unknown[0]!r}; {there_are(tables)}")
+        for name, table in features.items():
+            if not isinstance(table, str):
+                raise TypeError(f"features[{name!r}] must be the name of its table, got {brief(table)}")
+            if table not in tables:
+                raise ValueError(
+                    f"features[{name!r}] must be the name of its table, got {table!r}; {there_are(tables)}"
+                )
         if unused := [name for name in tables if name not in features.values()]:
             raise ValueError(f"no feature names the table {unused[0]!r}; leave it out, or name it in features")
         modes = dict(mode) if isinstance(mode, Mapping) else dict.fromkeys(tables, mode)
@@ -72,9 +80,10 @@ class EmbeddingBagCollection(RowsModule):
     def forward(self, inputs: Any) -> dict[str, torch.Tensor]:
         """Return each feature's bags, {feature: (count, dim)}, in the order of `features`.
 
-        inputs: a dict from feature to (ids, offsets), (ids, offsets, per_sample_weights), or ids (count, m); or an
-        object like torchrec's KeyedJaggedTensor, with keys(), values(), offsets(), weights_or_none(), and, if features
-        differ in their number of bags, stride_per_key(). Every feature must be given. Raises TypeError or ValueError
+        inputs: a dict from feature to (ids, offsets), (ids, offsets, per_sample_weights), or ids (count, m); offsets
+        are where bags begin, so FBGEMM's last one, the number of ids, would be one more, empty bag. Or an object like
+        torchrec's KeyedJaggedTensor, with keys(), values(), offsets(), weights_or_none(), and, if features differ in
+        their number of bags, stride_per_key(). Every feature must be given. Raises TypeError or ValueError
         before anything is looked up; RuntimeError if this module cannot be trained now; what Store.lookup raises.
         """
         given = {name: self._bags_of(name, each) for name, each in self._by_feature(inputs).items()}
@@ -112,7 +121,7 @@ def _variable(name: str, given: Any, store: Store | None) -> Variable:
     if isinstance(given, Variable):
         return given
     if not isinstance(given, Mapping):
-        raise TypeError(f"tables[{name!r}] must be a Variable or a dict of its arguments, got {brief(given)}")
+        raise TypeError(f"tables[{name!r}] must be a Variable or arguments such as {{'dim': 16}}, got {brief(given)}")
     check_names(dict(given))
     return variable_of(name, None, store, dict(given))
 

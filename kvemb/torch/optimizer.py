@@ -48,7 +48,9 @@ class Optimizer(torch.optim.Optimizer):
             if each.trainable and not (module.frozen and each.optimizer is None)
         }
         if not variables:
-            raise ValueError("there is no module with a trainable variable of kvemb.torch in the model")
+            kept = ", ".join(repr(each.name) for module in found.values() for each in module.variables)
+            why = f": {kept} cannot be trained or, without an optimizer, are frozen" if kept else ""
+            raise ValueError(f"there is no module with a trainable variable of kvemb.torch in the model{why}")
         self._rules: dict[int, Rule] = {}
         for variable in variables.values():
             if variable.optimizer is None:

@@ -15,6 +15,8 @@ _REFUSED = {
     "num_embeddings": "keys are any int64, and a row is made at its first step; give a name and dim",
     "embedding_dim": "give dim",
     "lr": "give optimizer, such as kvemb.optimizers.Adagrad(0.05)",
+    "learning_rate": "give optimizer, such as kvemb.optimizers.Adagrad(0.05)",
+    "pooling": "give mode, such as 'sum', to the module",
     "_weight": "make the module with from_pretrained(weight, name, freeze=False)",
     "_freeze": "make the variable with trainable=False, or call requires_grad_(False)",
     "freeze": "make the variable with trainable=False, or call requires_grad_(False)",

@@ -192,10 +192,12 @@ def test_tables_by_their_arguments(store):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (({},), TypeError, "tables must be a dict"),
-        (({"a": 3},), TypeError, r"tables\['a'\] must be a Variable or a dict"),
+        (({},), TypeError, "tables must be a dict .* as in {'ads': {'dim': 16}}, got {}"),
+        (({"a": 3},), TypeError, r"tables\['a'\] must be a Variable or arguments such as {'dim': 16}, got 3"),
+        (({"a": {"dim": 2, "pooling": "sum"}},), TypeError, "no argument pooling here: give mode"),
         (({"a": {"num_embeddings": 3}},), TypeError, "keys are any int64"),
-        (({"a": {}}, {"f": "b"}), ValueError, "features name the table 'b'; there is a"),
+        (({"a": {}}, {"f": "b"}), ValueError, r"features\['f'\] must be .* its table, got 'b'; there is a"),
+        (({"a": {}}, {"a": ["f", "g"]}), TypeError, r"features\['a'\] must be the name of its table, got \['f', 'g'\]"),
         (({"a": {}}, ["a"]), TypeError, "features must be a dict from feature to table"),
         (({"a": {}, "b": {}}, {"f": "b"}), ValueError, "no feature names the table 'a'"),
         (({"a": {}}, None, "median"), ValueError, "mode must be one of"),

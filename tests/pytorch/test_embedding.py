@@ -289,6 +289,7 @@ def test_dtypes_may_be_torchs(store):
         ({"num_embeddings": 9}, TypeError, "no argument num_embeddings here: keys are any int64"),
         ({"embedding_dim": 9}, TypeError, "no argument embedding_dim here: give dim"),
         ({"lr": 0.1}, TypeError, "no argument lr here: give optimizer"),
+        ({"learning_rate": 0.1}, TypeError, "no argument learning_rate here: give optimizer"),
         ({"_weight": None}, TypeError, "from_pretrained"),
         ({"dtype": torch.float32}, TypeError, "value_dtype"),
         ({"device": "cuda"}, TypeError, "rows live in the store"),
@@ -372,7 +373,7 @@ def test_a_frozen_module_gives_rows_without_gradients_until_it_is_trained_again(
 def test_an_untrainable_variable_gives_rows_without_gradients(store):
     module = kt.Embedding("frozen", 2, store=store, trainable=False)
     assert not module(torch.tensor([1])).requires_grad
-    with pytest.raises(ValueError, match="no module with a trainable variable"):
+    with pytest.raises(ValueError, match=r"no module with a trainable variable .* in the model: 'frozen' cannot be"):
         kt.Optimizer(module)
 
 
