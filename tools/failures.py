@@ -98,6 +98,8 @@ def _on_the_variable(failure: Any, message: str) -> str:
         return "; a variable is named with --variable NAME"
     if message.startswith("No such option: --variable") and "variable" in taken:
         return "; the variable's name follows the path"
+    if message.startswith("Invalid value for") and "keys" in message.partition(":")[0].lower() and "variable" in taken:
+        return "; the variable's name follows the path, without an option, and keys follow it"
     return ""
 
 

@@ -306,6 +306,7 @@ def test_a_group_without_a_command_says_what_is_missing(group, capsys):
     [
         (["export", "checkpoint", "users", "out.csv"], "; a variable is named with --variable NAME"),
         (["stats", "checkpoint", "--variable", "users"], "; the variable's name follows the path"),
+        (["peek", "checkpoint", "--variable", "users"], "follows the path, without an option, and keys follow it"),
     ],
 )
 def test_a_variable_that_is_named_in_another_commands_way_brings_advice(arguments, advice, capsys):
