@@ -245,15 +245,20 @@ class Cluster:
         """Make no more calls. owner: close the shards, too. Idempotent."""
         if self.state.gone:
             return
-        self._started.shutdown(wait=True)
-        self._waiting.shutdown(wait=True)
-        with suppress(KvembError):  # of a lost cluster
-            self.session.exchange()
+        if not owner:
+            self._end_threads()
+            with suppress(KvembError):  # of a lost cluster
+                self.session.exchange()
         self.state.close()
         if owner:
             with suppress(ShardLost):  # it is gone
                 self._coordinator.all("close")
             self._coordinator.transport.close()
+            self._end_threads()  # only now: their calls may have waited for the last cut to end
+
+    def _end_threads(self) -> None:
+        self._started.shutdown(wait=True)
+        self._waiting.shutdown(wait=True)
 
 
 def _made(session: Session, changes: dict[int, list[ChangeRequest]], tokens: list[str]) -> list[Exception | None]:

@@ -249,13 +249,13 @@ class Store(DefaultStore[Cluster]):
 
     def close(self, *, flush: bool = True) -> None:
         """End this client. If it opened the cluster, write a last checkpoint, close every shard, and delete the shards'
-        files in scratch; other clients' calls raise ShardLost from then on. Let the calls of other threads and clients
-        end first: changes that they make after the last checkpoint has begun are lost. Idempotent.
+        files in scratch. No call changes rows after that checkpoint: calls of other threads and clients that have not
+        begun by then wait, and raise ShardLost when the shards are closed. Idempotent.
 
         No checkpoint is written with flush=False, without a url, when a shard is lost, if nothing has changed since the
         newest one, or if the last one has files or extra, which a newer one would lack; later changes are then lost. If
-        writing fails, its error is raised, and the cluster stays open. If an earlier checkpoint with block=False failed
-        and nobody got its error, that error is raised after the cluster is closed.
+        writing fails, its error is raised, the cluster stays open, and the calls that wait are executed. If an earlier
+        checkpoint with block=False failed and nobody got its error, that error is raised after the cluster is closed.
         """
         if self.state.gone:
             return
@@ -267,9 +267,7 @@ class Store(DefaultStore[Cluster]):
     def _close(self, flush: bool) -> None:
         if self._owner and flush and self._series and self._inside.session.calls.lost is None:
             session = self._inside.begun()
-            session.exchange()
-            if session.ask("unsaved"):
-                self.checkpoint()
+            session.ask("finish", session.generation, session.client, session.own())
         with suppress(ShardLost, Closed):
             for table in self._inside.tables.values():
                 _storage(table).keep_stats()

@@ -1,8 +1,9 @@
 """The coordinator of a cluster: makes its shards, and runs the operations that must see all of them at one moment.
 
 Clients call it through call(), as they call shards: a call that changes something has a Stamp, and is executed
-once. It knows the open variables. It calls shards one call after the other, under `_alone`, except to send a
+once. It knows the open variables. It calls shards one call after the other (_exclusively), except to send a
 checkpoint. Once a shard is lost, its methods raise ShardLost until recover(). Thread-safe.
+Longer than 300 lines: every method that clients call is defined here, under one lock.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ _logger = logging.getLogger("kvemb")
 class Coordinator:
     """See the module. make: makes shards. checkpointing: None without a url. absent_seconds: see cuts.
 
-    timeouts: the timeouts for calls of shards, also for all clients. closed: whether close() was called. Raises what
-    making a shard raises.
+    timeouts: the timeouts for calls of shards, also for all clients. closed: whether calls have ended, by finish() or
+    close(). Raises what making a shard raises.
     """
 
     def __init__(
@@ -53,7 +54,8 @@ class Coordinator:
         self._plan, self._make, self._checkpointing = plan, make, checkpointing
         self._ledger = Ledger()
         self._alone, self._recovering, self._changing = threading.RLock(), threading.Lock(), threading.Lock()
-        self._cuts, self._generation, self._recovered, self.closed = 0, -1, 0, False
+        self._cuts, self._generation, self._recovered = 0, -1, 0
+        self.closed = self._ended = False
         self._opened: dict[str, OpenedVariable] = {}
         self._recovery: Recovery | None = None
         self._begin(plan)
@@ -71,9 +73,20 @@ class Coordinator:
 
     def call(self, name: str, arguments: tuple[Any, ...]) -> Any:
         """Call a method."""
-        if self.closed and name not in ("close", "written"):
-            raise Closed("the cluster was closed by the process that opened it; open it again")
+        if name not in ("finish", "written", "close"):
+            self._check_open()
         return getattr(self, name)(*arguments)
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise Closed("the cluster was closed by the process that opened it; open it again")
+
+    @contextmanager
+    def _exclusively(self) -> Iterator[None]:
+        """Run the block while no other method calls shards. Raises Closed, also if it was closed meanwhile."""
+        with self._alone:
+            self._check_open()
+            yield
 
     # Clients.
 
@@ -83,7 +96,7 @@ class Coordinator:
             raise BackendUnavailable(
                 f"the cluster has kvemb {kvemb.__version__}, and this program {version}; install one version everywhere"
             )
-        with self._alone:
+        with self._exclusively():
             opened = {name: known.told() for name, known in self._opened.items()}
             return JoinReply(self._generation, self.calls.transport, self._timeouts, opened)
 
@@ -109,12 +122,12 @@ class Coordinator:
 
     def catalog(self) -> dict[str, VariableEntry | None]:
         """Return all variables; None for those that are open."""
-        with self._alone:
+        with self._exclusively():
             return {**self._stored, **dict.fromkeys(self._opened)}
 
     def described(self, name: str) -> tuple[str | None, VariableEntry | None, dict[str, Any]]:
         """Return a variable's token (None: not open), its entry (None: there is none), and what it was opened with."""
-        with self._alone:
+        with self._exclusively():
             if (known := self._opened.get(name)) is None:
                 return None, self._stored.get(name), {}
             steps, entry = known.total.steps(), self.calls.each("entry", {0: (known.token,)})[0]
@@ -127,7 +140,7 @@ class Coordinator:
         """
 
         def make() -> OpenVariable:
-            with self._alone:
+            with self._exclusively():
                 given, known = arguments, self._opened.get(name)
                 if known is not None:
                     given = compared(given)
@@ -151,7 +164,7 @@ class Coordinator:
         """Drop a variable on all shards."""
 
         def drop() -> None:
-            with self._alone:
+            with self._exclusively():
                 self.calls.all_once("drop_variable", name)
                 self._opened.pop(name, None)
                 self._stored.pop(name, None)
@@ -162,7 +175,7 @@ class Coordinator:
         """Replace the optimizer on all shards."""
 
         def change() -> None:
-            with self._alone:
+            with self._exclusively():
                 self.calls.all_once("set_optimizer", token, optimizer, writable)
                 for name, known in self._opened.items():
                     if known.token == token:
@@ -173,12 +186,13 @@ class Coordinator:
     # Operations during which no client's call runs.
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Make a cut, and run the block inside it. Raises ShardLost."""
-        with self._alone:
+    def alone(self, *, last: bool = False) -> Iterator[None]:
+        """Make a cut, and run the block inside it. last: if it succeeds, calls have ended. Raises ShardLost, Closed."""
+        with self._exclusively():
             self._cuts += 1
-            with cut(self.calls, self._cuts, self._absent_seconds):
+            with cut(self.calls, self._cuts, self._absent_seconds, last=last):
                 yield
+            self.closed = last
 
     def clear(self, stamp: Stamp, token: str, at: Moment) -> None:
         """Drop every row of a variable."""
@@ -219,13 +233,25 @@ class Coordinator:
 
         def start() -> int:
             assert self._checkpointing is not None
-            calls = self.calls  # those that the client knows, unless exchange() reports a recovery
-            _, lost = self.exchange(generation, client, own)
-            if lost is not None:
-                raise ShardLost(lost if ADVICE in lost else f"{lost}; {ADVICE}")
-            return self._checkpointing.start(self, calls, request)
+            return self._checkpointing.start(self, self._calls_of(generation, client, own), request)
 
         return self._ledger.once(stamp, start)  # type: ignore[no-any-return]
+
+    def finish(self, generation: int, client: str, own: StepsByToken) -> None:
+        """Write a last checkpoint if one is needed, and execute no call after it: Checkpointing.finish. Idempotent.
+
+        generation, client, own: see exchange. Raises ShardLost as checkpoint().
+        """
+        if not self.closed and self._checkpointing is not None:
+            self._checkpointing.finish(self, self._calls_of(generation, client, own))
+
+    def _calls_of(self, generation: int, client: str, own: StepsByToken) -> Calls:
+        """Store a client's counts; returns the calls to the shards that it knows."""
+        calls = self.calls  # those that the client knows, unless exchange() reports a recovery
+        _, lost = self.exchange(generation, client, own)
+        if lost is not None:
+            raise ShardLost(lost if ADVICE in lost else f"{lost}; {ADVICE}")
+        return calls
 
     def written(self, number: int) -> Checkpoint:
         """Wait for a checkpoint that was begun, and return it. Raises its error if it failed."""
@@ -239,10 +265,6 @@ class Coordinator:
     def last(self) -> int | None:
         """Return the number of the checkpoint to which recover() would go back."""
         return None if self._checkpointing is None else self._checkpointing.last
-
-    def unsaved(self) -> bool:
-        """Return whether a client that ends the cluster is to write a checkpoint first: Checkpointing.unsaved."""
-        return self._checkpointing is not None and self._checkpointing.unsaved(self, self.calls)
 
     def recover(self, generation: int, lost: str, version: str) -> tuple[Recovery, JoinReply]:
         """Go back to the last checkpoint, with new shards, unless that was done since; returns the last recovery.
@@ -261,7 +283,7 @@ class Coordinator:
             with suppress(Exception):  # closing a lost shard may fail
                 self.calls.transport.close()
             checkpoint = None if self._checkpointing is None else self._checkpointing.settled()
-            with self._alone:
+            with self._exclusively():
                 why = str(self.calls.lost).removesuffix(f"; {ADVICE}")
                 self._begin(replace(self._plan, checkpoint=checkpoint))
                 for name, known in list(self._opened.items()):
@@ -288,9 +310,9 @@ class Coordinator:
     def close(self) -> None:
         """Close every shard, once the coordinator's running calls have ended. Idempotent."""
         with self._alone:
-            if self.closed:
+            if self._ended:
                 return
-            self.closed = True
+            self.closed = self._ended = True
             try:
                 if self._checkpointing is not None:
                     self._checkpointing.wait()

@@ -40,17 +40,20 @@ _TURN_SECONDS = 0.1
 
 
 @contextmanager
-def cut(calls: Calls, number: int, absent_seconds: float = ABSENT_SECONDS) -> Iterator[None]:
+def cut(calls: Calls, number: int, absent_seconds: float = ABSENT_SECONDS, *, last: bool = False) -> Iterator[None]:
     """Make a cut, and run the block inside it; only `calls` may call shards there.
 
-    number: larger than that of every earlier cut. absent_seconds: how long it waits for the rest of a call. REQUIRES:
-    no other cut at the same time. Raises ShardLost.
+    number: larger than that of every earlier cut. absent_seconds: how long it waits for the rest of a call. last: the
+    gates stay closed if the block succeeds, as the cluster is closed next. REQUIRES: no other cut at the same time.
+    Raises ShardLost.
     """
+    opens = True
     try:
         _complete(calls, number, calls.all("hold", number, calls.client), absent_seconds)
         yield
+        opens = not last
     finally:
-        if calls.lost is None:  # otherwise the gates stay closed, as the shards' states do not fit together
+        if opens and calls.lost is None:  # of a lost cluster they stay closed: the shards' states do not fit together
             calls.all("release", number)
 
 

@@ -54,8 +54,8 @@ class Checkpoint:
 class Shards(Protocol):
     """The maker of cuts (kvemb.cluster.coordination.coordinator)."""
 
-    def alone(self) -> AbstractContextManager[None]:
-        """Make a cut, and run the block inside it."""
+    def alone(self, *, last: bool = False) -> AbstractContextManager[None]:
+        """Make a cut, and run the block inside it. last: if the block succeeds, no later call is executed."""
 
     def steps(self) -> dict[str, tuple[str, StepCounts]]:
         """Return the token of each open variable, and its steps, by name."""
@@ -117,39 +117,51 @@ class Checkpointing:
         """
         with self._starting:
             self.wait()
-            number = self._tried = max(self.series.next_number(), self._tried + 1)
             with shards.alone():
-                snapshot = _Snapshot(calls, number, uuid.uuid4().hex, time.time(), request, calls.all("changes"))
-                numbers, steps = range(calls.transport.shards), dict(shards.steps().values())
-                with calls.stamped(numbers) as stamp:
-                    given = (stamp, number, snapshot.id, steps)
-                    calls.each("snapshot", {shard: (*given, None if shard else request.files) for shard in numbers})
-            with uninterrupted():  # otherwise a snapshot might never be ended
-                self._writing[number] = self._background.submit(self._write, snapshot)
-            if len(self._writing) > MAX_REMEMBERED:
-                self._writing.popitem(last=False)
-            return number
+                snapshot = self._snapshot(shards, calls, request)
+            self._write_behind(snapshot)
+            return snapshot.number
+
+    def finish(self, shards: Shards, calls: Calls) -> None:
+        """Make the last cut, and write a checkpoint of it if rows, steps or variables differ from the newest one.
+
+        No checkpoint is written if the last one has files or values beside the rows: the next one would lack them.
+        Returns once it is complete; if it fails, raises its error, and calls are executed again. Raises ShardLost.
+        """
+        with self._starting:
+            self.wait()
+            with shards.alone(last=True):
+                if not self._carries() and self._is_unsaved(shards, calls):
+                    snapshot = self._snapshot(shards, calls, CheckpointRequest(None, {}, None))
+                    self._write_behind(snapshot)
+                    self.result(snapshot.number)
+
+    def _snapshot(self, shards: Shards, calls: Calls, request: CheckpointRequest) -> _Snapshot:
+        """Let every shard take its snapshot for the next checkpoint. REQUIRES: shards.alone()."""
+        number = self._tried = max(self.series.next_number(), self._tried + 1)
+        snapshot = _Snapshot(calls, number, uuid.uuid4().hex, time.time(), request, calls.all("changes"))
+        numbers, steps = range(calls.transport.shards), dict(shards.steps().values())
+        with calls.stamped(numbers) as stamp:
+            given = (stamp, number, snapshot.id, steps)
+            calls.each("snapshot", {shard: (*given, None if shard else request.files) for shard in numbers})
+        return snapshot
+
+    def _write_behind(self, snapshot: _Snapshot) -> None:
+        with uninterrupted():  # otherwise a snapshot might never be ended
+            self._writing[snapshot.number] = self._background.submit(self._write, snapshot)
+        if len(self._writing) > MAX_REMEMBERED:
+            self._writing.popitem(last=False)
 
     def result(self, number: int) -> Checkpoint:
         """Wait until a checkpoint that was started here is complete, and return it. Raises its error if it failed."""
         return result_of(self._writing[number])
 
-    def unsaved(self, shards: Shards, calls: Calls) -> bool:
-        """Return whether rows, steps or variables differ from those of the newest checkpoint.
-
-        False if the last one has files or values beside the rows: the next one would lack them. Raises ShardLost, and
-        as ClusterSeries.read.
-        """
-        self.wait()
-        if self._carries():
-            return False
+    def _is_unsaved(self, shards: Shards, calls: Calls) -> bool:
+        if calls.all("changes") != self._changes:
+            return True
+        # A lookup without keys is a step, and calls no shard.
         before = {} if self._before is None else self._before.variables
-        with shards.alone():
-            if calls.all("changes") != self._changes:
-                return True
-            # A lookup without keys is a step, and calls no shard.
-            steps = {name: steps for name, (_, steps) in shards.steps().items()}
-            return any(name in before and steps_of(before[name]) != counted for name, counted in steps.items())
+        return any(name in before and steps_of(before[name]) != steps for name, (_, steps) in shards.steps().items())
 
     def _carries(self) -> bool:
         if self.last is None:

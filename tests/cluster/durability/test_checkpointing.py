@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -19,10 +22,12 @@ from kvemb.contracts import Memory
 from kvemb.engine.engine import Engine
 from kvemb.errors import (
     CheckpointNotFound,
+    Closed,
     ColdStoreError,
     Corruption,
     Locked,
     SchemaMismatch,
+    ShardLost,
     TransferError,
     UnsupportedFormat,
 )
@@ -128,23 +133,86 @@ def test_close_writes_one_of_other_shards_or_an_earlier_state(open_cluster, tmp_
 
 @pytest.mark.slow
 def test_whatever_changes_is_saved_by_close(open_cluster, tmp_path):
+    url, ones = tmp_path / "series", np.ones((3, 2), np.float32)
+    with open_cluster(2, url=url) as cluster:
+        adam, policy = kvemb.optimizers.Adam(0.5), kvemb.FrequencyRestrictPolicy()
+        cluster.get_variable("table", dim=2, optimizer=adam, restrict_policy=policy)
+    changes: tuple[Callable[[Any, Any], object], ...] = (
+        lambda _, table: table.upsert([1, 2, 3], ones),
+        lambda _, table: table.remove([1]),
+        lambda _, table: table.lookup([2]),
+        lambda _, table: table.lookup([]),
+        lambda _, table: table.apply_gradients([3], ones[:1]),
+        lambda _, table: table.restrict(1),
+        lambda _, table: table.clear(),
+        lambda cluster, _: cluster.get_variable("table", optimizer=kvemb.optimizers.Adam(0.1)),
+        lambda cluster, _: cluster.get_variable("other", dim=1),
+        lambda cluster, _: cluster.drop_variable("other"),
+    )
+    for number, change in enumerate(changes, start=1):
+        cluster = open_cluster(2, url=url)
+        table = cluster.variables["table"]
+        if number == 5:
+            table = cluster.get_variable("table", optimizer=kvemb.optimizers.Adam(0.5))
+        change(cluster, table)
+        cluster.close()
+        assert ClusterSeries(url).numbers() == list(range(1, number + 2))
+    with open_cluster(2, url=url) as cluster:
+        cluster.variables["table"].upsert([9], ones[:1])
+        cluster.recover()
+    assert ClusterSeries(url).numbers()[-1] == len(changes) + 1, "a cluster that went back has nothing to save"
+
+
+def test_close_loses_no_call_of_other_threads(open_cluster, tmp_path):
     cluster = open_cluster(2, url=tmp_path / "series")
-    adam, ones = kvemb.optimizers.Adam(0.5), np.ones((3, 2), np.float32)
-    table = cluster.get_variable("table", dim=2, optimizer=adam, restrict_policy=kvemb.FrequencyRestrictPolicy())
-    for change in (
-        lambda: table.upsert([1, 2, 3], ones), lambda: table.remove([1]), lambda: table.lookup([2]),
-        lambda: table.lookup([]), lambda: table.apply_gradients([3], ones[:1]), lambda: table.restrict(1), table.clear,
-        lambda: cluster.get_variable("table", optimizer=kvemb.optimizers.Adam(0.1)),
-        lambda: cluster.get_variable("other", dim=1), lambda: cluster.drop_variable("other"),
-    ):  # fmt: skip
-        cluster.checkpoint()
-        session = inside(cluster).session
-        assert not session.ask("unsaved")
-        change()
-        session.exchange()
-        assert session.ask("unsaved")
-    cluster.recover()
-    assert not inside(cluster).session.ask("unsaved")
+    table = cluster.get_variable("table", dim=1, optimizer=kvemb.optimizers.SGD(1.0))
+    answered, begun = [0] * 4, threading.Barrier(5)
+
+    def train(thread: int) -> None:
+        keys, grads = np.arange(20) + 20 * thread, np.full((20, 1), -1, np.float32)
+        begun.wait()
+        with suppress(ShardLost, Closed):
+            while True:
+                if thread == 0:
+                    cluster.apply_gradients_async({table: (keys, grads)}).result()
+                else:
+                    table.apply_gradients(keys, grads)
+                answered[thread] += 1
+
+    threads = [threading.Thread(target=train, args=(thread,)) for thread in range(4)]
+    for thread in threads:
+        thread.start()
+    begun.wait()
+    time.sleep(0.1)
+    late = [cluster.apply_gradients_async({table: ([1000], np.ones((1, 1), np.float32))}) for _ in range(20)]
+    cluster.close()
+    for thread in threads:
+        thread.join()
+    assert [each.exception() for each in late] == [None] * 20
+    with open_cluster(3, url=tmp_path / "series") as again:
+        rows = again.variables["table"].lookup(np.arange(80))[:, 0].reshape(4, 20)
+    assert all(len(set(of_thread)) == 1 for of_thread in rows.tolist()), "each call is on all shards or on none"
+    assert rows[:, 0].tolist() == answered
+
+
+def test_a_close_that_fails_lets_calls_go_on(open_cluster, tmp_path, monkeypatch):
+    cluster = open_cluster(2, url=tmp_path / "series")
+    table = cluster.get_variable("table", dim=1)
+    table.upsert([1, 2, 3], np.ones((3, 1), np.float32))
+
+    def fail(*_: Any) -> None:
+        raise TransferError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ClusterSeries, "publish", fail)
+        with pytest.raises(TransferError, match="no room"):
+            cluster.close()
+    table.upsert([2], np.full((1, 1), 2, np.float32))
+    cluster.get_variable("other", dim=1)
+    cluster.close()
+    with open_cluster(2, url=tmp_path / "series") as again:
+        assert again.variables["table"].lookup([1, 2, 3])[:, 0].tolist() == [1, 2, 1]
+        assert set(again.variables) == {"other", "table"}
 
 
 @pytest.mark.slow
