@@ -29,11 +29,17 @@ def _stored(engine: Engine, specification: Specification) -> bool:
 
 def sightings_of(engine: Engine, specification: Specification) -> Sightings | None:
     """Return a variable's sightings, as of the last durable point; None without an Admission. Raises Corruption."""
+    counted = engine.described.sightings.get(specification.name) if _stored(engine, specification) else None
     if specification.admission is None:
+        if counted is not None:
+            _logger.warning(
+                "%r has stored sightings, but was opened without an Admission: training makes a row for every key; "
+                "give get_variable the admission= that it had, and they are counted on",
+                specification.name,
+            )
         return None
     sightings = Sightings(specification.admission)
-    counted = engine.described.sightings.get(specification.name)
-    if counted is not None and _stored(engine, specification):
+    if counted is not None:
         folder = engine.points.live / layout.SIGHTINGS
         _go_on(sightings, specification.admission, specification.name, folder, counted, saved=True)
     return sightings

@@ -239,7 +239,7 @@ class Engine:
             source = self._last_point()
             try:
                 found = list(checkpoint_findings(source, manifest.read(source), deep=deep))
-            except KvembError:
+            except (KvembError, FileNotFoundError):
                 if source == self._last_point():
                     raise
                 continue

@@ -84,7 +84,7 @@ def test_a_snapshot_has_the_sightings_of_its_moment(open_store, tmp_path):
             assert sight(counting(restored), 1) == [1]
 
 
-def test_an_unchanged_file_is_linked_and_a_point_without_the_admission_keeps_it(open_store, tmp_path):
+def test_an_unchanged_file_is_linked_and_a_point_without_the_admission_keeps_it(open_store, tmp_path, caplog):
     store = open_store(tmp_path / "store")
     variable = counting(store)
     sight(variable, 1, 1)
@@ -95,8 +95,9 @@ def test_an_unchanged_file_is_linked_and_a_point_without_the_admission_keeps_it(
     store.flush()
     assert [path.stat().st_ino for path in files_of(store)] == [inode]
     store.close()
-    with open_store(tmp_path / "store") as store:
+    with caplog.at_level(logging.WARNING, "kvemb"), open_store(tmp_path / "store") as store:
         counting(store, None)
+        assert "'v' has stored sightings, but was opened without an Admission" in caplog.text
         assert sight(store.variables["v"], 2) == [2, 5]
     with open_store(tmp_path / "store") as store:
         assert [path.stat().st_ino for path in files_of(store)] == [inode]

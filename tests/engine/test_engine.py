@@ -308,9 +308,12 @@ def test_a_point_that_is_replaced_while_it_is_checked_is_no_damage(open_store, t
     real, turns = engine.checkpoint_findings, iter(range(100))
 
     def replaced(*given: Any, **options: Any) -> Any:
-        if next(turns) < 2:
+        turn = next(turns)
+        if turn < 2:
             table.upsert([1], np.zeros((1, table.dim), np.float32))
             store.flush()
+        if turn == 1:
+            raise FileNotFoundError("deleted while its size was asked")
         return real(*given, **options)
 
     monkeypatch.setattr(engine, "checkpoint_findings", replaced)
