@@ -11,7 +11,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -190,8 +190,8 @@ def delete_store(store: Path) -> None:
     live, points = store / layout.LIVE, store / layout.POINTS
     if live.is_dir():
         shutil.rmtree(live)
-    if points.is_dir():
-        os.rename(points, live)
+    with suppress(OSError):  # there are none, or the disk does no more than delete
+        os.rename(points, live)  # so that a deletion which stops halfway leaves no half point
     for entry in sorted(store.iterdir(), key=lambda entry: entry.name == layout.CURRENT):
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)

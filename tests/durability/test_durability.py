@@ -120,7 +120,7 @@ def test_an_operation_that_fails_loses_nothing_that_was_acknowledged(
     last = operations[durability]
     for at, forever in places(last, error, durability):
         trial = laboratory.run(at=at, error=error, forever=forever, durability=durability)
-        assert trial.hits
+        assert trial.hits, trial.error
         check_all(trial)
 
 
@@ -128,7 +128,7 @@ def test_a_call_that_the_log_has_in_part_was_made_for_some_keys(laboratory: Any)
     """A call of many rows writes several entries. The log fails at one of those after the first durable point."""
     for at in (5, 6, 7):
         trial = laboratory.run(at=at, error=errno.ENOSPC, forever=True, only="/log/000003.log", durability="write")
-        assert trial.hits
+        assert trial.hits, trial.error
         check_all(trial)
 
 

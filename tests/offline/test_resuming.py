@@ -176,3 +176,22 @@ def test_a_resume_that_could_not_delete_is_completed_by_another(tmp_path, manage
     monkeypatch.undo()
     with manager.resume(tmp_path / "store", **BUDGET)[0] as store:
         assert rows(store) == [1.0, 0.0]
+
+
+def test_a_disk_that_does_no_more_than_delete_keeps_nothing_of_a_restore_that_failed(tmp_path, manager, monkeypatch):
+    store, _ = manager.resume(tmp_path / "store", **BUDGET)
+    train(store, [1], 1.0)
+    saved = manager.save(store)
+    store.close()
+
+    def refuse(*given: Any, **options: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def fail(path: Path, **options: Any) -> None:
+        monkeypatch.setattr(os, "rename", refuse)
+        raise ColdStoreError("the disk")
+
+    monkeypatch.setattr(opening, "open", fail)
+    with pytest.raises(ColdStoreError, match="the disk"):
+        kvemb.restore(saved, tmp_path / "restored", **BUDGET)
+    assert not (tmp_path / "restored").exists()

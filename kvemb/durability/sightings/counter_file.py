@@ -37,7 +37,7 @@ class Counted:
 
 def write_counters(path: Path, counters: Counters) -> Counted:
     """Write a new counter file, without a sync; returns its entry in the manifest. Raises OSError."""
-    values = memoryview(counters.values.reshape(-1))
+    values = counters.values.reshape(-1).data
     with open(path, "xb") as file:
         file.write(_HEAD.pack(_MAGIC, VERSION))
         for at in range(0, len(values), FRAME_BYTES):
