@@ -75,8 +75,7 @@ def _bring_to(store: Handle[Engine], taken: Checkpoint, position: str) -> Counte
             if name in known or name not in engine.described.left_out:
                 table = inside(opened(store, name) if name in known else open_stored(store, name, entry))
                 there[name] += _bring(table, after, epochs, entry, engine.limits.scan_rows)
-                if (counted := described.sightings.get(name)) is not None:
-                    bring(engine, table, taken.path / layout.SIGHTINGS, counted)
+                bring(engine, table, taken.path / layout.SIGHTINGS, described.sightings.get(name))
     return there
 
 

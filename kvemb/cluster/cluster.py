@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -251,10 +251,11 @@ class Cluster:
                 self.session.exchange()
         self.state.close()
         if owner:
-            with suppress(ShardLost):  # it is gone
-                self._coordinator.all("close")
-            self._coordinator.transport.close()
-            self._end_threads()  # only now: their calls may have waited for the last cut to end
+            with ExitStack() as last:
+                last.callback(self._end_threads)  # their calls may wait for the last cut to end
+                last.callback(self._coordinator.transport.close)
+                with suppress(ShardLost):  # it is gone
+                    self._coordinator.all("close")
 
     def _end_threads(self) -> None:
         self._started.shutdown(wait=True)

@@ -7,6 +7,7 @@ import os
 import tempfile
 import time
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +27,7 @@ from kvemb.cluster.router import BUCKETS
 from kvemb.cluster.store import Store
 from kvemb.durability import paths
 from kvemb.durability.layout import series_name
-from kvemb.errors import BackendUnavailable
+from kvemb.errors import BackendUnavailable, Closed
 from kvemb.limits import Limits
 from kvemb.meter import Progress
 from kvemb.offline import restoring
@@ -129,7 +130,11 @@ def connect(
     _check_transport(transport)
     seconds = as_number(wait_seconds, "wait_seconds", 0, MAX_SECONDS)
     where, deadline = ClusterSeries(url, options).url, time.monotonic() + seconds
-    while (found := ray_starting.find(where) if transport == "ray" else _found_here(where)) is None:
+    while True:
+        found = ray_starting.find(where) if transport == "ray" else _found_here(where)
+        with suppress(Closed):  # it was closed just now
+            if found is not None:
+                return Store(Cluster(found, where, shared=transport == "ray"), series=True, owner=False)
         if time.monotonic() >= deadline:
             place = "this Ray cluster" if transport == "ray" else "this process"
             raise BackendUnavailable(
@@ -137,7 +142,6 @@ def connect(
                 "kvemb.cluster.open"
             )
         time.sleep(_TURN_SECONDS)
-    return Store(Cluster(found, where, shared=transport == "ray"), series=True, owner=False)
 
 
 def _warn_if_open(state: StoreState) -> None:

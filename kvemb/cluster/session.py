@@ -30,6 +30,7 @@ from kvemb.interrupts import result_of
 EXCHANGE_SECONDS = 0.25
 # Bytes of a file that are sent to a shard at a time.
 PIECE_BYTES = 8 << 20
+CLOSED = "the process that opened the cluster has closed it; open it again"
 ENDED = "the cluster's coordinator has ended with the process that opened it, or hangs; open the cluster again"
 
 
@@ -196,6 +197,11 @@ class Session:
             result_of(self._coordinator.transport.ping(0), self._coordinator.timeouts.ping)
         except (Unanswered, TimeoutError):
             return ENDED
+        with suppress(Unanswered, TimeoutError):
+            try:
+                result_of(self._coordinator.transport.call(0, "last"), self._coordinator.timeouts.ping)
+            except Closed:
+                return CLOSED
         return ADVICE
 
     def _report(self, lost: ShardLost) -> None:

@@ -28,6 +28,7 @@ from kvemb.engine.specification import check_name, specify
 from kvemb.engine.table import Table
 from kvemb.errors import Closed, ShardLost
 from kvemb.handle import inside
+from kvemb.interrupts import uninterrupted
 from kvemb.signatures import method_of
 from kvemb.stats import Stats
 from kvemb.store_state import StoreState
@@ -249,8 +250,8 @@ class Store(DefaultStore[Cluster]):
 
     def close(self, *, flush: bool = True) -> None:
         """End this client. If it opened the cluster, write a last checkpoint, close every shard, and delete the shards'
-        files in scratch. No call changes rows after that checkpoint: calls of other threads and clients that have not
-        begun by then wait, and raise ShardLost when the shards are closed. Idempotent.
+        files in scratch; Ctrl-C waits for that. No call changes rows after that checkpoint: calls of other threads and
+        clients that have not begun by then wait, and raise ShardLost when the shards are closed. Idempotent.
 
         No checkpoint is written with flush=False, without a url, when a shard is lost, if nothing has changed since the
         newest one, or if the last one has files or extra, which a newer one would lack; later changes are then lost. If
@@ -265,13 +266,15 @@ class Store(DefaultStore[Cluster]):
             self._inside.finish()
 
     def _close(self, flush: bool) -> None:
-        if self._owner and flush and self._series and self._inside.session.calls.lost is None:
-            session = self._inside.begun()
-            session.ask("finish", session.generation, session.client, session.own())
-        with suppress(ShardLost, Closed):
-            for table in self._inside.tables.values():
-                _storage(table).keep_stats()
-        self._inside.end(owner=self._owner)
+        with uninterrupted():  # between the last cut and the end, other threads' calls wait
+            if self._owner and flush and self._series and self._inside.session.calls.lost is None:
+                session = self._inside.begun()
+                with suppress(Closed):  # another thread has made the last cut
+                    session.ask("finish", session.generation, session.client, session.own())
+            with suppress(ShardLost, Closed):
+                for table in self._inside.tables.values():
+                    _storage(table).keep_stats()
+            self._inside.end(owner=self._owner)
 
     @property
     def stats(self) -> Stats:

@@ -65,7 +65,7 @@ class ChangeLog:
     """
 
     def __init__(self, directory: Path, epochs: list[Epoch], limits: Limits = DEFAULT) -> None:
-        self._directory, self._epochs, self._limits = directory, epochs, limits
+        self._directory, self._epochs, self._limits = directory, deepcopy(epochs), limits
         self._lock = threading.Lock()
         self._buffers: dict[str, _Buffer] = {}
         self.buffered_keys = 0

@@ -22,7 +22,7 @@ from kvemb.durability.checkpoint import DirectoryDraft, warn_if_not_closed
 from kvemb.durability.inventory import Inventory
 from kvemb.durability.manifest import Epoch, Manifest, VariableEntry
 from kvemb.durability.readable import database_in_place
-from kvemb.durability.sightings.carrying import Stored
+from kvemb.durability.sightings.carrying import Brought, Stored
 from kvemb.errors import KvembError, StoreNotFound
 
 Value = TypeVar("Value")
@@ -39,7 +39,7 @@ class Points:
 
     def __init__(self, store: Path, undo: ExitStack) -> None:
         self.store, self.closed = store, False
-        self.brought: Stored = {}
+        self.brought: Brought = {}
         paths.check_not_in_series(store)
         try:
             layout.check_store_path(store)

@@ -45,17 +45,25 @@ def sightings_of(engine: Engine, specification: Specification) -> Sightings | No
     return sightings
 
 
-def bring(engine: Engine, table: Table, folder: Path, counted: Counted) -> None:
-    """Let a variable of a store that is written to count on from a counter file of another checkpoint.
+def bring(engine: Engine, table: Table, folder: Path, counted: Counted | None) -> None:
+    """Let a variable of a store that is written to count on from a counter file of another checkpoint; None: anew.
 
-    The folder must stay until the next durable point. Raises Corruption.
+    The folder must stay until the next durable point. Raises Corruption, and the error of a point being written.
     """
     sightings, admission = table.operations.sightings, table.specification.admission
     if sightings is None or admission is None:
-        engine.points.brought[table.name] = folder, counted
+        with engine.lock:
+            engine.checkpointer.wait()  # a point being written would take the file for one that it has
+            if counted is not None:
+                engine.points.brought[table.name] = folder, counted
+            elif table.name in engine.described.sightings:
+                engine.points.brought[table.name] = None
         return
     with table.storage.held():
-        _go_on(sightings, admission, table.name, folder, counted)
+        if counted is None:
+            sightings.take(None)
+        else:
+            _go_on(sightings, admission, table.name, folder, counted)
 
 
 def _go_on(

@@ -13,8 +13,7 @@ import builtins
 import os
 import threading
 import time
-from collections.abc import Collection, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -27,7 +26,7 @@ from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.checkpointer import PendingCheckpoint
 from kvemb.durability.layout import series_name
 from kvemb.durability.lock_file import LockFile
-from kvemb.errors import CheckpointNotFound, Locked
+from kvemb.errors import CheckpointNotFound
 from kvemb.handle import inside
 from kvemb.meter import Progress
 from kvemb.offline import leftovers
@@ -145,9 +144,7 @@ class CheckpointManager:
         """
         paths.check_series_root(self.root)
         store = paths.local(path)
-        if leftovers.of_saves(self.root) and (followed := leftovers.followed_by(store)):
-            with suppress(Locked):  # the process that has the lock deleted what it found
-                self._hold(followed)
+        leftovers.complete(self.root, store)
         return resume(self.latest(), store, **arguments)
 
     def close(self) -> None:
@@ -265,14 +262,14 @@ class CheckpointManager:
         span = f"{len(numbers)} checkpoints, the newest {series_name(numbers[-1])}" if numbers else "no checkpoint yet"
         return f"<kvemb.CheckpointManager {self.root}: {span}>"
 
-    def _hold(self, followed: Collection[str] = ()) -> None:
-        """Take the series' lock, and clear away what a crash left. followed: see leftovers.clear."""
+    def _hold(self) -> None:
+        """Take the series' lock, and clear away what a crash left."""
         if self._lock is None or self._lock.closed:  # it is closed if this process was forked from the lock's owner
             paths.check_series_root(self.root)
             with layout.as_cold_store_error(f"write to {self.root}"):
                 fresh_files.make_directory(self.root)
                 self._lock = layout.lock(self.root, "the series {} is written to", "close it there")
-            leftovers.clear(self.root, followed)
+            leftovers.clear(self.root)
 
     def _drop_old(self) -> None:
         with self._dropping:

@@ -66,8 +66,9 @@ class Optimizer(abc.ABC):
 
     def __new__(cls, *_args: Any, **arguments: Any) -> Self:
         """Make an optimizer. Raises TypeError for a name that torch.optim or FBGEMM has, and says the one here."""
-        for name in arguments:
-            if name in _ELSEWHERE and name not in (known := inspect.signature(cls).parameters):
+        for name in () if inspect.isabstract(cls) else [name for name in arguments if name in _ELSEWHERE]:
+            known = inspect.signature(cls).parameters
+            if name not in known and not any(each.kind is each.VAR_KEYWORD for each in known.values()):
                 here = f"{_ELSEWHERE[name]} here; it has {', '.join(known)}"
                 raise TypeError(f"{cls.__name__} has no argument {name}, which is {here}")
         return super().__new__(cls)

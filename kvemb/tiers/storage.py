@@ -205,7 +205,7 @@ class TieredStorage:
             with self.changing():
                 self.log.commit()
 
-    # BackgroundMover rows.
+    # Moving rows.
 
     def admit(self, at: Located, *, by_score: bool = False, together: bool = False) -> None:
         """Offer at.rows to the hot tier; dirty rows that they evict go to the spill buffer.

@@ -143,6 +143,23 @@ def test_a_store_that_was_opened_again_has_its_point(open_store, tmp_path):
     assert made == first
 
 
+@pytest.mark.limits(change_buffer_keys=400)
+def test_a_flush_after_opening_has_rows_that_were_all_written_before(open_store, tmp_path):
+    """The keys that changed fill their buffer, so all of them are in files, and no row is dirty."""
+    keys = np.arange(400)
+    with open_store(tmp_path / "store") as store:
+        store.get_variable("table", dim=DIM).upsert(keys, np.zeros((400, DIM), np.float32))
+    store = open_store(tmp_path / "store")
+    first = store.point
+    store.variables["table"].upsert(keys, np.ones((400, DIM), np.float32))
+    store.variables["table"].export()
+    assert inside(store).changes.buffered_keys == 0
+    store.flush()
+    assert store.point > first
+    with kvemb.open(tmp_path / "store", read_only=True) as reader:
+        assert (reader.variables["table"].lookup(keys, touch=False) == 1).all()
+
+
 def test_what_a_failed_checkpoint_wrote_is_in_the_next_flush(monkeypatch, store, tmp_path):
     store.get_variable("table", dim=DIM).upsert([1], np.ones((1, DIM), np.float32))
     with monkeypatch.context() as patch:

@@ -170,6 +170,26 @@ def test_a_replica_counts_on_from_the_delta_that_was_applied(open_store, tmp_pat
         assert sight(counting(replica), 1) == [1]
 
 
+@pytest.mark.parametrize("admitted", [True, False])
+def test_a_replica_counts_anew_as_the_checkpoint_that_was_applied(open_store, tmp_path, admitted):
+    trainer = open_store(tmp_path / "trainer")
+    sight(counting(trainer), 1, 1)
+    first = trainer.checkpoint(tmp_path / "first")
+    trainer.close()
+    trainer = open_store(tmp_path / "trainer")
+    sight(counting(trainer, kvemb.Admission(3, 8192)))
+    second = trainer.checkpoint(tmp_path / "second")
+    assert inside(second).sightings == {}
+    kvemb.restore(first, tmp_path / "replica", memory_budget="8MiB").close()
+    replica = open_store(tmp_path / "replica")
+    if admitted:
+        counting(replica)
+    replica.apply_delta(second)
+    replica.close()
+    with open_store(tmp_path / "replica") as replica:
+        assert sight(counting(replica), 1) == [], "its first sighting"
+
+
 def test_damaged_sightings_are_named_and_do_not_keep_the_rows_from_being_opened(open_store, tmp_path):
     with open_store(tmp_path / "store") as store:
         sight(counting(store), 1, 1, 2, 2, 2)

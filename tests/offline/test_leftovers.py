@@ -1,4 +1,4 @@
-"""What a crash left in a series: it is deleted, unless it is a checkpoint that lacks only its name."""
+"""What a crash left in a series: resume names a checkpoint that lacks only that; the next save deletes the rest."""
 
 from __future__ import annotations
 
@@ -31,47 +31,65 @@ def names(left):
     return sorted(path.name for path in left.parent.iterdir() if path.name != "LOCK")
 
 
-def test_a_checkpoint_that_the_store_follows_gets_its_name(left):
-    followed = leftovers.followed_by(left.parent.parent / "store")
-    assert leftovers.of_saves(left.parent)
-    leftovers.clear(left.parent, followed)
+def test_a_checkpoint_that_the_store_follows_gets_its_name(left, tmp_path):
+    leftovers.complete(left.parent, tmp_path / "store")
     assert names(left) == ["00000001", "00000002"]
-    assert not leftovers.of_saves(left.parent)
-    assert kvemb.Checkpoint(left.parent / "00000002").id in followed
+    leftovers.complete(left.parent, tmp_path / "store")
+    assert names(left) == ["00000001", "00000002"]
 
 
-@pytest.mark.parametrize("reason", ["not followed", "being deleted", "without a file", "damaged", "without a manifest"])
-def test_anything_else_is_deleted(left, reason):
-    followed = leftovers.followed_by(left.parent.parent / "store")
+@pytest.mark.parametrize(
+    "reason", ["not followed", "being deleted", "there", "without a file", "damaged", "without a manifest"]
+)
+def test_anything_else_stays_until_the_next_save_deletes_it(left, tmp_path, reason):
+    store = tmp_path / "store"
     if reason == "not followed":
-        followed = {kvemb.Checkpoint(left.parent / "00000001").id}
+        store = tmp_path / "other"
+        kvemb.restore(left.parent / "00000001", store, **BUDGET).close()
     elif reason == "being deleted":
         left.rename(left.parent / layout.dropped_name(2))
+    elif reason == "there":
+        (left.parent / "00000002").mkdir()
     elif reason == "damaged":
         (left / "manifest.json").write_text("{}")
     else:
         (left / {"without a file": "rows/CURRENT", "without a manifest": "manifest.json"}[reason]).unlink()
-    leftovers.clear(left.parent, followed)
-    assert names(left) == ["00000001"]
+    before = names(left)
+    leftovers.complete(left.parent, store)
+    assert names(left) == before
+    leftovers.clear(left.parent)
+    assert names(left) == ["00000001", *(["00000002"] if reason == "there" else [])]
 
 
 def test_a_store_that_is_open_or_missing_or_deleted_in_part(left, tmp_path):
-    assert leftovers.followed_by(tmp_path / "none") == set()
+    leftovers.complete(left.parent, tmp_path / "none")
     with kvemb.open(tmp_path / "store", **BUDGET), pytest.raises(Locked):
-        leftovers.followed_by(tmp_path / "store")
+        leftovers.complete(left.parent, tmp_path / "store")
     (tmp_path / "store" / "CURRENT").write_text("000099\n")
     with pytest.raises(Corruption):
-        leftovers.followed_by(tmp_path / "store")
+        leftovers.complete(left.parent, tmp_path / "store")
     shutil.rmtree(tmp_path / "store" / "points")
-    assert leftovers.followed_by(tmp_path / "store") == set()
+    leftovers.complete(left.parent, tmp_path / "store")
+    assert left.exists()
 
 
-def test_resume_completes_what_a_killed_save_left(left, tmp_path):
+def test_resume_completes_what_a_killed_save_left_and_keeps_no_lock(left, tmp_path):
     with kvemb.CheckpointManager(left.parent) as manager:
         store, newest = manager.resume(tmp_path / "store", **BUDGET)
         with store:
             assert newest.path.name == "00000002"
             assert store.variables["users"].lookup([1]).tolist() == [[2, 2]]
+            with layout.lock(left.parent):
+                pass
+
+
+def test_another_store_that_resumes_leaves_it_to_the_one_that_saved_it(left, tmp_path):
+    store, newest = kvemb.CheckpointManager(left.parent).resume(tmp_path / "evaluator", **BUDGET)
+    store.close()
+    assert newest.path.name == "00000001"
+    store, newest = kvemb.CheckpointManager(left.parent).resume(tmp_path / "store", **BUDGET)
+    store.close()
+    assert newest.path.name == "00000002"
 
 
 def test_a_series_that_another_process_writes_to_is_left_to_it(left, tmp_path):

@@ -119,7 +119,7 @@ class Checkpointing:
             self.wait()
             with shards.alone():
                 snapshot = self._snapshot(shards, calls, request)
-            self._write_behind(snapshot)
+                self._write_behind(snapshot)
             return snapshot.number
 
     def finish(self, shards: Shards, calls: Calls) -> None:

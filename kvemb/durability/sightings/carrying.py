@@ -12,6 +12,8 @@ from kvemb.tiers.sightings import Counters
 
 # Counter files by variable: the folder of each, and its entry in the manifest there.
 Stored = dict[str, tuple[Path, Counted]]
+# Those of other checkpoints, None for a variable that has none there.
+Brought = dict[str, tuple[Path, Counted] | None]
 
 
 def write_sightings(
@@ -19,7 +21,7 @@ def write_sightings(
     number: int,
     variables: Collection[str],
     counted: Mapping[str, Counters | None],
-    brought: Stored,
+    brought: Mapping[str, tuple[Path, Counted] | None],
     known: Stored,
 ) -> dict[str, Counted]:
     """Write or link the counter file of each of these variables in a folder; returns their entries in the manifest.
@@ -37,7 +39,9 @@ def write_sightings(
                 entries[variable] = write_counters(folder / name, counters)
             continue
         if variable in brought:
-            source, entry = brought[variable]
+            if (taken := brought[variable]) is None:
+                continue
+            source, entry = taken
             entries[variable] = replace(entry, file=name)
         elif variable in known:
             source, entry = known[variable]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -193,6 +195,29 @@ def test_close_loses_no_call_of_other_threads(open_cluster, tmp_path):
         rows = again.variables["table"].lookup(np.arange(80))[:, 0].reshape(4, 20)
     assert all(len(set(of_thread)) == 1 for of_thread in rows.tolist()), "each call is on all shards or on none"
     assert rows[:, 0].tolist() == answered
+
+
+def test_it_is_closed_by_two_threads_and_ctrl_c_waits_until_it_is(open_cluster, tmp_path, monkeypatch):
+    publish, begun = ClusterSeries.publish, threading.Event()
+
+    def slow(series: ClusterSeries, *given: Any) -> None:
+        begun.set()
+        time.sleep(0.5)
+        publish(series, *given)
+
+    monkeypatch.setattr(ClusterSeries, "publish", slow)
+    cluster = open_cluster(2, url=tmp_path / "series")
+    cluster.get_variable("table", dim=1).upsert([1], np.ones((1, 1), np.float32))
+    with ThreadPoolExecutor(1) as other:
+        started = other.submit(cluster.close)
+        begun.wait()
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            cluster.close()
+        assert cluster.state.gone
+        started.result()
+    with open_cluster(2, url=tmp_path / "series") as again:
+        assert again.variables["table"].lookup([1]).tolist() == [[1]]
 
 
 def test_a_close_that_fails_lets_calls_go_on(open_cluster, tmp_path, monkeypatch):
