@@ -7,7 +7,6 @@ step and a last one for the outcome. It ends when its stdin is closed. Not threa
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,9 +18,6 @@ from kvemb.tools.failures import BadInput
 
 MODULE = "kvemb.tools.demos.dlrm_side"
 MAX_HELD_OUT = 50_000
-# OpenMP's threads, which compute PyTorch's dense part, sleep between two operations. By default they spin on the cores
-# that the store's threads need.
-ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 @dataclass(frozen=True)
@@ -88,8 +84,7 @@ def run_side(settings: Settings, stepped: Callable[[int, float], None], kill_at:
     fails; what stepped raises, once the process has ended.
     """
     command = [sys.executable, "-m", MODULE, json.dumps(asdict(settings))]
-    set_up = {**ENVIRONMENT, **os.environ}
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=set_up) as process:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             first = 0
