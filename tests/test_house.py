@@ -202,6 +202,13 @@ def test_a_long_file_says_why(package):
         assert lines > MAX_LINES or REASON not in said, f"{path.relative_to(ROOT)} excuses a length it has no more"
 
 
+@pytest.mark.parametrize("package", FOLDERS)
+def test_no_process_imports_from_the_folder_where_it_is_started(package):
+    """With -m alone, Python takes a user's json.py for its own."""
+    for path in sources(package):
+        assert 'sys.executable, "-m"' not in path.read_text(), f"{path.relative_to(ROOT)} starts Python without -P"
+
+
 # What belongs to an object is asked of it.
 
 # The one door from what users hold to what it stands for; numba's cache, and PyTorch's running backward pass (as

@@ -63,8 +63,8 @@ class Budget:
 
     @property
     def unused(self) -> int:
-        """Bytes that are neither reserved nor leased."""
-        return self._free
+        """Bytes that may be lent: neither reserved nor leased, nor given back in this turn for a table to grow."""
+        return max(0, self._free - self._promised)
 
     def try_grow(self, nbytes: int) -> bool:
         """Take nbytes for growth, if that leaves kept_from_growth free or leased.
@@ -141,7 +141,7 @@ class Budget:
     def lend(self, lease: Lease, nbytes: int) -> bool:
         """See Lease.take."""
         with self._lock:
-            if lease.owed == 0 and nbytes <= self._free - self._promised:
+            if lease.owed == 0 and nbytes <= self.unused:
                 self._free -= nbytes
                 lease.held += nbytes
                 return True

@@ -152,6 +152,16 @@ def test_a_reader_opens_with_an_admission_that_it_does_not_use(open_store, tmp_p
         assert counting(reader).export()[0].tolist() == [2]
 
 
+def brought(open_store, path, first, second, admitted):
+    """A replica of the first checkpoint, brought to the second with or without the Admission, and opened again."""
+    kvemb.restore(first, path, memory_budget="8MiB").close()
+    with open_store(path) as replica:
+        if admitted:
+            counting(replica)
+        replica.apply_delta(second)
+    return open_store(path)
+
+
 @pytest.mark.parametrize("admitted", [True, False])
 def test_a_replica_counts_on_from_the_delta_that_was_applied(open_store, tmp_path, admitted):
     trainer = open_store(tmp_path / "trainer")
@@ -160,13 +170,7 @@ def test_a_replica_counts_on_from_the_delta_that_was_applied(open_store, tmp_pat
     first = trainer.checkpoint(tmp_path / "first")
     sight(variable, 1, 2)
     second = trainer.checkpoint(tmp_path / "second")
-    kvemb.restore(first, tmp_path / "replica", memory_budget="8MiB").close()
-    replica = open_store(tmp_path / "replica")
-    if admitted:
-        counting(replica)
-    replica.apply_delta(second)
-    replica.close()
-    with open_store(tmp_path / "replica") as replica:
+    with brought(open_store, tmp_path / "replica", first, second, admitted) as replica:
         assert sight(counting(replica), 1) == [1]
 
 
@@ -180,13 +184,7 @@ def test_a_replica_counts_anew_as_the_checkpoint_that_was_applied(open_store, tm
     sight(counting(trainer, kvemb.Admission(3, 8192)))
     second = trainer.checkpoint(tmp_path / "second")
     assert inside(second).sightings == {}
-    kvemb.restore(first, tmp_path / "replica", memory_budget="8MiB").close()
-    replica = open_store(tmp_path / "replica")
-    if admitted:
-        counting(replica)
-    replica.apply_delta(second)
-    replica.close()
-    with open_store(tmp_path / "replica") as replica:
+    with brought(open_store, tmp_path / "replica", first, second, admitted) as replica:
         assert sight(counting(replica), 1) == [], "its first sighting"
 
 

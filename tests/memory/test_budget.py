@@ -77,11 +77,15 @@ def test_what_shares_gave_is_for_growth_until_the_turn_ends():
     budget.join(grower)
     giver.ask(2 << 20)
     budget.shrink(giver, 2 << 20)
+    assert lease.available == 0
     assert not lease.take(1)
     assert budget.grow(grower, 1 << 20)
+    assert lease.available == 0
     assert not lease.take(1)
     budget.offered(grower, 1 << 20)  # ends a turn
+    assert lease.available == 1 << 20
     assert lease.take(1 << 20)
+    assert lease.available == 0
     assert not lease.take(1)
 
 

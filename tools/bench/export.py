@@ -90,7 +90,7 @@ def _upsert(file: Path, path: Path) -> None:
 
 
 def _peak(what: str, arguments: list[Path]) -> Comparison:
-    command = [sys.executable, "-m", "kvemb.tools.bench.export", json.dumps([what, *map(str, arguments)])]
+    command = [sys.executable, "-P", "-m", "kvemb.tools.bench.export", json.dumps([what, *map(str, arguments)])]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     peak = Spread.of([json.loads(done.stdout) / 1e6])
     return Comparison(f"peak memory of {what}", "MB", peak, bar=f"≤ {MAX_MB:g}", met=peak.median <= MAX_MB)

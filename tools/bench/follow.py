@@ -154,7 +154,7 @@ class _Trainer:
     """A process that trains. It has made its first point when the constructor returns."""
 
     def __init__(self, settings: dict[str, object]) -> None:
-        command = [sys.executable, "-m", __name__, json.dumps(settings)]
+        command = [sys.executable, "-P", "-m", __name__, json.dumps(settings)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._answer()
 

@@ -58,7 +58,7 @@ def _line(name: str, ours: float, peer_name: str, peer: float, most: float) -> C
 
 
 def _in_a_process(settings: dict[str, object]) -> dict[str, float]:
-    command = [sys.executable, "-m", "kvemb.tools.bench.memory", json.dumps(settings)]
+    command = [sys.executable, "-P", "-m", "kvemb.tools.bench.memory", json.dumps(settings)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     seen: dict[str, float] = json.loads(done.stdout)
     return seen

@@ -83,7 +83,7 @@ def run_side(settings: Settings, stepped: Callable[[int, float], None], kill_at:
     stepped: called with the number of steps taken so far, and the loss of the last one. Raises BadInput if the process
     fails; what stepped raises, once the process has ended.
     """
-    command = [sys.executable, "-m", MODULE, json.dumps(asdict(settings))]
+    command = [sys.executable, "-P", "-m", MODULE, json.dumps(asdict(settings))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

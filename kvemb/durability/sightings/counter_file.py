@@ -25,9 +25,9 @@ _MAX_RATIO = 1100
 
 @dataclass(frozen=True)
 class Counted:
-    """The entry in a manifest for a variable's sightings. file: its counter file in sightings/. counters: it has.
+    """The entry in a manifest for a variable's sightings. file: its counter file in sightings/.
 
-    counted: the sightings since they were halved.
+    counters: how many the file has. counted: the sightings since they were halved.
     """
 
     file: str

@@ -110,7 +110,7 @@ def _digest(store: kvemb.Store) -> tuple[int, int]:
 
 
 def _in_a_process(work: dict[str, Any]) -> dict[str, float]:
-    command = [sys.executable, "-m", "kvemb.tools.bench.cluster.chain", json.dumps(work)]
+    command = [sys.executable, "-P", "-m", "kvemb.tools.bench.cluster.chain", json.dumps(work)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     seen: dict[str, float] = json.loads(done.stdout)
     return seen
