@@ -282,3 +282,13 @@ def test_names_of_hyperparameters_elsewhere_are_answered_with_those_here(make, a
     """Python's own error named neither."""
     with pytest.raises(TypeError, match=message):
         make(**arguments)
+
+
+def test_an_optimizer_of_a_user_may_have_torchs_names():
+    class Renamed(SGD):
+        def __init__(self, **arguments):
+            super().__init__(learning_rate=arguments.pop("lr"), **arguments)
+
+    assert Renamed(lr=0.5).learning_rate == 0.5
+    with pytest.raises(TypeError, match="abstract"):
+        kvemb.optimizers.Optimizer(lr=0.5)

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any
 
 import fsspec
@@ -23,6 +22,7 @@ from kvemb.cluster.durability.series import ClusterSeries
 from kvemb.contracts import Memory
 from kvemb.engine.engine import Engine
 from kvemb.errors import (
+    BackendUnavailable,
     CheckpointNotFound,
     Closed,
     ColdStoreError,
@@ -168,18 +168,20 @@ def test_whatever_changes_is_saved_by_close(open_cluster, tmp_path):
 def test_close_loses_no_call_of_other_threads(open_cluster, tmp_path):
     cluster = open_cluster(2, url=tmp_path / "series")
     table = cluster.get_variable("table", dim=1, optimizer=kvemb.optimizers.SGD(1.0))
-    answered, begun = [0] * 4, threading.Barrier(5)
+    answered, begun, told = [0] * 4, threading.Barrier(5), list[str]()
 
     def train(thread: int) -> None:
         keys, grads = np.arange(20) + 20 * thread, np.full((20, 1), -1, np.float32)
         begun.wait()
-        with suppress(ShardLost, Closed):
+        try:
             while True:
                 if thread == 0:
                     cluster.apply_gradients_async({table: (keys, grads)}).result()
                 else:
                     table.apply_gradients(keys, grads)
                 answered[thread] += 1
+        except (ShardLost, Closed) as error:
+            told.append(str(error))
 
     threads = [threading.Thread(target=train, args=(thread,)) for thread in range(4)]
     for thread in threads:
@@ -195,6 +197,34 @@ def test_close_loses_no_call_of_other_threads(open_cluster, tmp_path):
         rows = again.variables["table"].lookup(np.arange(80))[:, 0].reshape(4, 20)
     assert all(len(set(of_thread)) == 1 for of_thread in rows.tolist()), "each call is on all shards or on none"
     assert rows[:, 0].tolist() == answered
+    assert len(told) == 4
+    assert all("closed" in each and "recover()" not in each for each in told), told
+
+
+def test_a_client_that_connects_while_the_cluster_is_closed_finds_none(open_cluster, tmp_path, monkeypatch):
+    publish, found = ClusterSeries.publish, list[str]()
+
+    def connecting(series: ClusterSeries, *given: Any) -> None:
+        other = threading.Thread(target=connect)
+        other.start()
+        time.sleep(0.2)  # it waits for the last cut
+        publish(series, *given)
+        joined.append(other)
+
+    def connect() -> None:
+        try:
+            kvemb.cluster.connect(tmp_path / "series", transport="local", wait_seconds=0).close()
+        except BackendUnavailable as error:
+            found.append(str(error))
+
+    joined: list[threading.Thread] = []
+    cluster = open_cluster(2, url=tmp_path / "series")
+    cluster.get_variable("table", dim=1)
+    monkeypatch.setattr(ClusterSeries, "publish", connecting)
+    cluster.close()
+    joined[0].join()
+    assert len(found) == 1
+    assert "open it with kvemb.cluster.open" in found[0]
 
 
 def test_it_is_closed_by_two_threads_and_ctrl_c_waits_until_it_is(open_cluster, tmp_path, monkeypatch):
