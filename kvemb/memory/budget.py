@@ -2,8 +2,8 @@
 
 Hot cells are reserved; growing tables may be asked to give some back, down to a few (kvemb.memory.rebalancer). Memory
 for rows that wait for the disk is leased: a lessee takes memory that is unused at the moment, and gives it back when it
-is needed elsewhere. Memory that a hot table gave up for another is not lent until that table has taken it or the turn
-has ended. Thread-safe.
+is needed elsewhere. Memory that a hot table gave up for another is not lent until that table has taken it, the turn has
+ended or a table was dropped. Thread-safe.
 """
 
 from __future__ import annotations
@@ -98,6 +98,7 @@ class Budget:
         with self._lock:
             self.rebalancer.shares.remove(share)
             self._free += share.held
+            self._promised = 0  # it may have been for this share, and there may be no further turn
 
     def grow(self, share: Share, nbytes: int) -> bool:
         """Take nbytes for a share as try_grow does, unless others need memory more; return whether they were taken."""

@@ -89,6 +89,20 @@ def test_what_shares_gave_is_for_growth_until_the_turn_ends():
     assert not lease.take(1)
 
 
+@pytest.mark.parametrize("left", ["giver", "grower"])
+def test_what_shares_gave_may_be_lent_again_once_a_table_was_dropped(left):
+    budget = Budget(8 << 20)
+    budget.reserve(8 << 20, "rows")
+    giver, grower = Share(1, 4 << 20, 0), Share(1, 4 << 20, 0)
+    for share in (giver, grower):
+        budget.join(share)
+    giver.ask(2 << 20)
+    budget.shrink(giver, 2 << 20)
+    assert budget.unused == 0
+    budget.leave({"giver": giver, "grower": grower}[left])
+    assert budget.unused == budget.free == (4 << 20 if left == "giver" else 6 << 20)
+
+
 def test_growth_leaves_room_for_variables_to_come():
     budget = Budget(16 << 20)
     free = budget.free
