@@ -22,11 +22,11 @@ from kvemb.engine.engine import Engine
 from kvemb.engine.table import Table
 from kvemb.handle import StoreHandle, inside
 from kvemb.interrupts import uninterrupted
+from kvemb.operations.reads import MissedKeys
 from kvemb.parallel import MAX_THREADS, cores, run_each
 from kvemb.rows.device_arrays import device_of
 from kvemb.rows.hashing import Keys
 from kvemb.rows.host_arrays import rows_to_fill
-from kvemb.tiers.reads import MissedKeys
 from kvemb.variable import Variable
 
 Given = TypeVar("Given")

@@ -29,7 +29,7 @@ LAYERS = " ".join(
     [
         "errors interrupts checks handle signatures rows optimizers initializers seeding moment restrict options",
         "limits parallel contracts registry stats store_state meter",
-        "memory tiers durability engine",
+        "memory tiers operations durability engine",
         "defaults variable_scope variable pooling catalog replica many_tables store",
         "opening scope offline pickling bulk __init__ torch cluster",
     ]
@@ -422,7 +422,7 @@ TESTED_BY = {
         f"kvemb/cluster/durability/{name}.py": "cluster/durability/test_checkpointing.py"
         for name in ("restoring", "series")
     },
-    "kvemb/tiers/constraining.py": "test_variable_scope.py",
+    "kvemb/operations/constraining.py": "test_variable_scope.py",
     "kvemb/cluster/durability/offline.py": "tools/commands/test_cluster.py",
     # Folders whose files are one public thing.
     "kvemb/initializers": "test_initializers.py",

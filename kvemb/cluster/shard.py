@@ -28,12 +28,12 @@ from kvemb.engine.table import Table
 from kvemb.errors import Closed, ColdStoreError, Corruption, KvembError, ReadOnly
 from kvemb.handle import inside
 from kvemb.moment import Moment
+from kvemb.operations.restricting import Restriction
+from kvemb.operations.selection import ScoreLimit
 from kvemb.optimizers import Optimizer
 from kvemb.rows.hashing import Keys
 from kvemb.stats import Stats
 from kvemb.store import Store
-from kvemb.tiers.restricting import Restriction
-from kvemb.tiers.selection import ScoreLimit
 
 
 class Shard:

@@ -34,12 +34,12 @@ from kvemb.durability.manifest import Epoch, HotRows, Manifest, VariableEntry
 from kvemb.durability.points import Points
 from kvemb.durability.sightings.carrying import write_sightings
 from kvemb.errors import ColdStoreError, KvembError
+from kvemb.operations.sightings import Counters, Sightings
 from kvemb.rows.codec import Ordered
 from kvemb.rows.schema import Schema
 from kvemb.stats import HOST, TierSize
 from kvemb.store_state import StoreState
 from kvemb.tiers.dirty_snapshot import DirtySnapshot
-from kvemb.tiers.sightings import Counters, Sightings
 from kvemb.tiers.storage import TieredStorage
 
 # Seconds between two checks of a crowded cold database: the checkpoint waits, so that spills need not.

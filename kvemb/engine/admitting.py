@@ -10,8 +10,8 @@ from kvemb.durability.sightings.counter_file import Counted, read_counters
 from kvemb.engine.engine import Engine
 from kvemb.engine.specification import Specification
 from kvemb.engine.table import Table
+from kvemb.operations.sightings import Sightings
 from kvemb.restrict import Admission
-from kvemb.tiers.sightings import Sightings
 
 _logger = logging.getLogger("kvemb")
 

@@ -13,10 +13,10 @@ from typing import Any, cast
 import numpy.typing as npt
 
 from kvemb.initializers import Initializer
+from kvemb.operations.constraining import Constraint
 from kvemb.optimizers import Optimizer
 from kvemb.options import Creator
 from kvemb.restrict import Admission, RestrictPolicy
-from kvemb.tiers.constraining import Constraint
 from kvemb.tiers.hot_tables import Partitioner, default_partitioner
 
 # fn(getter, name, **arguments); see kvemb.variable_scope.

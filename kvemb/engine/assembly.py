@@ -15,7 +15,6 @@ from kvemb.contracts import ColdStore
 from kvemb.durability import cold_databases, layout
 from kvemb.engine.admitting import memory_bytes, sightings_of
 from kvemb.engine.arguments import AnyArguments
-from kvemb.engine.device_operations import DeviceOperations
 from kvemb.engine.engine import Engine
 from kvemb.engine.specification import Specification, check_name, specify
 from kvemb.engine.table import Table
@@ -24,10 +23,11 @@ from kvemb.errors import ColdStoreError, ReadOnly
 from kvemb.handle import Handle
 from kvemb.interrupts import uninterrupted
 from kvemb.memory.budget import Lease
+from kvemb.operations.row_factory import RowFactory
+from kvemb.operations.scoring import Scorer
+from kvemb.operations.table_operations import TableOperations
 from kvemb.rows.codec import order_keys
 from kvemb.tiers.hot_tables import HotTables
-from kvemb.tiers.row_factory import RowFactory
-from kvemb.tiers.scoring import Scorer
 from kvemb.tiers.sizing import SizedTables, make_tables, spill_bytes
 from kvemb.tiers.storage import TieredStorage
 
@@ -116,7 +116,7 @@ def _made(engine: Engine, specification: Specification, variable: Handle[Table],
     )
     policy = None if specification.policy is None else specification.policy.bind(variable)
     kernels, optimizer = registry.row_kernels(engine.limits), specification.optimizer
-    operations = DeviceOperations(
+    operations = TableOperations(
         storage,
         RowFactory(schema, specification.initializer, optimizer, kernels),
         Scorer(policy, hot_tables),

@@ -2,7 +2,7 @@
 
 Hot rows stay hot, and those that changed are read again before the move. If the store was restored from a checkpoint
 since, as CheckpointManager.resume does, what changed is unknown, and no hot row is kept. Lookups continue meanwhile; a
-lookup during which the reader moves starts again (kvemb.tiers.reads, repeat_if_refreshed).
+lookup during which the reader moves starts again (kvemb.operations.reads, repeat_if_refreshed).
 """
 
 from __future__ import annotations

@@ -14,10 +14,10 @@ import numpy.typing as npt
 from kvemb.checks.brief import brief
 from kvemb.durability.manifest import VariableEntry
 from kvemb.durability.point_writer import VariablePart
-from kvemb.engine.device_operations import DeviceOperations
 from kvemb.engine.specification import Specification, check_optimizer
 from kvemb.errors import Closed
 from kvemb.limits import DEFAULT, Limits
+from kvemb.operations.table_operations import TableOperations
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import RestrictPolicy, Scores
 from kvemb.rows.hashing import Keys
@@ -40,7 +40,7 @@ class Table:
         policy: RestrictPolicy | None,
         hot_tables: HotTables,
         storage: TieredStorage,
-        operations: DeviceOperations,
+        operations: TableOperations,
         variable: Any,
         limits: Limits = DEFAULT,
     ) -> None:

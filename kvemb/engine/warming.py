@@ -6,10 +6,10 @@ Each variable fills only its share of the memory, so the order in which variable
 from __future__ import annotations
 
 from kvemb.engine.engine import Engine
+from kvemb.operations.table_operations import TableOperations
 from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import unordered_keys
 from kvemb.tiers.hot_tables import HotTables
-from kvemb.tiers.operations import TableOperations
 from kvemb.tiers.sizing import own_bytes
 
 # Cells per row, if the budget allows, so that nearly all rows find a cell.

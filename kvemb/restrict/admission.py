@@ -15,10 +15,10 @@ class Admission:
     """apply_gradients creates the row of a missing key only at its n-th sighting; until then its gradients are dropped.
 
     sightings: n, from 1 to 255. Each occurrence in apply_gradients is one sighting. upsert and accum create rows in any
-    case, and lookups of missing keys give the initializer's row, as always.
-    memory_bytes: size of the counters (kvemb.tiers.sightings), taken from the store's budget, and as much again for the
-    copy that a durable point writes. Keys share counters, so a key may be admitted early. Whenever the number of
-    sightings reaches the number of counters, all counters are halved, so old sightings fade.
+    case, and lookups of missing keys give the initializer's row, as always. memory_bytes: size of the counters, taken
+    from the store's budget, and as much again for the copy that a durable point writes. Keys share counters, so a key
+    may be admitted early. Whenever the number of sightings reaches the number of counters, all counters are halved, so
+    old sightings fade.
 
     The counters are in every durable point and checkpoint, deflated; also of a cluster, for any number of shards. A
     store that is opened, restored or resumed counts on from there. With durability="write", too: after a crash, rows

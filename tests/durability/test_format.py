@@ -23,10 +23,10 @@ from kvemb.durability.sightings.counter_file import Counted, read_counters, writ
 from kvemb.errors import Corruption, UnsupportedFormat
 from kvemb.handle import inside
 from kvemb.offline.delta_file import DeltaFile, DeltaPart
+from kvemb.operations.sightings import Sightings
 from kvemb.rows.block import DIRTY, REMOVED, RowBlock
 from kvemb.rows.codec import decode_keys, decode_records, encode_keys, encode_records, order_keys, record_dtype
 from kvemb.rows.schema import KEY_DTYPES, VALUE_DTYPES, Schema, SlotShape, dtype_of
-from kvemb.tiers.sightings import Sightings
 
 PAGE = (Path(__file__).parents[2] / "FORMAT.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

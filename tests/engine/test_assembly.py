@@ -16,8 +16,8 @@ from kvemb.engine import assembly
 from kvemb.engine.engine import Engine
 from kvemb.errors import BackendUnavailable, ColdStoreError, Corruption, Poisoned
 from kvemb.handle import inside
+from kvemb.operations.table_operations import TableOperations
 from kvemb.optimizers import Adagrad
-from kvemb.tiers.operations import TableOperations
 
 
 def test_a_variable_too_large_for_the_budget_can_be_asked_for_again_smaller(tmp_path: Path) -> None:

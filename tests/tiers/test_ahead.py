@@ -11,13 +11,13 @@ from blocks import SCHEMA, Later, Now, Watched, hot_tables_of, rows_of, values_o
 from kvemb.errors import Closed, ColdStoreError
 from kvemb.limits import Limits
 from kvemb.memory.budget import Budget
+from kvemb.operations.reads import TableReads
+from kvemb.operations.row_factory import RowFactory
+from kvemb.operations.scoring import Scorer
 from kvemb.restrict import FrequencyRestrictPolicy
 from kvemb.rows.block import RowBlock
 from kvemb.store_state import StoreState
 from kvemb.tiers.ahead import READS_AHEAD
-from kvemb.tiers.reads import TableReads
-from kvemb.tiers.row_factory import RowFactory
-from kvemb.tiers.scoring import Scorer
 from kvemb.tiers.storage import TieredStorage
 from tests.histories import small_spill
 

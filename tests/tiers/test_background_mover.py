@@ -15,17 +15,17 @@ from cuda_devices import device_of
 from cuda_on_cpu import CudaOnCpuTable
 
 from kvemb.backends.cpu import CpuTable
-from kvemb.engine.device_operations import DeviceOperations
 from kvemb.initializers import Constant
 from kvemb.limits import Limits
 from kvemb.memory.budget import Budget
+from kvemb.operations.row_factory import RowFactory
+from kvemb.operations.scoring import Scorer
+from kvemb.operations.table_operations import TableOperations
 from kvemb.optimizers import SGD
 from kvemb.registry import row_kernels
 from kvemb.restrict import TimestampRestrictPolicy
 from kvemb.store_state import StoreState
 from kvemb.tiers.hot_tables import HotTables, default_partitioner
-from kvemb.tiers.row_factory import RowFactory
-from kvemb.tiers.scoring import Scorer
 from kvemb.tiers.storage import TieredStorage
 from tests.histories import small_spill
 
@@ -56,7 +56,7 @@ class Place:
         policy = TimestampRestrictPolicy(clock="steps")
         factory = RowFactory(SCHEMA, Constant(7), SGD(1.0), row_kernels())
         scoring = Scorer(policy, self.hot)
-        self.operations = DeviceOperations(self.storage, factory, scoring, row_kernels(), SGD(1.0), None)
+        self.operations = TableOperations(self.storage, factory, scoring, row_kernels(), SGD(1.0), None)
 
     def given(self, array: Any) -> Any:
         return self.operations.device_rows.given(there(array))

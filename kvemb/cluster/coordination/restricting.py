@@ -6,7 +6,7 @@ import numpy as np
 
 from kvemb.cluster.calls import Calls
 from kvemb.moment import Moment
-from kvemb.tiers.selection import lowest_kept
+from kvemb.operations.selection import lowest_kept
 
 
 def restrict(calls: Calls, token: str, at: Moment, keep_rows: int, trigger_rows: int | None, expire: bool) -> int:

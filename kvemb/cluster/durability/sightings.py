@@ -13,7 +13,7 @@ from kvemb.cluster.durability.epochs import ShardPart
 from kvemb.durability import layout
 from kvemb.durability.sightings.carrying import Stored, write_sightings
 from kvemb.durability.sightings.counter_file import Counted, read_counters
-from kvemb.tiers.sightings import Counters
+from kvemb.operations.sightings import Counters
 
 _logger = logging.getLogger("kvemb")
 

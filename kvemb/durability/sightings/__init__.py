@@ -1,4 +1,4 @@
 """The sightings of missing keys in a durable point or a checkpoint: counter files, and which of them a point has.
 
-kvemb.tiers.sightings counts them.
+kvemb.operations.sightings counts them.
 """

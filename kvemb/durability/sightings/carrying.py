@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvemb.durability import fresh_files, layout
 from kvemb.durability.sightings.counter_file import Counted, write_counters
-from kvemb.tiers.sightings import Counters
+from kvemb.operations.sightings import Counters
 
 # Counter files by variable: the folder of each, and its entry in the manifest there.
 Stored = dict[str, tuple[Path, Counted]]

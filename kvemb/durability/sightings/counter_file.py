@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from kvemb.errors import Corruption, UnsupportedFormat
-from kvemb.tiers.sightings import ROWS, Counters
+from kvemb.operations.sightings import ROWS, Counters
 
 FRAME_BYTES = 1 << 20
 _MAGIC, VERSION = b"kvembcount", 1  # on disk

@@ -12,7 +12,7 @@ import kvemb.cluster
 from kvemb.cluster.durability.sightings import join_sightings
 from kvemb.durability.sightings.counter_file import read_counters, write_counters
 from kvemb.handle import inside
-from kvemb.tiers.sightings import ROWS, Counters
+from kvemb.operations.sightings import ROWS, Counters
 
 THIRD = kvemb.Admission(3, 1 << 14)
 KEYS = np.arange(60)

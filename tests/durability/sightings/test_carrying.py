@@ -6,7 +6,7 @@ import numpy as np
 
 from kvemb.durability.sightings.carrying import Stored, write_sightings
 from kvemb.durability.sightings.counter_file import read_counters
-from kvemb.tiers.sightings import ROWS, Counters
+from kvemb.operations.sightings import ROWS, Counters
 
 
 def counters(value: int) -> Counters:

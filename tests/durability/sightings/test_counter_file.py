@@ -13,7 +13,7 @@ from damage import damages
 from kvemb.durability.sightings import counter_file
 from kvemb.durability.sightings.counter_file import read_counters, write_counters
 from kvemb.errors import Corruption, UnsupportedFormat
-from kvemb.tiers.sightings import ROWS, Counters
+from kvemb.operations.sightings import ROWS, Counters
 
 
 def counters(columns: int, filled: float = 0.1, counted: int = 7) -> Counters:

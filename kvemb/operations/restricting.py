@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from kvemb.meter import Meter, Progress
+from kvemb.operations.scoring import Scorer
+from kvemb.operations.selection import ScoreLimit, ScoreSpool, lowest_kept
 from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import order_keys, unordered_keys
-from kvemb.tiers.scoring import Scorer
-from kvemb.tiers.selection import ScoreLimit, ScoreSpool, lowest_kept
 from kvemb.tiers.storage import TieredStorage
 
 
@@ -43,9 +43,9 @@ def count_removals(
 class Restriction:
     """Ranks all rows of a variable, spools the ranks to disk, and removes the rows below a limit.
 
-    One limit may apply to several variables that share a table's rows: see kvemb.tiers.selection.lowest_kept. alive:
-    how many of the ranked rows have not expired. counts, matching: the methods of the spool. REQUIRES: no row changes
-    from rank() to remove_below().
+    One limit may apply to several variables that share a table's rows: see kvemb.operations.selection.lowest_kept.
+    alive: how many of the ranked rows have not expired. counts, matching: the methods of the spool. REQUIRES: no row
+    changes from rank() to remove_below().
     """
 
     def __init__(self, storage: TieredStorage, scoring: Scorer, scratch: Path | None) -> None:

@@ -13,11 +13,11 @@ from kvemb.backends.memory import MemoryStore
 from kvemb.handle import inside
 from kvemb.limits import Limits
 from kvemb.memory.budget import Budget
+from kvemb.operations.restricting import count_removals, keep_highest
+from kvemb.operations.scoring import Scorer
+from kvemb.operations.selection import ScoreSpool
 from kvemb.rows.block import DIRTY
 from kvemb.store_state import StoreState
-from kvemb.tiers.restricting import count_removals, keep_highest
-from kvemb.tiers.scoring import Scorer
-from kvemb.tiers.selection import ScoreSpool
 from kvemb.tiers.storage import TieredStorage
 from tests.histories import small_spill
 

@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb.contracts import Mask, Values
+from kvemb.operations.row_factory import RowFactory
+from kvemb.operations.scoring import Scorer
 from kvemb.restrict import ScoreRule
 from kvemb.rows.bags import Bags, RowsBeside
 from kvemb.rows.hashing import Keys, Positions, Unique
 from kvemb.rows.row_copies import spread
 from kvemb.tiers.hot_tables import Owners
-from kvemb.tiers.row_factory import RowFactory
-from kvemb.tiers.scoring import Scorer
 from kvemb.tiers.storage import TieredStorage
 
 _Read = Callable[[Owners, ScoreRule | None, float], Positions]

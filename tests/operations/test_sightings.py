@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvemb.operations.sightings import Counters, Sightings
 from kvemb.restrict import Admission
-from kvemb.tiers.sightings import Counters, Sightings
 
 
 @given(st.lists(st.lists(st.integers(-20, 20), min_size=1, max_size=8), max_size=20))

@@ -9,7 +9,7 @@ import pytest
 
 import kvemb
 from kvemb.handle import inside
-from kvemb.tiers.reads import repeat_if_refreshed
+from kvemb.operations.reads import repeat_if_refreshed
 
 
 class Reader:

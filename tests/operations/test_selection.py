@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvemb.errors import ColdStoreError
-from kvemb.tiers import selection
-from kvemb.tiers.selection import BLOCK_PAIRS, ScoreSpool, lowest_kept, order_scores
+from kvemb.operations import selection
+from kvemb.operations.selection import BLOCK_PAIRS, ScoreSpool, lowest_kept, order_scores
 
 SCORES = st.one_of(
     st.sampled_from([0.0, -0.0, 1.0, -math.inf, math.inf, 5e-324, -5e-324]),
@@ -35,7 +35,7 @@ def dropped(pairs, keep, batch=7, block_pairs=BLOCK_PAIRS):
 
 
 def below_highest(spool, keep, block_pairs=BLOCK_PAIRS):
-    """The keys of all pairs of a spool but the `keep` highest, in batches; as kvemb.tiers.restricting finds them."""
+    """The keys of all pairs of a spool but the `keep` highest, in batches, as restricting finds them."""
     if keep >= len(spool):
         return []
     limit = lowest_kept(spool.counts, spool.matching, keep, max_pairs=block_pairs) if keep else None

@@ -1,9 +1,9 @@
-"""The calls on one variable whose arrays are in the memory of its GPU.
+"""All calls on one variable; this file adds those whose arrays are in the memory of its GPU.
 
 Rows that are hot on the GPU are read and changed there. The keys of other rows, with their values or gradients, are
 copied to the host and processed as in any call; rows that a lookup finds for them are copied back. So a call has one
-more part than kvemb.tiers.operations says: the rows that are hot on the GPU, which is atomic and comes first. REQUIRES:
-HotTables.device_rows. Arguments have been checked by kvemb.engine.on_device.
+more part than kvemb.operations.updates says: the rows that are hot on the GPU, which is atomic and comes first.
+Arguments have been checked by kvemb.engine.on_device.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb.contracts import DeviceRows, PlannedChange
+from kvemb.operations.reads import MissedKeys, repeat_if_refreshed
+from kvemb.operations.updates import TableUpdates
 from kvemb.restrict import ScoreRule
 from kvemb.rows.bags import Bags
 from kvemb.rows.device_arrays import DeviceArray
 from kvemb.rows.hashing import Keys, Positions, Unique
 from kvemb.tiers.hot_tables import Owners
-from kvemb.tiers.operations import TableOperations
-from kvemb.tiers.reads import MissedKeys, repeat_if_refreshed
 
 
-class DeviceOperations(TableOperations):
-    """The calls on one variable's rows, for arrays in either memory."""
+class TableOperations(TableUpdates):
+    """The calls on one variable's rows, for arrays in either memory. REQUIRES of the latter: HotTables.device_rows."""
 
     @property
     def device_rows(self) -> DeviceRows:

@@ -8,8 +8,8 @@ from blocks import SCHEMA
 
 import kvemb
 from kvemb import registry
+from kvemb.operations.row_factory import RowFactory
 from kvemb.rows.block import DIRTY
-from kvemb.tiers.row_factory import RowFactory
 
 
 def factory(initializer=None, optimizer=None):

@@ -11,10 +11,10 @@ from kvemb import registry
 from kvemb.backends.memory import MemoryStore
 from kvemb.limits import Limits
 from kvemb.memory.budget import Budget
+from kvemb.operations.row_factory import RowFactory
+from kvemb.operations.scoring import Scorer
+from kvemb.operations.updates import TableUpdates
 from kvemb.store_state import StoreState
-from kvemb.tiers.operations import TableOperations
-from kvemb.tiers.row_factory import RowFactory
-from kvemb.tiers.scoring import Scorer
 from kvemb.tiers.storage import TieredStorage
 from tests.histories import small_spill
 
@@ -29,7 +29,7 @@ def table(request):
     )  # fmt: skip
     optimizer = kvemb.optimizers.SGD(0.5)
     factory = RowFactory(SCHEMA, kvemb.Constant(0.5), optimizer, kernels)
-    return TableOperations(storage, factory, Scorer(None, hot), kernels, optimizer, None)
+    return TableUpdates(storage, factory, Scorer(None, hot), kernels, optimizer, None)
 
 
 def values(numbers):

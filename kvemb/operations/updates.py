@@ -1,4 +1,4 @@
-"""The calls that change rows of one variable, hot or cold: updates, training, restriction. Reads are in reads.py.
+"""The calls that change rows of one variable, hot or cold: updates, training, restriction.
 
 Each method locates its rows through kvemb.tiers.storage, changes hot rows in their cells and the others in a block, and
 offers that block to the hot tier. A call is processed in chunks of limits.call_rows distinct keys, each atomic; if one
@@ -15,24 +15,24 @@ import numpy as np
 
 from kvemb.contracts import Mask, PlannedChange, RowKernels, Values
 from kvemb.meter import Meter, Progress
+from kvemb.operations.constraining import Constraint, ConstraintProjector
+from kvemb.operations.reads import TableReads
+from kvemb.operations.restricting import Restriction, count_removals, keep_highest
+from kvemb.operations.row_factory import RowFactory
+from kvemb.operations.scoring import Scorer
+from kvemb.operations.selection import ScoreLimit
+from kvemb.operations.sightings import Sightings
 from kvemb.optimizers import Optimizer
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.hashing import Keys, Positions, Sums, Unique
-from kvemb.tiers.constraining import Constraint, ConstraintProjector
 from kvemb.tiers.locate import Located
-from kvemb.tiers.reads import TableReads
-from kvemb.tiers.restricting import Restriction, count_removals, keep_highest
-from kvemb.tiers.row_factory import RowFactory
-from kvemb.tiers.scoring import Scorer
-from kvemb.tiers.selection import ScoreLimit
-from kvemb.tiers.sightings import Sightings
 from kvemb.tiers.storage import TieredStorage
 
 
-class TableOperations(TableReads):
-    """The calls on one variable's rows. kernels: for rows that are not hot. scratch: a folder for temporary files.
+class TableUpdates(TableReads):
+    """The calls that change one variable's rows. scratch: a folder for temporary files.
 
-    sightings: decide which missing keys training gives a row; None: all.
+    kernels: for rows that are not hot. sightings: decide which missing keys training gives a row; None: all.
     """
 
     def __init__(

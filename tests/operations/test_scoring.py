@@ -7,10 +7,10 @@ import pytest
 from blocks import hot_tables_of, rows_of
 
 import kvemb
+from kvemb.operations.scoring import Scorer
 from kvemb.restrict import ScoreRule
 from kvemb.rows.block import DIRTY
 from kvemb.tiers.locate import Located
-from kvemb.tiers.scoring import Scorer
 
 
 def located(hot_tables, keys, cold_rows, exists):
