@@ -196,8 +196,8 @@ class Variable(Handle[Table]):
         of a key counts as a use for the policy unless touch=False. out: an array to fill and return instead of a new
         one: of that shape and the value dtype, C-contiguous, writable, and not overlapping keys. Its content is
         undefined if the lookup raises.
-        Raises TypeError if a conversion of keys would lose information, or if out has another dtype; ValueError for any
-        other fault of out; Closed, Corruption.
+        Raises TypeError if a conversion of keys would lose information, if they are bool or masked, or if out has
+        another dtype; ValueError for any other fault of out; Closed, Corruption.
         """
         table, schema = self._inside, self._inside.schema
         if device_of(keys) is not None:

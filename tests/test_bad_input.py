@@ -56,11 +56,19 @@ KEYS = {
     "far too large": ([2**70], TypeError, "keys must fit int64"),
     "ragged": ([[1], [2, 3]], ValueError, "keys must be a rectangular array"),
     "dates": (np.array(["2020-01-01"], "M8[D]"), TypeError, "keys must be int64"),
+    "a mask": (np.array([True, False]), TypeError, "keys must be int64, got bool; if it is a mask, pass the keys"),
+    "a flag": (True, TypeError, "keys must be int64, got bool"),
+    "flags": ([[True], [False]], TypeError, "keys must be int64, got bool"),
+    "a masked array": (np.ma.array([1, 2], mask=[False, True]), TypeError, "keys must be an array without a mask"),
+    "a masked array without a mask": (np.ma.array([1, 2]), TypeError, r"got a masked array; pass keys.compressed\(\)"),
+    "objects": (np.array([1, 2], object), TypeError, "keys must be int64, got object"),
+    "complex": (np.array([1j]), TypeError, "keys must be int64, got complex128"),
+    "a record": (np.zeros(1, [("id", "i8")]), TypeError, "keys must be int64, got void64"),
 }
 
 
 @pytest.mark.parametrize("what", KEYS)
-def test_keys_of_the_wrong_kind(table, what):
+def test_keys_of_the_wrong_kind(store, table, what):
     keys, error, message = KEYS[what]
     rows = np.ones((*np.shape(keys), 3), np.float32) if what != "ragged" else ONE
     exists = np.ones(np.shape(keys) if what != "ragged" else (1,), bool)
@@ -68,9 +76,25 @@ def test_keys_of_the_wrong_kind(table, what):
     for call in (
         *(lambda: table.lookup(keys), lambda: table.upsert(keys, rows), lambda: table.apply_gradients(keys, rows)),
         *(lambda: table.accum(keys, rows, rows, exists), lambda: table.remove(keys), lambda: table.prefetch(keys)),
-        *(lambda: policy.apply_update(keys), lambda: policy.status(keys)),
+        *(
+            lambda: policy.apply_update(keys),
+            lambda: policy.status(keys),
+            lambda: table.lookup_slot("accumulator", keys),
+        ),
+        lambda: kvemb.embedding_lookup(table, keys),
+        lambda: kvemb.embedding_lookup_unique(table, keys),
+        lambda: kvemb.embedding_lookup_sparse(table, keys, [0]),
+        lambda: kvemb.safe_embedding_lookup_sparse(table, keys, [0]),
+        lambda: store.lookup({table: keys}),
+        lambda: store.prefetch({"table": keys}),
+        lambda: store.apply_gradients({table: (keys, rows)}),
     ):
         assert_refused(table, error, message, call)
+
+
+def test_no_keys_may_have_any_dtype(table):
+    for none in ([], (), np.empty(0), np.empty(0, bool), np.empty(0, "U3")):
+        assert table.lookup(none).shape == (0, 3)
 
 
 VALUES = {
@@ -86,6 +110,7 @@ VALUES = {
     "text": ([["a"] * 3] * 2, TypeError, "float32"),
     "nothing in a list": ([None, None], TypeError, "float32"),
     "ragged": ([[1.0], [2.0, 3.0]], ValueError, "rectangular"),
+    "masked": (np.ma.ones((2, 3), np.float32), TypeError, "got a masked array"),
 }
 
 
@@ -115,6 +140,7 @@ def test_nothing_for_values_says_what_may_be_missing(table):
     [
         *(([1, 0], TypeError), (np.array([1.0, 0.0]), TypeError), (None, TypeError), (["x", "y"], TypeError)),
         *((True, ValueError), ([True], ValueError), ([[True, False]], ValueError), ([], ValueError)),
+        (np.ma.array([True, False]), TypeError),
     ],
     ids=repr,
 )

@@ -21,7 +21,7 @@ def as_keys(keys: npt.ArrayLike, dtype: np.dtype[Any]) -> npt.NDArray[np.int64]:
     """Return keys of any shape as the tiers' int64, a copy only if the dtype differs.
 
     uint64 keys keep their bits, so large ones appear negative. Raises TypeError for a dtype that would lose
-    information.
+    information, for bool, and for a masked array.
     """
     if type(keys) is np.ndarray and keys.dtype == dtype == _INT64 and keys.flags.c_contiguous:
         return keys
@@ -88,6 +88,8 @@ def _checked_array(data: npt.ArrayLike, dtype: np.dtype[Any], what: str) -> npt.
     typed = isinstance(data, (np.ndarray, np.generic))
     data = plain(data, dtype, what)
     array = np.asarray(data) if typed else _from_python(data, dtype, what)
+    if array.dtype == np.bool_ and what == "keys" and array.size:
+        raise TypeError(f"keys must be {dtype.name}, got bool; if it is a mask, pass the keys that it selects")
     if array.size and not np.can_cast(array.dtype, dtype, "safe"):
         advice = f"convert with {what}.astype({dtype.name!r})"
         if array.dtype.kind not in "biuf":

@@ -1,6 +1,7 @@
-"""PyTorch tensors as arguments: converted to NumPy arrays of the same numbers, or refused with advice.
+"""Arguments that are not plain arrays: PyTorch tensors are converted to NumPy arrays of the same numbers, or refused.
 
-PyTorch is not imported here; a caller with a tensor has imported it. Thread-safe.
+Masked arrays and arrays on a GPU are refused. PyTorch and numpy.ma are not imported here; a caller with a tensor or a
+masked array has imported them. Thread-safe.
 """
 
 from __future__ import annotations
@@ -18,9 +19,15 @@ def plain(data: Any, dtype: np.dtype[Any], what: str) -> Any:
     """Return data; a tensor is returned as an array that shares its memory, if possible.
 
     dtype: the wanted dtype, which decides how bfloat16 is converted. Raises TypeError for a tensor that requires
-    gradients, or whose numbers are not stored plainly in this process's memory.
+    gradients, or whose numbers are not stored plainly in this process's memory; and for a masked array, even one that
+    masks nothing, so that no mask is ignored and a call fails in its first batch.
     """
-    torch = sys.modules.get("torch")
+    torch, masked = sys.modules.get("torch"), sys.modules.get("numpy.ma")
+    if masked is not None and isinstance(data, masked.MaskedArray):
+        raise TypeError(
+            f"{what} must be an array without a mask, got a masked array; pass {what}.compressed(), the elements that "
+            f"are not masked, or {what}.filled(number)"
+        )
     if torch is None or not isinstance(data, torch.Tensor):
         if hasattr(data, "__cuda_array_interface__"):
             raise TypeError(f"{what} must be in the host's memory here, got an array on a GPU; pass {what}.get()")

@@ -54,6 +54,14 @@ def test_a_tensor_whose_numbers_are_not_there_is_refused_by_name(table, what):
     np.testing.assert_array_equal(table.export()[1], before[1])
 
 
+def test_keys_that_are_flags_or_floats_are_refused(table):
+    for keys, name in ((torch.tensor([True, False]), "bool"), (torch.tensor([1.0, 2.0]), "float32")):
+        for call in (lambda keys=keys: table.lookup(keys), lambda keys=keys: table.remove(keys)):
+            with pytest.raises(TypeError, match=f"keys must be int64, got {name}"):
+                call()
+    assert table.size() == 2
+
+
 def test_gradients_that_are_rows_are_told_apart(table):
     rows = torch.from_numpy(table.lookup([1, 2])).requires_grad_()
     with pytest.raises(TypeError, match=r"pass rows\.grad or grads\.detach\(\)"):
