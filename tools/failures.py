@@ -91,15 +91,12 @@ def _usage(failure: Any) -> str:
 
 
 def _on_the_variable(failure: Any, message: str) -> str:
-    """Return advice for a variable that was named as another command takes it: as an argument or by --variable."""
+    """Return advice for a variable that was named without --variable: where peek takes keys, or after all arguments."""
     command = getattr(getattr(failure, "ctx", None), "command", None)
     taken = [name for parameter in getattr(command, "params", []) for name in parameter.opts]
-    if "unexpected extra argument" in message and "--variable" in taken:
+    key = message.startswith("Invalid value for") and "keys" in message.partition(":")[0].lower()
+    if "--variable" in taken and (key or "unexpected extra argument" in message):
         return "; a variable is named with --variable NAME"
-    if message.startswith("No such option: --variable") and "variable" in taken:
-        return "; the variable's name follows the path"
-    if message.startswith("Invalid value for") and "keys" in message.partition(":")[0].lower() and "variable" in taken:
-        return "; the variable's name follows the path, without an option, and keys follow it"
     return ""
 
 

@@ -127,7 +127,7 @@ def peek(
     neighbours: how many nearest other rows, by cosine, to find for each row; the search is exact, over all finite rows.
     Raises BadInput.
     """
-    with opened(path, variable, "peek", progress=progress) as source:
+    with opened(path, variable, progress=progress) as source:
         if keys:
             found = [_row(source, key) for key in keys]
             missing = [key for key, row in zip(keys, found, strict=True) if row is None]

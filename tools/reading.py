@@ -24,18 +24,16 @@ BUDGET = "32MiB"
 def opened(
     path: str | os.PathLike[str],
     variable: str | None,
-    command: str | None = None,
     *,
     progress: Progress | None = None,
     named: object = None,
 ) -> Iterator[kvemb.Variable]:
     """Open a checkpoint or a store for reading, wherever it is, and yield its named variable, or the only one.
 
-    command: the command that runs, if it takes the variable as an argument; None if it takes --variable.
     progress: see readable. named: the path's name in messages; None: the path itself.
     """
     with readable(path, progress) as place, kvemb.open(place, read_only=True, memory_budget=BUDGET) as store:
-        yield store.variables[chosen(named or path, list(store.variables), variable, command)]
+        yield store.variables[chosen(named or path, list(store.variables), variable)]
 
 
 @contextmanager
@@ -52,24 +50,19 @@ def readable(
         yield place
 
 
-def chosen(
-    path: object, known: list[str], variable: str | None, command: str | None = None, *, has: str = "has"
-) -> str:
+def chosen(path: object, known: list[str], variable: str | None, *, has: str = "has") -> str:
     """Return the name of the variable to use: the one named, or the only one.
 
-    command: as for opened. has: "have" if path names several. Raises BadInput, WrongUsage.
+    has: "have" if path names several. Raises BadInput, WrongUsage.
     """
     if not known:
         raise BadInput(f"{path} {has} no variable")
     name = known[0] if variable is None and len(known) == 1 else variable
     if name is None:
-        how = f"--variable {known[0]}" if command is None else f"kvemb {command} {path} {known[0]}"
-        raise WrongUsage(f"{path} {has} the variables {', '.join(known)}; name one: {how}")
+        raise WrongUsage(f"{path} {has} the variables {', '.join(known)}; name one: --variable {known[0]}")
     if name not in known:
         they = "it has" if has == "has" else "they have"
-        key = command == "peek" and name.removeprefix("-").isdecimal()
-        how = f"; name it before the keys: kvemb peek {path} {known[0]} {name}" if key else ""
-        raise BadInput(f"{path} {has} no variable {name!r}; {they} {', '.join(known)}{how}")
+        raise BadInput(f"{path} {has} no variable {name!r}; {they} {', '.join(known)}")
     return name
 
 

@@ -44,6 +44,8 @@ PLACE = (
     "A checkpoint; a store, which is read as of its last durable point; or a series, local, at a URL or of a cluster: "
     "its newest checkpoint, or SERIES/00000042."
 )
+# How every command that works on one variable takes its name.
+Variable = Annotated[str | None, typer.Option(help="The variable; required if there are several.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 Summary = dict[str, object]

@@ -59,7 +59,7 @@ class TableStats:
 
 def stats(path: str | os.PathLike[str], variable: str | None = None, *, progress: Progress | None = None) -> TableStats:
     """Return the statistics of a variable of a checkpoint or a store, in two passes over its rows. Raises BadInput."""
-    with opened(path, variable, "stats", progress=progress) as source:
+    with opened(path, variable, progress=progress) as source:
         described = bulk.described(source)
         found = TableStats(source.name, source.size(), int(described["step"]))
         found.scores_are_times = scores_are_times(described["policy"])

@@ -98,7 +98,7 @@ def ways(path: Path, parent: Path, scratch: Path) -> dict[str, Callable[[], obje
 def commands(path: Path, scratch: Path) -> list[list[str]]:
     there = str(path)
     found = [["info", there], ["ls", there, "--files"], ["verify", there, "--deep"]]
-    found += [["repair", there, str(scratch / "mended")], ["stats", there, "users"]]
+    found += [["repair", there, str(scratch / "mended")], ["stats", there, "--variable", "users"]]
     return found + [["restore", there, str(scratch / "again")]] * layout.is_checkpoint(path)
 
 

@@ -161,12 +161,12 @@ def test_slots_of_another_width_are_not_imported(place, tmp_path, kind):
 
 
 def test_tools_show_and_compare_them(place, kind, capsys):
-    assert run(["peek", str(place / "2"), "table", "4", "--json"]) == 0
+    assert run(["peek", str(place / "2"), "4", "--variable", "table", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert {name: len(row[name]) for name in kind[1]} == kind[1]
     assert run(["info", str(place / "2")]) == 0
     assert f"{kind[0].name}(" in capsys.readouterr().out
-    assert run(["stats", str(place / "2"), "table"]) == 0
+    assert run(["stats", str(place / "2"), "--variable", "table"]) == 0
     assert table_stats.stats(place / "2", "table").rows == 595
     assert run(["report", str(place / "2"), "--out", str(place / "page.html")]) == 0
     (found,) = diff(place / "1", place / "2")

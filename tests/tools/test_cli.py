@@ -13,12 +13,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
+from typer.models import ArgumentInfo, OptionInfo
 
 import kvemb as library
-from kvemb.tools.cli import _command, run
+from kvemb.tools.cli import _command, app, run
 
 COMMAND = [sys.executable, "-c", "from kvemb.tools import main; main()"]
 LITTLE = ["--budget", "8MiB"]
@@ -302,13 +303,46 @@ def test_a_group_without_a_command_says_what_is_missing(group, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "advice"),
+    "arguments",
     [
-        (["export", "checkpoint", "users", "out.csv"], "; a variable is named with --variable NAME"),
-        (["stats", "checkpoint", "--variable", "users"], "; the variable's name follows the path"),
-        (["peek", "checkpoint", "--variable", "users"], "follows the path, without an option, and keys follow it"),
+        *(
+            ["export", "checkpoint", "users", "out.csv"],
+            ["stats", "checkpoint", "users"],
+            ["migrate", "a", "b", "users"],
+        ),
+        *(
+            ["peek", "checkpoint", "users", "17"],
+            ["peek", "checkpoint", "17", "users"],
+            ["restrict", "store", "5", "users"],
+        ),
     ],
+    ids=" ".join,
 )
-def test_a_variable_that_is_named_in_another_commands_way_brings_advice(arguments, advice, capsys):
+def test_a_variable_that_is_named_without_the_option_brings_advice(arguments, capsys):
     assert run(arguments) == 2
-    assert capsys.readouterr().err.endswith(f"{advice} (see kvemb {arguments[0]} --help)\n")
+    advice = f"; a variable is named with --variable NAME (see kvemb {arguments[0]} --help)\n"
+    assert capsys.readouterr().err.endswith(advice)
+
+
+def test_drop_asks_for_the_option_by_name(capsys):
+    assert run(["drop", "store", "users"]) == 2
+    assert "--variable" in capsys.readouterr().err
+
+
+def test_all_commands_name_a_variable_and_a_store_in_one_way():
+    """A variable is an option; the checkpoint or store that a command reads or changes is the argument PATH."""
+    arguments, options = {}, {}
+    for command in app.registered_commands:
+        hints = get_type_hints(command.callback, include_extras=True)
+        kinds = {
+            name: next(each for each in get_args(hint)[::-1] if hasattr(each, "help"))
+            for name, hint in hints.items()
+            if get_args(hint)
+        }
+        arguments[command.name] = {name for name, kind in kinds.items() if isinstance(kind, ArgumentInfo)}
+        options[command.name] = {name for name, kind in kinds.items() if isinstance(kind, OptionInfo)}
+    assert {name for name, found in options.items() if "variable" in found} == {
+        *("peek", "stats", "diff", "export", "import", "restore", "restrict", "drop", "migrate"),
+    }
+    assert not any("variable" in found for found in arguments.values())
+    assert {name for name, found in arguments.items() if "path" not in found} == {"demo", "diff", "push", "pull"}

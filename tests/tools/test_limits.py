@@ -34,7 +34,7 @@ def numbers(app: typer.Typer, path: tuple[str, ...] = ()) -> Iterator[tuple[list
 
 
 # What stands before a number that is no option.
-ARGUMENTS = {(("peek",), "keys"): ["nowhere", "table"], (("restrict",), "keep"): ["nowhere"]}
+ARGUMENTS = {(("peek",), "keys"): ["nowhere"], (("restrict",), "keep"): ["nowhere"]}
 FOUND = list(numbers(cli.app))
 
 

@@ -120,7 +120,7 @@ def test_a_description_that_cannot_be_is_one_line(tmp_path, capsys, about):
 
 def test_a_key_may_be_negative(tmp_path, capsys):
     make(tmp_path / "store", [-5], np.ones((1, 1), np.float32))
-    assert run(["peek", str(tmp_path / "store"), "table", "-5", "--json"]) == 0
+    assert run(["peek", str(tmp_path / "store"), "--variable", "table", "-5", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"][0]["key"] == -5
 
 
@@ -189,8 +189,8 @@ def test_advice_is_for_the_command_line(tmp_path, monkeypatch, capsys):
     for arguments, code, line in (
         (["import", "out.npy", "checkpoint"], 1, "checkpoint is a checkpoint, which never changes; make a store of it"),
         (["import", "out.npy", "store"], 1, "key 1 is in 'table' already; give --on-conflict replace, or keep"),
-        (["peek", "store"], 2, "store has the variables other, table; name one: kvemb peek store other"),
-        (["stats", "store"], 2, "name one: kvemb stats store other"),
+        (["peek", "store"], 2, "store has the variables other, table; name one: --variable other"),
+        (["stats", "store"], 2, "name one: --variable other"),
         (["export", "store", "o.csv"], 2, "name one: --variable other"),
         (
             ["diff", "store", "checkpoint", "--variable", "no"],

@@ -26,16 +26,8 @@ def test_the_only_variable_need_not_be_named():
     assert chosen("here", ["ads", "users"], "ads") == "ads"
     with pytest.raises(BadInput, match="here has the variables ads, users; name one: --variable ads"):
         chosen("here", ["ads", "users"], None)
-    with pytest.raises(BadInput, match="name one: kvemb peek here ads"):
-        chosen("here", ["ads", "users"], None, "peek")
     with pytest.raises(BadInput, match="here has no variable 'other'; it has ads, users"):
         chosen("here", ["ads", "users"], "other")
-    for command, key, advice in (
-        ("peek", "-7", "; name it before the keys: kvemb peek here ads -7"),
-        ("stats", "7", ""),
-    ):
-        with pytest.raises(BadInput, match=rf"here has no variable '{key}'; it has ads{advice}$"):
-            chosen("here", ["ads"], key, command)
     with pytest.raises(BadInput, match=r"a and b have no variable$"):
         chosen("a and b", [], None, has="have")
 

@@ -65,7 +65,7 @@ def words(lines: list[str]) -> list[str]:
 
 
 COMMANDS = [["info", "b"], ["verify", "b"], ["diff", "a", "b"], ["repair", "b"]]
-COMMANDS += [[command, "b", name] for command in ("stats", "peek") for name in NAMES.values()]
+COMMANDS += [[command, "b", "--variable", name] for command in ("stats", "peek") for name in NAMES.values()]
 
 
 @pytest.fixture(scope="module")

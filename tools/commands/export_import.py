@@ -12,10 +12,9 @@ import typer
 from kvemb.tools.destinations import PIPE
 from kvemb.tools.formats.known import FORMATS, names
 from kvemb.tools.limits import MAX_JOBS, MAX_PARTS
-from kvemb.tools.screen import PLACE, AsJson, Quiet, Screen, counted, local_path
+from kvemb.tools.screen import PLACE, AsJson, Quiet, Screen, Variable, counted, local_path
 
 _FORMATS = "; ".join(f"{kind.name}: {kind.what}" for kind in FORMATS.values() if kind.writer is not None)
-Variable = Annotated[str | None, typer.Option(help="The variable; required if there are several.")]
 
 
 def export(

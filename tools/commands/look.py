@@ -14,10 +14,9 @@ import typer
 import kvemb
 from kvemb.tools import inspect, table_stats
 from kvemb.tools.limits import MAX_STORED_ROWS
-from kvemb.tools.screen import PLACE, AsJson, Quiet, Screen, counted, local_path, size
+from kvemb.tools.screen import PLACE, AsJson, Quiet, Screen, Variable, counted, local_path, size
 
 Place = Annotated[str, typer.Argument(help=PLACE)]
-Variable = Annotated[str | None, typer.Argument(help="The variable; required if there are several.")]
 # How many numbers of a row, and how many characters of an attached value, are printed.
 ROW_NUMBERS = 6
 MAX_CHARACTERS = 100
@@ -102,10 +101,10 @@ def ls(
 
 def peek(
     path: Place,
-    variable: Variable = None,
     keys: Annotated[
         list[int] | None, typer.Argument(min=-(2**63), max=2**64 - 1, help="Keys; without them, the first rows.")
     ] = None,
+    variable: Variable = None,
     count: Annotated[int, typer.Option(min=1, max=MAX_STORED_ROWS, help="How many rows, if no key is given.")] = 10,
     neighbours: Annotated[
         int, typer.Option(min=0, max=MAX_STORED_ROWS, help="How many nearest rows by cosine to show for each.")
@@ -116,7 +115,7 @@ def peek(
     """Show rows by key, in the order given, and with --neighbours the nearest rows to each; exits with 1 if a key is
     missing.
 
-    Example: kvemb peek checkpoints/00000042 users 17 42 --neighbours 5
+    Example: kvemb peek checkpoints/00000042 17 42 --variable users --neighbours 5
     """
     screen = Screen(quiet, as_json)
     with screen.counting("peek") as update:
@@ -168,7 +167,7 @@ def _moment(since_1970: float) -> str:
 def stats(path: Place, variable: Variable = None, quiet: Quiet = False, as_json: AsJson = False) -> None:
     """Show statistics of a variable: norms, means, dead rows, duplicates, NaNs, scores, ages.
 
-    Example: kvemb stats checkpoints/00000042 users
+    Example: kvemb stats checkpoints/00000042 --variable users
     """
     screen = Screen(quiet, as_json)
     with screen.counting("stats") as update:
@@ -187,7 +186,7 @@ def stats(path: Place, variable: Variable = None, quiet: Quiet = False, as_json:
         ("mean of a column", f"{min(mean):.4g} to {max(mean):.4g}" if mean else ""),
         ("spread of a column", f"{min(spread):.4g} to {max(spread):.4g}" if spread else ""),
     ]
-    screen.close(f"kvemb stats {path} {found.variable}", lines, asdict(found))
+    screen.close(f"kvemb stats {path} --variable {found.variable}", lines, asdict(found))
 
 
 def _histogram(found: table_stats.Histogram, formatted: Callable[[float], str] = _number) -> str:

@@ -13,7 +13,7 @@ from kvemb import bulk
 from kvemb.tools.failures import BadInput, WrongUsage
 from kvemb.tools.limits import MAX_DIM, MAX_STORED_ROWS
 from kvemb.tools.reading import chosen
-from kvemb.tools.screen import AsJson, Quiet, Screen, counted, local_path, size
+from kvemb.tools.screen import AsJson, Quiet, Screen, Variable, counted, local_path, size
 
 BUDGET = "128MiB"
 Store = Annotated[Path, typer.Argument(parser=local_path, help="A store that no process has open.")]
@@ -36,7 +36,7 @@ def restrict(
     keep: Annotated[
         int, typer.Argument(min=0, max=MAX_STORED_ROWS, help="How many rows to keep: those with the highest scores.")
     ],
-    variable: Annotated[str | None, typer.Option(help="The variable; required if there are several.")] = None,
+    variable: Variable = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print how many rows would be removed; change nothing.")
     ] = False,
@@ -90,14 +90,14 @@ def compact(path: Store, quiet: Quiet = False, as_json: AsJson = False) -> None:
 
 def drop(
     path: Store,
-    variable: Annotated[str, typer.Argument(help="The variable.")],
+    variable: Annotated[str, typer.Option(help="The variable.")],
     yes: Yes = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Delete a variable with all its rows, after showing how many and asking. Earlier checkpoints keep it.
 
-    Example: kvemb drop store users
+    Example: kvemb drop store --variable users
     """
     before = _bytes(path)
     screen = Screen(quiet, as_json)
@@ -126,7 +126,7 @@ def _ask(command: str, yes: bool) -> None:
 def migrate(
     path: Annotated[Path, typer.Argument(parser=local_path, help="A checkpoint, or a store, which is not changed.")],
     out: Annotated[Path, typer.Argument(parser=local_path, help="A new directory for the store.")],
-    variable: Annotated[str | None, typer.Option(help="The variable; required if there are several.")] = None,
+    variable: Variable = None,
     optimizer: Annotated[
         str | None,
         typer.Option(help="An optimizer such as adagrad, or none; adagrad:0.1,clip_norm=1 also sets parameters."),

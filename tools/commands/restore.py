@@ -17,8 +17,8 @@ BUDGET = "32MiB"
 
 
 def restore(
-    checkpoint: Annotated[str, typer.Argument(help=PLACE)],
-    path: Annotated[Path, typer.Argument(parser=local_path, metavar="STORE", help="A new directory for the store.")],
+    path: Annotated[str, typer.Argument(help=PLACE)],
+    out: Annotated[Path, typer.Argument(parser=local_path, help="A new directory for the store.")],
     variable: Annotated[
         list[str] | None, typer.Option(help="Restore only this variable; may be given several times.")
     ] = None,
@@ -29,7 +29,7 @@ def restore(
 
     Example: kvemb restore checkpoints/00000042 store
     """
-    place = bulk.Place(checkpoint)
+    place = bulk.Place(path)
     if place.here is not None:
         kvemb.Checkpoint(place.here)  # raises an error that says what the path is instead
     known = sorted(place.described().variables)
@@ -38,13 +38,13 @@ def restore(
     screen = Screen(quiet, as_json)
     with screen.counting("restore") as update:
         how: dict[str, Any] = {"variables": variable or None, "progress": update}
-        kvemb.restore(place.name, path, memory_budget=BUDGET, **how).close()
-    made = kvemb.Checkpoint.at(path)
+        kvemb.restore(place.name, out, memory_budget=BUDGET, **how).close()
+    made = kvemb.Checkpoint.at(out)
     rows = {name: entry.rows for name, entry in sorted(made.variables.items())}
     lines = [
-        ("made", f"{path}, {size(made.nbytes)}"),
+        ("made", f"{out}, {size(made.nbytes)}"),
         ("from", place.name),
         *((name, counted(count, "row")) for name, count in rows.items()),
     ]
-    summary = {"out": str(path), "checkpoint": place.name, "rows": rows, "nbytes": made.nbytes}
-    screen.close(f"kvemb restore {checkpoint}", lines, summary)
+    summary = {"out": str(out), "checkpoint": place.name, "rows": rows, "nbytes": made.nbytes}
+    screen.close(f"kvemb restore {path}", lines, summary)

@@ -154,8 +154,8 @@ def _suggest_commands(screen: Screen, kept: Path | None, checkpoint: Path, varia
     store = shlex.quote(str(kept / "store"))
     for command in (
         f"kvemb info {store}",
-        f"kvemb stats {store} {variable}",
-        f"kvemb peek {store} {variable} --count 3 --neighbours 5",
+        f"kvemb stats {store} --variable {variable}",
+        f"kvemb peek {store} --variable {variable} --count 3 --neighbours 5",
         f"kvemb diff {shlex.quote(str(checkpoint))} {store} --variable {variable}",
         f"kvemb report {store} --out {shlex.quote(str(kept / 'report.html'))}",
     ):

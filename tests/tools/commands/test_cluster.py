@@ -78,11 +78,14 @@ def test_it_is_described(place, capsys):
 
 
 def test_its_rows_are_read(place, capsys):
-    found = summary_of(capsys, "peek", place, "users", "17", "100", code=1)
+    found = summary_of(capsys, "peek", place, "17", "100", "--variable", "users", code=1)
     assert found["rows"][0]["values"] == [34, 35]
     assert found["missing"] == [100]
-    assert summary_of(capsys, "peek", f"{place}/00000001", "users", "100")["rows"][0]["values"] == [200, 201]
-    assert summary_of(capsys, "stats", place, "users")["rows"] == 100
+    assert summary_of(capsys, "peek", f"{place}/00000001", "100", "--variable", "users")["rows"][0]["values"] == [
+        200,
+        201,
+    ]
+    assert summary_of(capsys, "stats", place, "--variable", "users")["rows"] == 100
     assert run(["export", place, "users.csv", "--variable", "users"]) == 0
     assert len(Path("users.csv").read_text().splitlines()) == 101
     since = ["export", place, "new.csv", "--variable", "users", "--since", f"{place}/00000001"]
@@ -90,7 +93,7 @@ def test_its_rows_are_read(place, capsys):
     assert [line.split(",")[0] for line in Path("new.csv").read_text().splitlines()] == ['"key"', "5"]
     assert np.load("new.removed.npy").tolist() == [100]
     capsys.readouterr()
-    assert run(["peek", place, "none"]) == 1
+    assert run(["peek", place, "--variable", "none"]) == 1
     assert f"{place} has no variable 'none'; it has items, users" in capsys.readouterr().err
 
 

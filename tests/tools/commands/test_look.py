@@ -136,11 +136,11 @@ def test_peek_shows_rows_and_their_nearest(place, capsys):
     best = np.argsort(-near)[:3]
     assert [key for key, _ in found.neighbours[5]] == keys[best].tolist()
     np.testing.assert_allclose([cosine for _, cosine in found.neighbours[5]], near[best], rtol=1e-5)
-    assert run(["peek", str(place / "2"), "other"]) == 0
+    assert run(["peek", str(place / "2"), "--variable", "other"]) == 0
     assert str(2**64 - 1) in capsys.readouterr().out
-    assert run(["peek", str(place / "2"), "table", "8", "--json"]) == 1
+    assert run(["peek", str(place / "2"), "8", "--variable", "table", "--json"]) == 1
     assert json.loads(capsys.readouterr().out) == {"rows": [], "missing": [8]}
-    assert run(["peek", str(place / "2"), "table", "9", "6", "8", "5", "9"]) == 1
+    assert run(["peek", str(place / "2"), "9", "6", "8", "5", "9", "--variable", "table"]) == 1
     rows = [line.split("│")[1:3] for line in capsys.readouterr().out.splitlines() if "│" in line]
     assert [(key.strip(), text.strip() == "missing") for key, text in rows] == [
         ("9", True),
@@ -149,9 +149,9 @@ def test_peek_shows_rows_and_their_nearest(place, capsys):
         ("5", False),
         ("9", True),
     ]
-    assert run(["peek", str(place / "2"), "other", "--", "-1"]) == 1
+    assert run(["peek", str(place / "2"), "-1", "--variable", "other"]) == 1
     assert "key -1 does not fit uint64" in capsys.readouterr().err
-    assert run(["peek", str(place / "2"), "table", "--count", "3", "--json"]) == 0
+    assert run(["peek", str(place / "2"), "--variable", "table", "--count", "3", "--json"]) == 0
     assert [row["key"] for row in json.loads(capsys.readouterr().out)["rows"]] == [0, 1, 2]
 
 
@@ -162,7 +162,7 @@ def test_scores_that_are_times_are_shown_as_times(tmp_path, capsys):
             store.get_variable(name, dim=DIM, restrict_policy=policy).upsert([1, 2], np.ones((2, DIM), np.float32))
     for command in ("peek", "stats"):
         for name, score in (("timed", r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"), ("stepped", r"\d\b(?!-)")):
-            assert run([command, str(tmp_path / "store"), name]) == 0
+            assert run([command, str(tmp_path / "store"), "--variable", name]) == 0
             shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
             assert re.search(f"score {score}", shown), shown
 

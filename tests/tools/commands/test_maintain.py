@@ -276,12 +276,12 @@ def test_what_there_cannot_be_is_refused_before_anybody_is_asked(tmp_path, capsy
 def test_drop_asks_and_takes_a_variable_out(store, capsys):
     with kvemb.open(store, memory_budget=BUDGET) as opened:
         opened.get_variable("kept", dim=2).upsert([1], [[1.0, 2.0]])
-        assert run(["drop", str(store), "table", "--yes"]) == 3, "it is open"
-    assert run(["drop", str(store), "table"]) == 2
+        assert run(["drop", str(store), "--variable", "table", "--yes"]) == 3, "it is open"
+    assert run(["drop", str(store), "--variable", "table"]) == 2
     assert "drop asks before it writes" in capsys.readouterr().err
-    assert run(["drop", str(store), "tabel", "--yes"]) == 1
+    assert run(["drop", str(store), "--variable", "tabel", "--yes"]) == 1
     assert "no variable 'tabel'; it has kept, table" in capsys.readouterr().err
-    assert run(["drop", str(store), "table", "--yes", "--json"]) == 0
+    assert run(["drop", str(store), "--variable", "table", "--yes", "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert (summary["variable"], summary["rows"]) == ("table", 1000)
     assert summary["bytes_after"] < summary["bytes_before"]
