@@ -13,7 +13,6 @@ from typing import Any, Literal, cast, overload
 
 import numpy.typing as npt
 
-from kvemb import many_tables
 from kvemb.catalog import VariableMap, get_or_make, lines_of, opened
 from kvemb.checks.brief import there_are
 from kvemb.defaults import DefaultStore
@@ -28,6 +27,7 @@ from kvemb.engine.engine import Engine
 from kvemb.engine.refreshing import refresh
 from kvemb.errors import Corruption
 from kvemb.limits import Limits
+from kvemb.many_tables import calls
 from kvemb.memory.budget import Budget
 from kvemb.options import format_bytes
 from kvemb.replica import apply_delta
@@ -164,7 +164,7 @@ class Store(DefaultStore[Engine]):
         message of a TypeError or ValueError, and in a note of other errors; KeyError for an unknown name; ValueError
         for a variable that is given twice or is of another store.
         """
-        return many_tables.lookup(self, keys, touch=bool(touch), out=out)
+        return calls.lookup(self, keys, touch=bool(touch), out=out)
 
     def apply_gradients(self, grads: Mapping[Variable | str, tuple[npt.ArrayLike, npt.ArrayLike]]) -> None:
         """Take one optimizer step on several variables in one call: Variable.apply_gradients of each.
@@ -175,14 +175,14 @@ class Store(DefaultStore[Engine]):
         call. If one fails, the others are still taken, and the first error is raised with the name of its variable.
         With durability="write" all steps wait for one sync of the log.
         """
-        many_tables.apply_gradients(self, grads)
+        calls.apply_gradients(self, grads)
 
     def prefetch(self, keys: Mapping[Variable | str, npt.ArrayLike], *, after_lookup: bool = False) -> None:
         """Start reading the cold rows of several variables, for the call that follows. Changes no result.
 
         keys, and errors raised: see lookup. after_lookup: see Variable.prefetch.
         """
-        many_tables.prefetch(self, keys, bool(after_lookup))
+        calls.prefetch(self, keys, bool(after_lookup))
 
     # Durability.
 

@@ -14,11 +14,12 @@ from cuda_devices import device_of
 from cuda_on_cpu import CudaOnCpuTable, cpu_device
 
 import kvemb
-from kvemb import many_tables, registry
+from kvemb import registry
 from kvemb.backends.cuda.queue import Queue
 from kvemb.backends.cuda.staging import SMALL_UPLOADS
 from kvemb.handle import inside
 from kvemb.limits import Limits
+from kvemb.many_tables import calls
 from kvemb.memory.budget import Budget
 from kvemb.optimizers import Adagrad
 from tests.histories import small_spill
@@ -152,14 +153,14 @@ def test_arrays_on_the_gpu_are_used_on_the_callers_thread(opened: Any, monkeypat
     """As CUDA's per-thread stream has one number in all threads."""
     store = opened(limits=Limits(hot_parallel_keys=1))
     plain, var = made(store, "plain"), made(store, "rows", devices="gpu:0", hot_rows=128)
-    run_each, spread = many_tables.run_each, []
+    run_each, spread = calls.run_each, []
 
     def watched(work: Any, threads: int) -> Any:
         spread.append(threads)
         return run_each(work, threads)
 
-    monkeypatch.setattr(many_tables, "run_each", watched)
-    monkeypatch.setattr(many_tables, "cores", lambda: 2)
+    monkeypatch.setattr(calls, "run_each", watched)
+    monkeypatch.setattr(calls, "cores", lambda: 2)
     keys, grads = np.arange(100), np.ones((100, DIM), np.float32)
     store.apply_gradients({plain: (keys, grads), var: (there(keys), there(grads))})
     assert spread == [1]

@@ -6,30 +6,11 @@ import threading
 
 import numpy as np
 import pytest
+from small_tables import NAMES, make_table
 
 import kvemb
 from kvemb.errors import Closed, ColdStoreError, ReadOnly
 from kvemb.handle import inside
-from kvemb.optimizers import Adagrad
-
-NAMES = ["a", "b", "c"]
-
-
-def make(store, name, dim, **arguments):
-    arguments = {
-        "optimizer": Adagrad(0.5, 0.1),
-        "hot_rows": 16,
-        "initializer": kvemb.RandomUniform(seed=dim),
-    } | arguments
-    variable = store.get_variable(name, dim=dim, **arguments)
-    variable.upsert(np.arange(100), np.arange(100 * dim, dtype=np.float32).reshape(100, dim))
-    return variable
-
-
-@pytest.fixture
-def tables(store):
-    """Three variables of 100 rows each, 16 of them hot."""
-    return [make(store, name, dim) for name, dim in zip(NAMES, (2, 3, 4), strict=True)]
 
 
 def draw(seed):
@@ -43,7 +24,7 @@ OVER_THREADS = pytest.mark.limits(hot_parallel_keys=1, cold_parallel_keys=1)
 @pytest.mark.parametrize("over_threads", [False, pytest.param(True, marks=OVER_THREADS)])
 def test_it_does_what_a_call_for_each_does(store, tables, open_store, tmp_path, over_threads):
     other = open_store(tmp_path / "other")
-    alone = [make(other, name, table.dim) for name, table in zip(NAMES, tables, strict=True)]
+    alone = [make_table(other, name, table.dim) for name, table in zip(NAMES, tables, strict=True)]
     for step in range(6):
         keys = draw(step)
         rows = store.lookup(dict(zip(tables, keys, strict=True)), touch=step % 2 == 0)
@@ -64,81 +45,13 @@ def test_it_does_what_a_call_for_each_does(store, tables, open_store, tmp_path, 
 
 def test_names_stand_for_variables_and_open_them(open_store, tmp_path):
     with open_store(tmp_path / "store") as store:
-        make(store, "a", 2)
+        make_table(store, "a", 2)
     store = open_store(tmp_path / "store")
     rows = store.lookup({"a": 7})
     np.testing.assert_array_equal(rows["a"], [14, 15])
     assert rows["a"].shape == (2,)
     assert store.lookup({}) == {}
     store.apply_gradients({})
-
-
-def sizes(tables):
-    return [(table.size(), table.stats.hits, table.stats.misses) for table in tables]
-
-
-@pytest.mark.parametrize(
-    ("last", "error", "message"),
-    [
-        (
-            ("c", ([1, 2], [[1.0, 2, 3]] * 2)),
-            ValueError,
-            r"variable 'c': grads must have shape .* = \(2, 4\), got \(2, 3\)",
-        ),
-        (("c", ([1.5], np.ones((1, 4), np.float32))), TypeError, "variable 'c': keys must be int64"),
-        (("c", [1, 2]), TypeError, r"variable 'c': expected \(keys, grads\), got \[1, 2\]"),
-        (("b", ([1], [[1.0, 1, 1]])), ValueError, "variable 'b' is given twice"),
-        (("d", ([1], [[1.0]])), KeyError, "there is no variable 'd'; there are a, b, c"),
-        ((7, ([1], [[1.0]])), TypeError, "expected a Variable or its name, got 7"),
-    ],
-)
-def test_bad_arguments_change_nothing_and_are_named(store, tables, last, error, message):
-    good = {tables[0]: ([500], np.ones((1, 2), np.float32)), tables[1]: ([500], np.ones((1, 3), np.float32))}
-    before = sizes(tables)
-    with pytest.raises(error, match=message):
-        store.apply_gradients({**good, last[0]: last[1]})
-    assert sizes(tables) == before
-
-
-def test_what_cannot_be_looked_up_is_named(store, tables, open_store, tmp_path):
-    stranger = make(open_store(tmp_path / "other"), "a", 2)
-    before = sizes(tables)
-    for wanted, error, message in [
-        ({tables[0]: [1], stranger: [1]}, ValueError, "'a' is of another store"),
-        ({tables[0]: [1], "b": ["x"]}, TypeError, "variable 'b': keys must be int64"),
-        ([tables[0]], TypeError, "expected a dict"),
-    ]:
-        with pytest.raises(error, match=message):
-            store.lookup(wanted)
-        with pytest.raises(error, match=message):
-            store.prefetch(wanted)
-    assert sizes(tables) == before
-
-
-def test_a_variable_that_cannot_be_trained_is_named(store, tables):
-    fixed = store.get_variable("fixed", dim=2, trainable=False)
-    before = sizes(tables)
-    with pytest.raises(ValueError, match=r"variable 'fixed': .*not trainable"):
-        store.apply_gradients({tables[0]: ([500], [[1.0, 1]]), fixed: ([1], [[1.0, 1]])})
-    assert sizes(tables) == before
-
-
-def test_a_partitioner_that_fails_does_so_first(store, tables):
-    broken = []
-
-    def partitioner(keys, shards):
-        if broken:
-            raise RuntimeError("no such shard")
-        return keys % shards
-
-    last = make(store, "last", 2, devices=["cpu", "cpu"], partitioner=partitioner)
-    broken.append(True)
-    before = sizes(tables)
-    with pytest.raises(RuntimeError, match="no such shard") as caught:
-        store.apply_gradients({tables[0]: ([500], [[1.0, 1]]), last: ([500], [[1.0, 1]])})
-    assert caught.value.__notes__ == ["variable 'last'"]
-    assert sizes(tables) == before
-    broken.clear()
 
 
 @pytest.mark.parametrize("over_threads", [False, pytest.param(True, marks=OVER_THREADS)])
@@ -227,22 +140,6 @@ def test_arrays_that_are_given_are_filled_and_returned(store, tables):
         assert table not in out or found[table] is out[table]
 
 
-def test_arrays_that_do_not_fit_are_refused_before_anything_is_read(store, tables):
-    good, wide = np.empty((1, 2), np.float32), np.empty(4, np.float32)
-    before = sizes(tables)
-    for out, error, message in [
-        ([good], TypeError, "out must be a dict"),
-        ({"b": good}, ValueError, "out has 'b', and keys do not"),
-        ({tables[0]: good, "b": good}, ValueError, "one array for two variables"),
-        ({tables[0]: wide[:2].reshape(1, 2), "b": wide[1:].reshape(1, 3)}, ValueError, "share memory; give each"),
-        ({"b": good}, ValueError, r"variable 'b': out must have shape keys.shape \+ \(dim,\) = \(1, 3\), got \(1, 2\)"),
-    ]:
-        wanted = {tables[0]: [1], "b": [1]} if "keys do not" not in message else {tables[0]: [1]}
-        with pytest.raises(error, match=message):
-            store.lookup(wanted, out=out)
-    assert sizes(tables) == before
-
-
 def test_a_variable_that_is_in_use_is_waited_for(store, tables):
     """The others are entered at once; this one when the thread that works on it has ended."""
     storage, counts, found = inside(tables[1]).storage, inside(tables[2]).storage.counts, []
@@ -255,12 +152,3 @@ def test_a_variable_that_is_in_use_is_waited_for(store, tables):
     waiting.join()
     assert [row.tolist()[0][0] for row in found[0].values()] == [14, 21, 28]
     assert [table.stats.hits + table.stats.misses for table in tables] == [1, 1, 1]
-
-
-def test_an_array_to_fill_apart_from_all_keys(store, tables):
-    """The array was filled with one variable's rows while another's keys were still read from it: rows were wrong."""
-    memory = np.arange(8, dtype=np.int64)
-    out = memory.view(np.float32)[:8].reshape(4, 2)
-    with pytest.raises(ValueError, match="out must not share memory with the keys of 'b'"):
-        store.lookup({"a": np.arange(4), "b": memory[:4]}, out={"a": out})
-    store.lookup({"a": np.arange(4), "b": memory[4:]}, out={"a": out})

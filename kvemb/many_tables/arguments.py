@@ -1,0 +1,153 @@
+"""The arguments of a call on many variables, checked: each variable's part of the call.
+
+Nothing is read or changed here. Clusters (kvemb.cluster.store) check their calls with the same functions. `given` is a
+key of the caller's dict: a variable or its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from typing import Any, NamedTuple, NoReturn, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.array_utils import byte_bounds
+
+from kvemb.checks.brief import brief
+from kvemb.contracts import Values
+from kvemb.engine import on_device
+from kvemb.engine.table import Table
+from kvemb.handle import StoreHandle, inside
+from kvemb.rows.device_arrays import device_of
+from kvemb.rows.hashing import Keys
+from kvemb.rows.host_arrays import rows_to_fill
+from kvemb.variable import Variable
+
+Given = TypeVar("Given")
+_NO_VALUES: Values = np.empty((0, 0))
+_NO_KEYS: Keys = np.empty(0, np.int64)
+
+
+class TablePart(NamedTuple):
+    """The part of a call on one variable. keys: flat (n,). values: gradients, or the rows to fill, (n, dim).
+
+    on_device: used instead of keys and values if the caller's arrays are on a GPU: a lookup, or keys and gradients.
+    """
+
+    table: Table
+    shape: tuple[int, ...]
+    keys: Keys
+    values: Values
+    on_device: Any = None
+
+
+def checked_parts(
+    store: StoreHandle[Any],
+    wanted: Mapping[Any, Given],
+    check: Callable[[Table, Given], TablePart],
+    variables: Mapping[str, Variable],
+) -> dict[Any, TablePart]:
+    """Return each variable's part. Raises before anything changes, naming the variable. variables: the store's."""
+    if not isinstance(wanted, Mapping):
+        raise TypeError(f"expected a dict from variable, or its name, to keys, got {brief(wanted)}")
+    parts: dict[Any, TablePart] = {}
+    seen: set[str] = set()
+    for given, arguments in wanted.items():
+        table = _table(store, given, variables)
+        if table.name in seen:
+            raise ValueError(f"variable {table.name!r} is given twice; join its keys to one array")
+        seen.add(table.name)
+        try:
+            parts[given] = check(table, arguments)
+        except Exception as error:
+            raise_named(table.name, error)
+    return parts
+
+
+def _table(store: StoreHandle[Any], given: Any, variables: Mapping[str, Variable]) -> Table:
+    if isinstance(given, str):
+        return inside(variables[given])
+    if not isinstance(given, Variable):
+        raise TypeError(f"expected a Variable or its name, got {brief(given)}")
+    if given.resource_handle[0] is not store:
+        raise ValueError(f"variable {given.name!r} is of another store, {given.resource_handle[0].path}")
+    return inside(given)
+
+
+def _with_arrays(wanted: Any, out: Any) -> dict[Any, tuple[npt.ArrayLike, npt.NDArray[Any] | None]]:
+    """Return for each variable its keys and the array to fill, if it has one."""
+    for what, given in (("keys", wanted), ("out", out)):
+        if not isinstance(given, Mapping):
+            raise TypeError(f"{what} must be a dict from variable, or its name, got {brief(given)}")
+    if unknown := [given for given in out if given not in wanted]:
+        raise ValueError(f"out has {brief(unknown[0])}, and keys do not: give both in the same way")
+    spans = sorted(byte_bounds(array) for array in out.values() if isinstance(array, np.ndarray) and array.size)
+    if any(end > begin for (_, end), (begin, _) in pairwise(spans)):
+        raise ValueError("out has one array for two variables, or two that share memory; give each its own")
+    return {given: (keys, out.get(given)) for given, keys in wanted.items()}
+
+
+def part_to_read(table: Table, keys: npt.ArrayLike, out: npt.NDArray[Any] | None = None) -> TablePart:
+    """Return a variable's part of a lookup. out: the array for its rows; None: a new one."""
+    if device_of(keys) is not None:
+        given = on_device.device_lookup(table, keys, out)
+        return TablePart(table, given.keys.shape, _NO_KEYS, _NO_VALUES, given)
+    shape, flat = table.flat_and_owned(keys)  # calls the partitioner, which may raise
+    schema = table.schema
+    return TablePart(table, shape, flat, rows_to_fill(out, schema.value_dtype, (*shape, schema.dim), flat))
+
+
+def parts_to_read(
+    store: StoreHandle[Any],
+    wanted: Mapping[Any, npt.ArrayLike],
+    out: Mapping[Any, npt.NDArray[Any]] | None,
+    variables: Mapping[str, Variable],
+) -> dict[Any, TablePart]:
+    """Return each variable's part of a lookup. out: the arrays that some of them fill. Raises as checked_parts does."""
+    if out is None:
+        return checked_parts(store, wanted, part_to_read, variables)
+    parts = checked_parts(store, _with_arrays(wanted, out), lambda table, given: part_to_read(table, *given), variables)
+    filled = [byte_bounds(array) for array in out.values() if isinstance(array, np.ndarray) and array.size]
+    for part in parts.values():
+        begin, end = byte_bounds(part.keys)
+        if len(part.keys) and any(begin < last and first < end for first, last in filled):
+            raise ValueError(f"out must not share memory with the keys of {part.table.name!r}, read while it is filled")
+    return parts
+
+
+def rows_of(parts: dict[Any, TablePart], out: Mapping[Any, npt.NDArray[Any]] | None) -> dict[Any, npt.NDArray[Any]]:
+    """Return the rows that were looked up, in the shape of their keys; for variables in `out`, the given arrays."""
+    found = {
+        given: part.values.reshape(*part.shape, part.table.schema.dim)
+        if part.on_device is None
+        else part.on_device.rows
+        for given, part in parts.items()
+    }
+    return found if out is None else {**found, **out}
+
+
+def part_to_prefetch(table: Table, keys: npt.ArrayLike) -> TablePart:
+    """Return a variable's part of a prefetch."""
+    if device_of(keys) is not None:
+        found = on_device.keys_on_device(table, keys)
+        return TablePart(table, found.shape, _NO_KEYS, _NO_VALUES, found.reshaped(found.size))
+    return TablePart(table, *table.flat_and_owned(keys), _NO_VALUES)
+
+
+def part_to_train(table: Table, given: tuple[npt.ArrayLike, npt.ArrayLike]) -> TablePart:
+    """Return a variable's part of a step. given: keys and gradients."""
+    if not isinstance(given, tuple) or len(given) != 2:
+        raise TypeError(f"expected (keys, grads), got {brief(given)}")
+    if device_of(given[0]) is not None:
+        keys, grads = on_device.gradients(table, *given)
+        return TablePart(table, keys.shape, _NO_KEYS, _NO_VALUES, (keys, grads))
+    return TablePart(table, *table.gradients(*given))
+
+
+def raise_named(name: str, error: Exception) -> NoReturn:
+    """Raise the error with the variable's name: in the message of a TypeError or ValueError, in a note of others."""
+    if type(error) in (TypeError, ValueError):
+        raise cast(Any, type(error))(f"variable {name!r}: {error}") from error
+    error.add_note(f"variable {name!r}")
+    raise error

@@ -1,0 +1,156 @@
+"""One call on many variables of a store: all arguments are checked first, then each variable's part runs.
+
+The result is that of one call on each variable, in any order, because variables share no rows. Large calls are spread
+over threads: work on hot rows over the cores, cold reads, which wait for the disk, over more threads. Thread-safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy.typing as npt
+
+from kvemb.catalog import VariableMap, opened
+from kvemb.engine.engine import Engine
+from kvemb.handle import StoreHandle, inside
+from kvemb.interrupts import uninterrupted
+from kvemb.many_tables.arguments import (
+    TablePart,
+    checked_parts,
+    part_to_prefetch,
+    part_to_train,
+    parts_to_read,
+    raise_named,
+    rows_of,
+)
+from kvemb.operations.reads import MissedKeys
+from kvemb.parallel import MAX_THREADS, cores, run_each
+from kvemb.variable import Variable
+
+
+def lookup(
+    store: StoreHandle[Engine],
+    wanted: Mapping[Any, npt.ArrayLike],
+    *,
+    touch: bool,
+    out: Mapping[Any, npt.NDArray[Any]] | None = None,
+) -> dict[Any, npt.NDArray[Any]]:
+    """See Store.lookup."""
+    parts = parts_to_read(store, wanted, out, _variables(store))
+    tables = [part.table for part in parts.values()]
+    while True:
+        refreshes = [table.storage.refreshes for table in tables]
+        _read([part for part in parts.values() if part.on_device is None], touch)
+        _read_on_device([part for part in parts.values() if part.on_device is not None], touch)
+        for table in tables:
+            table.storage.ahead.looked_up()
+        if refreshes == [table.storage.refreshes for table in tables]:  # else the store moved to a later durable point
+            break
+    return rows_of(parts, out)
+
+
+def apply_gradients(store: StoreHandle[Engine], wanted: Mapping[Any, tuple[npt.ArrayLike, npt.ArrayLike]]) -> None:
+    """See Store.apply_gradients."""
+    parts = list(checked_parts(store, wanted, part_to_train, _variables(store)).values())
+    inside(store).state.check_writable()
+
+    def step(part: TablePart) -> Callable[[], None]:
+        operations = part.table.operations
+        if part.on_device is not None:
+            return lambda: operations.apply_gradients_on_device(*part.on_device, acknowledge=False)
+        return lambda: operations.apply_gradients(part.keys, part.values, acknowledge=False)
+
+    failures = run_each([step(part) for part in parts], _threads(parts))
+    for part in parts:
+        part.table.storage.acknowledge()  # the first call waits for the log, which they share
+    _raise_first(parts, failures)
+
+
+def prefetch(store: StoreHandle[Engine], wanted: Mapping[Any, npt.ArrayLike], after_lookup: bool) -> None:
+    """See Store.prefetch."""
+    for part in checked_parts(store, wanted, part_to_prefetch, _variables(store)).values():
+        if part.on_device is not None:
+            part.table.operations.prefetch_on_device(part.on_device, after_lookup=after_lookup)
+        else:
+            part.table.operations.prefetch(part.keys, after_lookup)
+
+
+def _variables(store: StoreHandle[Engine]) -> Mapping[str, Variable]:
+    return VariableMap(inside(store).names, lambda name: opened(store, name))
+
+
+def _read(parts: list[TablePart], touch: bool) -> None:
+    threads = _threads(parts)
+    left = _find_at_once(parts, touch) if threads == 1 else _find(parts, touch, threads)
+    if not left:
+        return
+
+    def fill(part: TablePart, found: MissedKeys) -> Callable[[], None]:
+        return lambda: part.table.operations.lookup_cold(part.keys, found, part.values, None)
+
+    reads, cold = sum(len(found.positions) for _, found in left), [part for part, _ in left]
+    pays = bool(cold) and reads >= cold[0].table.storage.limits.cold_parallel_keys
+    _raise_first(cold, run_each([fill(*each) for each in left], MAX_THREADS if pays else 1))
+
+
+def _read_on_device(parts: list[TablePart], touch: bool) -> None:
+    for part in parts:
+        wanted = part.on_device
+        try:
+            part.table.operations.lookup_on_device(wanted.keys, wanted.out, None, touch=touch)
+        except Exception as error:
+            raise_named(part.table.name, error)
+
+
+def _find_at_once(parts: list[TablePart], touch: bool) -> list[tuple[TablePart, MissedKeys]]:
+    """Look up the hot rows of each part; return what is left for lookup_cold.
+
+    A small call spends most of its time on taking locks, so the locks of variables that are free are taken in one
+    block.
+    """
+    left: list[tuple[TablePart, MissedKeys]] = []
+    busy: list[TablePart] = []
+    with uninterrupted():
+        for part in parts:
+            try:
+                missed = part.table.operations.lookup_hot_at_once(part.keys, part.values, touch=touch)
+            except Exception as error:
+                raise_named(part.table.name, error)
+            if missed is False:
+                busy.append(part)
+            elif missed is not None:
+                left.append((part, missed))
+    return left + _find(busy, touch, 1) if busy else left
+
+
+def _find(parts: list[TablePart], touch: bool, threads: int) -> list[tuple[TablePart, MissedKeys]]:
+    """Do what _find_at_once does, but wait for variables in use. threads: how many threads do the work."""
+    missed: list[MissedKeys | None] = [None] * len(parts)
+
+    def find(number: int, part: TablePart) -> Callable[[], None]:
+        def found() -> None:
+            missed[number] = part.table.operations.lookup_hot(part.keys, part.values, None, touch=touch)
+
+        return found
+
+    failures = run_each([find(number, part) for number, part in enumerate(parts)], threads)
+    _raise_first(parts, failures)
+    return [(part, found) for part, found in zip(parts, missed, strict=True) if found is not None]
+
+
+def _threads(parts: list[TablePart]) -> int:
+    """Return how many threads work on hot rows: one, unless the call has enough keys.
+
+    Also one for arrays on a GPU, because their stream may belong to the calling thread.
+    """
+    keys = sum(len(part.keys) for part in parts)
+    if not parts or any(part.on_device is not None for part in parts):
+        return 1
+    return cores() if keys >= parts[0].table.storage.limits.hot_parallel_keys else 1
+
+
+def _raise_first(parts: list[TablePart], failures: list[Exception | None]) -> None:
+    for part, failure in zip(parts, failures, strict=True):
+        if failure is not None:
+            raise_named(part.table.name, failure)
