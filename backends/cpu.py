@@ -20,12 +20,12 @@ from kvemb.backends.cpu_threads import in_parts, in_ranges, part_count
 from kvemb.contracts import HOST, Memory, PlannedChange
 from kvemb.limits import DEFAULT, Limits
 from kvemb.optimizers import Optimizer
-from kvemb.parallel import cores
 from kvemb.restrict import ScoreRule, Scores
 from kvemb.rows.bags import Bags, RowsBeside
 from kvemb.rows.block import DIRTY, PENDING, SNAPSHOT_FLAGS, WRITING, ReservedBlock, RowBlock
 from kvemb.rows.hashing import Keys, Positions, Sums
 from kvemb.rows.schema import Schema
+from kvemb.threads.parallel import cores
 
 NO_POSITIONS: Positions = np.empty(0, np.int64)
 # A step of growth in buckets: the table's buckets / STEP, at least MIN_STEP.

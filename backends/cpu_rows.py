@@ -14,10 +14,10 @@ from kvemb.backends.cpu_formulas import AHEAD, match_slots, take_step
 from kvemb.backends.intrinsics import LINE_BYTES, item_bytes, load, prefetch, store
 from kvemb.limits import DEFAULT, Limits
 from kvemb.optimizers import Optimizer
-from kvemb.parallel import cores
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.hash_kernels import kernel
 from kvemb.rows.hashing import Positions, Sums
+from kvemb.threads.parallel import cores
 
 
 @kernel

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import wait
 from functools import cache
 
-from kvemb.interrupts import Threads
-from kvemb.parallel import cores
+from kvemb.threads.interrupts import Threads
+from kvemb.threads.parallel import cores
 
 
 def in_parts(part: Callable[[int, int], object]) -> None:

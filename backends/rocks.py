@@ -31,14 +31,14 @@ from kvemb.backends.rocks_rescue import rescue
 from kvemb.backends.rocks_scan import Scan, translated
 from kvemb.contracts import Family, Gap, Mask
 from kvemb.errors import ColdStoreError
-from kvemb.interrupts import Threads
 from kvemb.limits import DEFAULT, Limits
 from kvemb.options import RocksDBCreator
-from kvemb.parallel import cores
 from kvemb.rows.block import REMOVED, RowBlock
 from kvemb.rows.codec import LAST_KEY, decode_records, encode_keys, encode_records, order_keys
 from kvemb.rows.hashing import Keys
 from kvemb.rows.schema import Schema
+from kvemb.threads.interrupts import Threads
+from kvemb.threads.parallel import cores
 
 READAHEAD_BYTES = 2 << 20
 STALL_SECONDS = 0.002

@@ -23,9 +23,9 @@ from kvemb.durability.manifest import entry_of
 from kvemb.durability.scratch import scratch
 from kvemb.engine.admitting import bring
 from kvemb.handle import inside
-from kvemb.meter import Meter, Progress
 from kvemb.offline.loading import Loaded, Rows, load
 from kvemb.offline.places import Place
+from kvemb.progress import Meter, Progress
 from kvemb.restrict import MissingPolicy
 from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import LAST_KEY, key_at, order_key

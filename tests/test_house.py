@@ -27,8 +27,8 @@ FOLDERS = {"kvemb": ROOT / "kvemb", "kvemb.backends": ROOT / "backends", "kvemb.
 # before it.
 LAYERS = " ".join(
     [
-        "errors interrupts checks handle signatures rows optimizers initializers seeding moment restrict options",
-        "limits parallel contracts registry stats store_state meter",
+        "errors threads checks handle signatures rows optimizers initializers moment restrict options",
+        "limits contracts registry stats store_state progress",
         "memory tiers operations durability engine",
         "defaults variable_scope variable pooling catalog replica many_tables store",
         "opening scope offline pickling bulk __init__ torch cluster",
@@ -425,7 +425,8 @@ TESTED_BY = {
     "kvemb/operations/constraining.py": "test_variable_scope.py",
     "kvemb/cluster/durability/offline.py": "tools/commands/test_cluster.py",
     # Folders whose files are one public thing.
-    "kvemb/initializers": "test_initializers.py",
+    "kvemb/initializers": "initializers/test_initializers.py",
+    "kvemb/initializers/seeding.py": "initializers/test_seeding.py",
     "kvemb/restrict": "test_restrict.py",
     "kvemb/optimizers": "optimizers/test_formulas.py",
     # A folder of tests must not be called torch: where PyTorch is not installed, it would be imported in its place.

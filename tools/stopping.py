@@ -38,7 +38,7 @@ def signals_handled() -> Iterator[None]:
         stop(number)
 
     def terminate(number: int, frame: FrameType | None) -> None:
-        # By SIGINT's handler, which kvemb.interrupts defers while rows move.
+        # By SIGINT's handler, which kvemb.threads.interrupts defers while rows move.
         handler = signal.getsignal(signal.SIGINT)
         assert callable(handler)
         handler(number, frame)

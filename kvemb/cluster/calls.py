@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from kvemb.cluster.ledger import Stamp
 from kvemb.cluster.transport import GateClosed, ShardFailed, Transport, Unanswered
 from kvemb.errors import ShardLost
-from kvemb.interrupts import result_of, uninterrupted
+from kvemb.threads.interrupts import result_of, uninterrupted
 
 # How often a call is sent before its shard counts as lost.
 MAX_ATTEMPTS = 5

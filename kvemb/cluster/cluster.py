@@ -30,10 +30,10 @@ from kvemb.durability.attachments import Attachments
 from kvemb.durability.checkpointer import PendingCheckpoint, PointInProgress
 from kvemb.engine.table import Table
 from kvemb.errors import KvembError, ShardLost
-from kvemb.interrupts import Threads
 from kvemb.moment import Moment
 from kvemb.restrict import ScoreRule
 from kvemb.rows.hashing import Keys
+from kvemb.threads.interrupts import Threads
 
 Result = TypeVar("Result")
 # Asynchronous calls (lookup_async, apply_gradients_async) that run at the same time; further ones wait.

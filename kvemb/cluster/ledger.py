@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from kvemb.cluster.transport import GateClosed
-from kvemb.interrupts import result_of
+from kvemb.threads.interrupts import result_of
 
 # The most recent clients are remembered. A client repeats a call within seconds, or never.
 MAX_CLIENTS = 4096

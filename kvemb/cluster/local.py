@@ -14,8 +14,8 @@ from kvemb.cluster.folders import delete, new_folder
 from kvemb.cluster.making import Plan
 from kvemb.cluster.shard import Shard
 from kvemb.cluster.transport import Unanswered
-from kvemb.interrupts import Threads
-from kvemb.meter import Meter
+from kvemb.progress import Meter
+from kvemb.threads.interrupts import Threads
 
 # Calls of several threads overlap; more threads than this would only wait for each other.
 MAX_THREADS = 16

@@ -14,7 +14,7 @@ from kvemb.cluster.durability.restoring import ClusterRemote, restored
 from kvemb.cluster.durability.shard_checkpoints import ShardCheckpoints
 from kvemb.cluster.shard import Shard
 from kvemb.errors import ColdStoreError, Poisoned
-from kvemb.meter import Meter
+from kvemb.progress import Meter
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,9 @@ from kvemb.durability import paths
 from kvemb.durability.layout import series_name
 from kvemb.errors import BackendUnavailable, Closed
 from kvemb.limits import Limits
-from kvemb.meter import Progress
 from kvemb.offline import restoring
 from kvemb.options import parse_budget, parse_device_memory
+from kvemb.progress import Progress
 from kvemb.store import Store as OneStore
 from kvemb.store_state import StoreState
 

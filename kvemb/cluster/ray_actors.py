@@ -27,7 +27,7 @@ from kvemb.cluster.ray_answers import cause_of
 from kvemb.cluster.ray_transport import CLOSE_SECONDS, PINGS, RayTransport, ray_here, ray_package
 from kvemb.cluster.transport import Unanswered
 from kvemb.errors import BackendUnavailable, ShardLost
-from kvemb.meter import Meter
+from kvemb.progress import Meter
 
 # Calls that one shard executes at the same time.
 CONCURRENT_CALLS = 8

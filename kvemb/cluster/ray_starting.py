@@ -16,7 +16,7 @@ from kvemb.cluster.ray_answers import cause_of
 from kvemb.cluster.ray_transport import PINGS, RayTransport, ray_here
 from kvemb.cluster.transport import Unanswered
 from kvemb.errors import Locked
-from kvemb.meter import Progress
+from kvemb.progress import Progress
 
 NAMESPACE = "kvemb"
 # Calls that the coordinator executes at the same time, including those of waiting clients.

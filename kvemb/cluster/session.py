@@ -24,7 +24,7 @@ from kvemb.durability.attachments import Attachments
 from kvemb.durability.scratch import scratch
 from kvemb.engine.table import Table
 from kvemb.errors import Closed, ShardLost
-from kvemb.interrupts import result_of
+from kvemb.threads.interrupts import result_of
 
 # Interval at which a client that makes calls sends the coordinator its counts, and learns whether a shard is lost.
 EXCHANGE_SECONDS = 0.25

@@ -27,7 +27,6 @@ from kvemb.engine.specification import check_name, specify
 from kvemb.engine.table import Table
 from kvemb.errors import Closed, ShardLost
 from kvemb.handle import inside
-from kvemb.interrupts import uninterrupted
 from kvemb.many_tables.arguments import (
     checked_parts,
     part_to_prefetch,
@@ -39,6 +38,7 @@ from kvemb.many_tables.arguments import (
 from kvemb.signatures import method_of
 from kvemb.stats import Stats
 from kvemb.store_state import StoreState
+from kvemb.threads.interrupts import uninterrupted
 from kvemb.variable import Variable as OneStoresVariable
 from kvemb.variable_scope import get_in_scope
 

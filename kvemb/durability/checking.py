@@ -11,7 +11,7 @@ from kvemb.durability.manifest import NAME, Manifest
 from kvemb.durability.readable import opened
 from kvemb.durability.sightings.counter_file import read_counters
 from kvemb.errors import ColdStoreError, Corruption, KvembError
-from kvemb.meter import Meter, Progress
+from kvemb.progress import Meter, Progress
 from kvemb.rows.codec import order_keys, record_dtype
 from kvemb.tiers.checking import order_findings
 

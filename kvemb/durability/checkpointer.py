@@ -23,8 +23,8 @@ from kvemb.durability.point_writer import PointWriter, TargetFailed, VariablePar
 from kvemb.durability.points import Points
 from kvemb.errors import ColdStoreError
 from kvemb.handle import Handle
-from kvemb.interrupts import Threads, is_done, result_of, uninterrupted
 from kvemb.store_state import StoreState
+from kvemb.threads.interrupts import Threads, is_done, result_of, uninterrupted
 
 Written = TypeVar("Written")
 

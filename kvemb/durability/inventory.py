@@ -18,7 +18,7 @@ from typing import Self
 from kvemb.durability import manifest
 from kvemb.durability.manifest import FileEntry, Manifest
 from kvemb.errors import ColdStoreError, Corruption
-from kvemb.interrupts import Threads
+from kvemb.threads.interrupts import Threads
 
 # Files that are not hashed when a checkpoint is opened: their blocks and frames have checksums, checked when read.
 _CHECKED_ON_READ = (".sst", ".blob", ".keys", ".counts")

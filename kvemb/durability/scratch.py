@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from kvemb.interrupts import uninterrupted
+from kvemb.threads.interrupts import uninterrupted
 
 # A process locks its directory within this time after creating it.
 GRACE_SECONDS = 60.0

@@ -21,12 +21,12 @@ from kvemb.engine.table import Table
 from kvemb.engine.warming import warm
 from kvemb.errors import ColdStoreError, ReadOnly
 from kvemb.handle import Handle
-from kvemb.interrupts import uninterrupted
 from kvemb.memory.budget import Lease
 from kvemb.operations.row_factory import RowFactory
 from kvemb.operations.scoring import Scorer
 from kvemb.operations.table_operations import TableOperations
 from kvemb.rows.codec import order_keys
+from kvemb.threads.interrupts import uninterrupted
 from kvemb.tiers.hot_tables import HotTables
 from kvemb.tiers.sizing import SizedTables, make_tables, spill_bytes
 from kvemb.tiers.storage import TieredStorage

@@ -14,8 +14,8 @@ from kvemb.engine.assembly import give_back, poison_if_there
 from kvemb.engine.engine import Engine
 from kvemb.engine.table import Table
 from kvemb.errors import ColdStoreError
-from kvemb.interrupts import uninterrupted
 from kvemb.store_state import DroppedState
+from kvemb.threads.interrupts import uninterrupted
 
 
 def drop(engine: Engine, names: list[str]) -> None:

@@ -29,12 +29,12 @@ from kvemb.durability.points import PointHistory, Points, held_history, reading
 from kvemb.durability.recovery import Recovery, replay
 from kvemb.engine.table import Table
 from kvemb.errors import Corruption, KvembError, UnsupportedFormat
-from kvemb.interrupts import Threads, result_of
 from kvemb.limits import Limits
 from kvemb.memory.budget import Budgets
 from kvemb.options import format_time, parse_budget, parse_device_memory
 from kvemb.rows.codec import Ordered
 from kvemb.store_state import StoreState
+from kvemb.threads.interrupts import Threads, result_of
 
 Result = TypeVar("Result")
 _logger = logging.getLogger("kvemb")

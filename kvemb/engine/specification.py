@@ -20,12 +20,12 @@ from kvemb.durability.manifest_fields import is_name
 from kvemb.engine.arguments import AnyArguments, GraphKeys, UnsetFlag, UnsetInt, UnsetName, check_given
 from kvemb.errors import SchemaMismatch
 from kvemb.initializers import Initializer, as_initializer, initializer_from_json
+from kvemb.initializers.seeding import seeded, seeded_like
 from kvemb.operations.constraining import Constraint
 from kvemb.optimizers import Optimizer, as_optimizer, optimizer_from_json
 from kvemb.options import Creator, MemoryCreator, RocksDBCreator
 from kvemb.restrict import Admission, RestrictPolicy, as_policy, policy_class_name, policy_from_json
 from kvemb.rows.schema import Schema, key_dtype, value_dtype
-from kvemb.seeding import seeded, seeded_like
 from kvemb.tiers.hot_tables import Partitioner
 
 

@@ -82,7 +82,7 @@ class Fixed(Initializer):
 
 
 class Random(Initializer):
-    """Draws rows by hashing (seed, key, column); floats only. seed: None: the variable's seed (kvemb.seeding)."""
+    """Draws rows by hashing (seed, key, column); floats only. seed: None: derived from the variable's name."""
 
     seed: int | None
 

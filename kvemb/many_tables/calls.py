@@ -14,7 +14,6 @@ import numpy.typing as npt
 from kvemb.catalog import VariableMap, opened
 from kvemb.engine.engine import Engine
 from kvemb.handle import StoreHandle, inside
-from kvemb.interrupts import uninterrupted
 from kvemb.many_tables.arguments import (
     TablePart,
     checked_parts,
@@ -25,7 +24,8 @@ from kvemb.many_tables.arguments import (
     rows_of,
 )
 from kvemb.operations.reads import MissedKeys
-from kvemb.parallel import MAX_THREADS, cores, run_each
+from kvemb.threads.interrupts import uninterrupted
+from kvemb.threads.parallel import MAX_THREADS, cores, run_each
 from kvemb.variable import Variable
 
 

@@ -21,10 +21,10 @@ from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.layout import series_name
 from kvemb.durability.scratch import scratch
 from kvemb.errors import CheckpointNotFound
-from kvemb.meter import Progress
 from kvemb.offline.remote import CheckpointDescription
 from kvemb.offline.remote_checking import is_pushed
 from kvemb.offline.transfer import JOBS, Remote
+from kvemb.progress import Progress
 
 # The largest number of checkpoints that a message lists.
 _MAX_LISTED = 10

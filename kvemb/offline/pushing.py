@@ -18,11 +18,11 @@ from kvemb.durability.manifest import FileEntry, Manifest
 from kvemb.durability.scratch import scratch
 from kvemb.errors import CheckpointNotFound, Corruption
 from kvemb.handle import inside
-from kvemb.meter import Meter, Progress
 from kvemb.offline import streams
 from kvemb.offline.chain import MAX_DELTAS, Delta, PushedCheckpoint, is_row_file, text_of
 from kvemb.offline.delta_file import write_delta
 from kvemb.offline.remote import FILES, RemoteCheckpoints
+from kvemb.progress import Meter, Progress
 
 # The deltas of a base have at most this share of its bytes. So a series pushes at most twice the bytes that changed,
 # and a pull transfers at most twice the bytes of the table.

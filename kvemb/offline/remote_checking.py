@@ -9,11 +9,11 @@ from pathlib import Path
 from kvemb.durability.layout import series_name
 from kvemb.durability.manifest import FileEntry
 from kvemb.errors import CheckpointNotFound, Corruption, UnsupportedFormat
-from kvemb.meter import Meter, Progress
 from kvemb.offline import streams
 from kvemb.offline.chain import PushedCheckpoint
 from kvemb.offline.pushing import JOBS
 from kvemb.offline.remote import CHECKPOINTS, FILES, RemoteCheckpoints
+from kvemb.progress import Meter, Progress
 
 # The largest number of checkpoints that a finding lists.
 _MAX_LISTED = 10

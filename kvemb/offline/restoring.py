@@ -12,9 +12,9 @@ from kvemb import opening
 from kvemb.durability import fresh_files, layout, paths
 from kvemb.engine.periodic_flush import as_flush_every
 from kvemb.limits import Limits
-from kvemb.meter import Progress
 from kvemb.offline.places import Place
 from kvemb.options import parse_budget, parse_device_memory
+from kvemb.progress import Progress
 from kvemb.store import Store
 
 _logger = logging.getLogger("kvemb")

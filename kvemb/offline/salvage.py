@@ -30,9 +30,9 @@ from kvemb.durability.scratch import scratch
 from kvemb.durability.sightings.carrying import Stored, write_sightings
 from kvemb.durability.sightings.counter_file import Counted, read_counters
 from kvemb.errors import Corruption, StoreNotFound, UnsupportedFormat
-from kvemb.meter import Meter, Progress
 from kvemb.offline.remote_checking import RemoteChecking, is_pushed
 from kvemb.offline.transfer import Remote
+from kvemb.progress import Meter, Progress
 from kvemb.rows.codec import key_at, record_dtype
 from kvemb.rows.schema import Schema
 

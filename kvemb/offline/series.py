@@ -28,12 +28,12 @@ from kvemb.durability.layout import series_name
 from kvemb.durability.lock_file import LockFile
 from kvemb.errors import CheckpointNotFound
 from kvemb.handle import inside
-from kvemb.meter import Progress
 from kvemb.offline import leftovers
 from kvemb.offline.places import chosen, source_at
 from kvemb.offline.resuming import resume
 from kvemb.offline.saving import PendingSave
 from kvemb.offline.transfer import JOBS, Remote, Transfer
+from kvemb.progress import Progress
 from kvemb.store import Store
 
 

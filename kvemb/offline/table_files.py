@@ -16,9 +16,9 @@ import numpy as np
 from kvemb.contracts import SortedFile
 from kvemb.durability import cold_databases, layout
 from kvemb.handle import inside
-from kvemb.interrupts import Threads, result_of
 from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import order_keys, unordered_keys
+from kvemb.threads.interrupts import Threads, result_of
 from kvemb.variable import Variable
 
 

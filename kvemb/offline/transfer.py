@@ -17,12 +17,12 @@ from kvemb.durability.layout import series_name
 from kvemb.durability.manifest import FileEntry, Manifest
 from kvemb.errors import CheckpointNotFound, Corruption
 from kvemb.handle import inside
-from kvemb.meter import Meter, Progress
 from kvemb.offline import streams
 from kvemb.offline.applying import apply
 from kvemb.offline.chain import Delta, PushedCheckpoint, is_row_file
 from kvemb.offline.delta_file import DeltaFile
 from kvemb.offline.pushing import JOBS, Pusher, Transfer
+from kvemb.progress import Meter, Progress
 
 __all__ = ["JOBS", "Remote", "Transfer"]
 

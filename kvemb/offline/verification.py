@@ -13,10 +13,10 @@ from kvemb.durability import journal_segments, layout, log_entries, manifest, pa
 from kvemb.durability.checking import checkpoint_findings
 from kvemb.durability.manifest import Manifest
 from kvemb.errors import CheckpointNotFound, Corruption, StoreNotFound
-from kvemb.meter import Progress
 from kvemb.offline.places import divided, is_elsewhere
 from kvemb.offline.remote_checking import RemoteChecking
 from kvemb.options import format_count, format_time
+from kvemb.progress import Progress
 
 
 @dataclass

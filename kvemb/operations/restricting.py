@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from kvemb.meter import Meter, Progress
 from kvemb.operations.scoring import Scorer
 from kvemb.operations.selection import ScoreLimit, ScoreSpool, lowest_kept
+from kvemb.progress import Meter, Progress
 from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import order_keys, unordered_keys
 from kvemb.tiers.storage import TieredStorage

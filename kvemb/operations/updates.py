@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 
 from kvemb.contracts import Mask, PlannedChange, RowKernels, Values
-from kvemb.meter import Meter, Progress
 from kvemb.operations.constraining import Constraint, ConstraintProjector
 from kvemb.operations.reads import TableReads
 from kvemb.operations.restricting import Restriction, count_removals, keep_highest
@@ -23,6 +22,7 @@ from kvemb.operations.scoring import Scorer
 from kvemb.operations.selection import ScoreLimit
 from kvemb.operations.sightings import Sightings
 from kvemb.optimizers import Optimizer
+from kvemb.progress import Meter, Progress
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.hashing import Keys, Positions, Sums, Unique
 from kvemb.tiers.locate import Located

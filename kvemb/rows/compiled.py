@@ -12,7 +12,7 @@ from typing import Any
 
 import numba
 
-from kvemb.interrupts import uninterrupted
+from kvemb.threads.interrupts import uninterrupted
 
 _logger = logging.getLogger("kvemb")
 # The reason of the first failure, once it was logged.

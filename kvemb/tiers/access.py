@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from typing import Self
 
 from kvemb.errors import ColdStoreError
-from kvemb.interrupts import TURN_SECONDS, Deferral, uninterrupted, wait_for
 from kvemb.stats import Timed
 from kvemb.store_state import StoreState
+from kvemb.threads.interrupts import TURN_SECONDS, Deferral, uninterrupted, wait_for
 
 
 class TableAccess:

@@ -21,7 +21,6 @@ import numpy as np
 
 from kvemb.contracts import ColdStore, PlannedChange, Recorder, WriteLog
 from kvemb.errors import ColdStoreError, Poisoned
-from kvemb.interrupts import uninterrupted
 from kvemb.limits import Limits
 from kvemb.memory.budget import Lease
 from kvemb.moment import current_moment
@@ -31,6 +30,7 @@ from kvemb.rows.hashing import Keys, Unique
 from kvemb.rows.schema import Schema
 from kvemb.stats import DISK, Stats, TierSize
 from kvemb.store_state import StoreState
+from kvemb.threads.interrupts import uninterrupted
 from kvemb.tiers.access import HeldForCall, TableAccess
 from kvemb.tiers.ahead import ReadsAhead
 from kvemb.tiers.background_mover import BackgroundMover

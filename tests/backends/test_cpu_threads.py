@@ -10,7 +10,7 @@ import pytest
 
 from kvemb.backends import cpu_threads
 from kvemb.backends.cpu_threads import in_parts, in_ranges
-from kvemb.parallel import cores
+from kvemb.threads.parallel import cores
 
 
 def test_every_part_runs_once_and_there_are_more_than_cores():

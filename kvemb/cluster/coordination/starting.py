@@ -15,7 +15,7 @@ from kvemb.cluster.durability.checkpointing import Checkpointing
 from kvemb.cluster.durability.series import ClusterSeries
 from kvemb.cluster.making import Plan
 from kvemb.cluster.transport import Transport
-from kvemb.meter import Meter, Progress
+from kvemb.progress import Meter, Progress
 
 ANSWER_SECONDS = 300.0
 

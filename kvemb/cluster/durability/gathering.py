@@ -26,10 +26,10 @@ from kvemb.durability.manifest import Epoch, Manifest
 from kvemb.durability.readable import ReadableCheckpoint, opened
 from kvemb.durability.sightings.counter_file import Counted
 from kvemb.errors import Corruption
-from kvemb.meter import Meter
 from kvemb.offline.applying import apply, write_rows
 from kvemb.offline.delta_file import DeltaFile
 from kvemb.offline.merging import merged
+from kvemb.progress import Meter
 from kvemb.rows.block import RowBlock
 
 # Rows read from a shard at a time.

@@ -14,9 +14,9 @@ from kvemb.cluster.durability.series import ClusterSeries
 from kvemb.durability import paths
 from kvemb.durability.layout import series_name
 from kvemb.errors import CheckpointNotFound, Corruption, UnsupportedFormat
-from kvemb.meter import Progress
 from kvemb.offline.remote_checking import RemoteChecking
 from kvemb.offline.verification import Verification
+from kvemb.progress import Progress
 
 
 def is_series(path: str | os.PathLike[str]) -> bool:

@@ -34,13 +34,13 @@ from kvemb.durability.layout import series_name
 from kvemb.durability.sightings.carrying import Stored
 from kvemb.engine.admitting import bring
 from kvemb.handle import inside
-from kvemb.interrupts import Threads, result_of
 from kvemb.limits import Limits
-from kvemb.meter import Meter, Progress
 from kvemb.offline.loading import BulkLoader
 from kvemb.offline.sorter import Sorter
 from kvemb.options import MIN_BUDGET_BYTES
+from kvemb.progress import Meter, Progress
 from kvemb.store import Store
+from kvemb.threads.interrupts import Threads, result_of
 
 # The memory budget of a new shard's store; rows do not pass through its hot tier.
 BUDGET = "32MiB"

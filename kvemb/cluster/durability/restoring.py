@@ -23,9 +23,9 @@ from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.layout import series_name
 from kvemb.errors import Corruption
 from kvemb.handle import inside
-from kvemb.meter import Meter, Progress
 from kvemb.offline.remote import SHARDS, CheckpointDescription
 from kvemb.offline.transfer import JOBS
+from kvemb.progress import Meter, Progress
 from kvemb.store import Store
 
 RECEIVED = "received"

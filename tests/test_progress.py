@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from kvemb.meter import Meter
+from kvemb.progress import Meter
 
 
 def test_what_is_done_is_told_after_each_piece_and_never_exceeds_the_total():

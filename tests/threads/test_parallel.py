@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from kvemb import parallel
-from kvemb.parallel import run_each
+from kvemb.threads import parallel
+from kvemb.threads.parallel import run_each
 
 
 @pytest.mark.parametrize("threads", [1, 2, 8])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import kvemb
-from kvemb.seeding import seed_of, seeded, seeded_like
+from kvemb.initializers.seeding import seed_of, seeded, seeded_like
 
 
 def test_the_seed_of_a_name_is_pinned():

@@ -16,12 +16,11 @@ import numpy as np
 import pytest
 
 import kvemb
-from kvemb import interrupts
 from kvemb.backends import cpu
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.point_writer import PointWriter
-from kvemb.interrupts import result_of, uninterrupted, wait_for
 from kvemb.limits import Limits
+from kvemb.threads.interrupts import result_of, uninterrupted, wait_for
 from tests.histories import small_spill
 
 KEYS, DIM, BATCH, ROUNDS = 600, 4, 40, 25
@@ -74,7 +73,7 @@ def test_where_no_function_handles_it_nothing_is_changed(handler: signal.Handler
 
 ENDING = """
     import os, signal, threading
-    from kvemb.interrupts import Threads
+    from kvemb.threads.interrupts import Threads
 
     real = threading.Thread.start
     threading.Thread.start = lambda thread: (real(thread), os.kill(os.getpid(), signal.SIGINT))[0]
@@ -96,7 +95,7 @@ def test_a_pool_whose_first_thread_began_at_ctrl_c_works_and_lets_the_program_en
 
 
 def test_every_pool_is_one_that_defers_ctrl_c() -> None:
-    folders = [Path(each.__file__).parent for each in (interrupts, cpu)]
+    folders = [Path(str(each.__file__)).parent for each in (kvemb, cpu)]
     named = [path.name for each in folders for path in each.rglob("*.py") if "ThreadPoolExecutor" in path.read_text()]
     assert named == ["interrupts.py"]
 

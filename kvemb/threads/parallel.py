@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import cache
 
-from kvemb.interrupts import Threads, result_of, uninterrupted
+from kvemb.threads.interrupts import Threads, result_of, uninterrupted
 
 # For work that waits for the disk: more threads than cores, so that reads overlap.
 MAX_THREADS = 8
