@@ -10,6 +10,7 @@ with kvemb.open("store") as store:
 
 import kvemb.pickling  # noqa: F401 -- registers how stores and variables are pickled
 from kvemb import bulk, errors, initializers, optimizers
+from kvemb.default_store import default_store, get_collection, get_variable
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.checkpointer import PendingCheckpoint
 from kvemb.durability.delta import Change
@@ -29,7 +30,7 @@ from kvemb.offline.restoring import restore
 from kvemb.offline.salvage import Repair, Saved, repair
 from kvemb.offline.series import CheckpointManager
 from kvemb.offline.verification import Verification, verify
-from kvemb.opening import default_store, open
+from kvemb.opening import open
 from kvemb.options import MemoryCreator, RocksDBCreator
 from kvemb.pooling import (
     Embeddings,
@@ -48,7 +49,6 @@ from kvemb.restrict import (
     TimestampRestrictPolicy,
     TimeToLiveRestrictPolicy,
 )
-from kvemb.scope import get_collection, get_variable
 from kvemb.stats import Stats
 from kvemb.store import GraphKeys, Store
 from kvemb.variable import Variable

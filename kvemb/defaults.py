@@ -13,7 +13,7 @@ from kvemb.store_state import StoreState
 
 
 class Defaults:
-    """The stores that functions use by default. temporary: makes a store if there is none (kvemb.opening)."""
+    """The stores that functions use by default. temporary: makes a store if there is none (kvemb.default_store)."""
 
     temporary: Callable[[], StoreHandle[Any]]
 

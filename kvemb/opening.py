@@ -1,28 +1,21 @@
-"""Opening a store, restoring one from a checkpoint, and getting the default one. See kvemb.store."""
+"""Opening a store, and restoring one from a checkpoint. See kvemb.store."""
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
-import shutil
-import tempfile
-import warnings
 import weakref
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 from kvemb.checks.machine import memory_bytes
-from kvemb.defaults import DEFAULTS
 from kvemb.durability import layout, paths
 from kvemb.durability.checkpoint import install
 from kvemb.durability.points import delete_store
 from kvemb.engine.engine import Engine
 from kvemb.engine.periodic_flush import as_flush_every, run_flushes
-from kvemb.errors import KvembError
-from kvemb.handle import inside
 from kvemb.limits import Limits
 from kvemb.options import format_bytes, parse_budget, parse_device_memory
 from kvemb.store import Store
@@ -144,33 +137,3 @@ def _warn_if_open(state: StoreState) -> None:
             "open it in a `with` block",
             state.name,
         )
-
-
-def default_store() -> Store:
-    """Return the innermost default store, or else a temporary one, deleted at exit; a warning is logged once."""
-    return cast(Store, DEFAULTS.innermost())
-
-
-def _temporary() -> Store:
-    """Open a temporary store, which is the default store from now on and is deleted at exit."""
-    directory = tempfile.mkdtemp(prefix="kvemb-")
-    warnings.warn(
-        f"no default store is set: using a temporary one in {directory}, deleted at exit; "
-        "use `with kvemb.open(path):` to keep rows",
-        stacklevel=6,  # the caller of get_variable
-    )
-    store = Store(Engine(Path(directory)))
-    DEFAULTS.stores.append(store)
-
-    def discard() -> None:
-        if store.state.forked:
-            return
-        with suppress(KvembError):
-            inside(store).release()
-        shutil.rmtree(directory, ignore_errors=True)
-
-    atexit.register(discard)
-    return store
-
-
-DEFAULTS.temporary = _temporary
