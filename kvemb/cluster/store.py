@@ -27,14 +27,7 @@ from kvemb.engine.specification import check_name, specify
 from kvemb.engine.table import Table
 from kvemb.errors import Closed, ShardLost
 from kvemb.handle import inside
-from kvemb.many_tables.arguments import (
-    checked_parts,
-    part_to_prefetch,
-    part_to_train,
-    parts_to_read,
-    raise_named,
-    rows_of,
-)
+from kvemb.many_tables import arguments as call_arguments
 from kvemb.signatures import method_of
 from kvemb.stats import Stats
 from kvemb.store_state import StoreState
@@ -157,25 +150,25 @@ class Store(DefaultStore[Cluster]):
         out: dict[OneStoresVariable | str, npt.NDArray[Any]] | None = None,
     ) -> dict[OneStoresVariable | str, npt.NDArray[Any]]:
         """Look up keys of several variables, with one call to each shard: kvemb.Store.lookup."""
-        parts = parts_to_read(self, keys, out, self._by_name)
+        parts = call_arguments.parts_to_read(self, keys, out, self._by_name)
         wanted = [LookupPart(part.table, part.keys, part.values, None) for part in parts.values()]
         self._inside.lookup(wanted, touch=bool(touch))
-        return rows_of(parts, out)
+        return call_arguments.rows_of(parts, out)
 
     def apply_gradients(self, grads: Mapping[OneStoresVariable | str, tuple[npt.ArrayLike, npt.ArrayLike]]) -> None:
         """Take one optimizer step on several variables, with one call to each shard: kvemb.Store.apply_gradients."""
-        parts = list(checked_parts(self, grads, part_to_train, self._by_name).values())
+        parts = list(call_arguments.checked_parts(self, grads, call_arguments.part_to_train, self._by_name).values())
         failures = self._inside.train([StepPart(part.table, part.keys, part.values) for part in parts])
         for part, failure in zip(parts, failures, strict=True):
             if failure is not None:
-                raise_named(part.table.name, failure)
+                call_arguments.raise_named(part.table.name, failure)
 
     def prefetch(self, keys: Mapping[OneStoresVariable | str, npt.ArrayLike], *, after_lookup: bool = False) -> None:
         """Start reading the cold rows of several variables for the next call. Changes no result.
 
         after_lookup: see Variable.prefetch.
         """
-        for part in checked_parts(self, keys, part_to_prefetch, self._by_name).values():
+        for part in call_arguments.checked_parts(self, keys, call_arguments.part_to_prefetch, self._by_name).values():
             part.table.operations.prefetch(part.keys, bool(after_lookup))
 
     def lookup_async(
