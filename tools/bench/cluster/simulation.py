@@ -141,7 +141,7 @@ def breaks(shards: int, given: Assumptions) -> list[str]:
         (found["the coordinator's core, %"] / 100, "the coordinator is busy", "clients exchange counts less often"),
     ]
     worst = sorted(((load, what, then) for load, what, then in checks if load > 1), reverse=True)
-    return [f"{what} ({load:.1f} times what there is); then: {then}" for load, what, then in worst]
+    return [f"{what} ({load:.1f} times the limit); remedy: {then}" for load, what, then in worst]
 
 
 def text(given: Assumptions = Assumptions()) -> str:
@@ -151,7 +151,7 @@ def text(given: Assumptions = Assumptions()) -> str:
     for name in columns[SHARDS[0]]:
         lines.append(f"| {name} | {' | '.join(_short(columns[shards][name]) for shards in SHARDS)} |")
     for shards in SHARDS:
-        found = breaks(shards, given) or ["nothing of this breaks"]
+        found = breaks(shards, given) or ["no limit is exceeded"]
         lines += ["", f"With {shards:,} shards:", "", *(f"- {each}" for each in found)]
     return "\n".join(lines) + "\n"
 
