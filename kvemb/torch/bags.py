@@ -33,7 +33,7 @@ def keys_of(ids: Any, what: str = "ids") -> npt.NDArray[Any]:
     return keys
 
 
-def keys_where_they_are(ids: Any, what: str = "ids") -> Keys:
+def keys_on_their_device(ids: Any, what: str = "ids") -> Keys:
     """Return ids as keys_of does; ids on a GPU stay tensors."""
     return _checked(ids, what).detach() if device_of(ids) is not None else keys_of(ids, what)
 
@@ -94,7 +94,7 @@ def bags_of(
 
     weights: per_sample_weights, of the shape of ids. Raises TypeError, ValueError, before anything is looked up.
     """
-    keys = keys_where_they_are(ids, what)
+    keys = keys_on_their_device(ids, what)
     if weights is not None:
         if mode != "sum":
             raise ValueError(f"per_sample_weights need mode='sum', got mode={mode!r}")

@@ -14,7 +14,7 @@ from kvemb.store import Store
 from kvemb.torch.bags import JaggedIds, Keys, bags_of, keys_of
 from kvemb.torch.module import RowsModule, variable_of
 from kvemb.torch.options import check_mode, check_names
-from kvemb.torch.pooling import Pooling, Prepared
+from kvemb.torch.pooling import BagLookup, Pooling
 from kvemb.torch.weights import Destination
 from kvemb.variable import Variable
 
@@ -86,14 +86,14 @@ class EmbeddingBagCollection(RowsModule):
         their number of bags, stride_per_key(). Every feature must be given. Raises TypeError or ValueError
         before anything is looked up; RuntimeError if this module cannot be trained now; what Store.lookup raises.
         """
-        given = {name: self._bags_of(name, each) for name, each in self._by_feature(inputs).items()}
-        prepared = [
-            Prepared(self.tables[table], given[name], self.pooling[table]) for name, table in self.features.items()
+        bags = {name: self._bags_of(name, each) for name, each in self._by_feature(inputs).items()}
+        lookups = [
+            BagLookup(self.tables[table], bags[name], self.pooling[table]) for name, table in self.features.items()
         ]
-        rows = self.rows([each.wanted for each in prepared])
+        rows = self.rows([each.request for each in lookups])
         return {
-            name: self.finished(each.finish(part), given[name].device)
-            for name, each, part in zip(self.features, prepared, rows, strict=True)
+            name: self.as_output(each.pool(part), bags[name].device)
+            for name, each, part in zip(self.features, lookups, rows, strict=True)
         }
 
     def keys_by_variable(self, inputs: Any) -> dict[Variable, Keys]:

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from kvemb.store import Store
-from kvemb.torch.bags import keys_where_they_are
-from kvemb.torch.lookups import Wanted, distinct, divide_gradient
+from kvemb.torch.bags import keys_on_their_device
+from kvemb.torch.lookups import RowRequest, distinct, divide_gradient
 from kvemb.torch.module import variable_of
 from kvemb.torch.options import check_names, check_norm, check_padding, clipped
 from kvemb.torch.table_module import TableModule
@@ -64,17 +64,17 @@ class Embedding(TableModule):
         kvemb.torch.Optimizer.step(), unless fused. Raises TypeError for ids; RuntimeError if this module cannot be
         trained now; what Store.lookup raises.
         """
-        keys = keys_where_they_are(ids).reshape(-1)
+        keys = keys_on_their_device(ids).reshape(-1)
         if self.scale_grad_by_freq and torch.is_grad_enabled():
             out = self._scaled_by_frequency(keys)
         else:
-            (out,) = self.rows([Wanted(self.variable, keys, self.padding_idx)])
+            (out,) = self.rows([RowRequest(self.variable, keys, self.padding_idx)])
         out = clipped(out, self.max_norm, self.norm_type)
-        return self.finished(out.view(*ids.shape, self.variable.dim), ids.device)
+        return self.as_output(out.view(*ids.shape, self.variable.dim), ids.device)
 
     def _scaled_by_frequency(self, keys: Any) -> torch.Tensor:
         """Return the rows of keys; the gradient of each is divided by the number of its occurrences."""
         found = distinct(keys, self.variable)
-        (rows,) = self.rows([Wanted(self.variable, found.keys, self.padding_idx, given=False)])
+        (rows,) = self.rows([RowRequest(self.variable, found.keys, self.padding_idx, unchanged=False)])
         divide_gradient(rows, found.counts)
         return torch.nn.functional.embedding(found.inverse, rows)

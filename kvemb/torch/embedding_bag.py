@@ -10,7 +10,7 @@ from kvemb.store import Store
 from kvemb.torch.bags import bags_of
 from kvemb.torch.module import variable_of
 from kvemb.torch.options import check_mode, check_names, check_norm, check_padding
-from kvemb.torch.pooling import Pooling, Prepared
+from kvemb.torch.pooling import BagLookup, Pooling
 from kvemb.torch.table_module import TableModule
 from kvemb.torch.weights import Destination
 from kvemb.variable import Variable
@@ -70,13 +70,13 @@ class EmbeddingBag(TableModule):
         TypeError or ValueError before anything is looked up; RuntimeError if this module cannot be trained now; what
         Store.lookup raises.
         """
-        given = bags_of(
+        bags = bags_of(
             ids,
             offsets,
             per_sample_weights,
             include_last_offset=self.include_last_offset,
             mode=self.pooling.mode,
         )
-        prepared = Prepared(self.variable, given, self.pooling)
-        (rows,) = self.rows([prepared.wanted])
-        return self.finished(prepared.finish(rows), given.device)
+        lookup = BagLookup(self.variable, bags, self.pooling)
+        (rows,) = self.rows([lookup.request])
+        return self.as_output(lookup.pool(rows), bags.device)

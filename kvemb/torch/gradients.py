@@ -1,9 +1,9 @@
 """Pending gradients of rows, and the optimizer's steps that variables take with them.
 
-A module has one Pending. It is empty until a backward pass has run; then it has each variable's keys and gradients, in
-the order of the backward passes. merged() sums those of equal keys into one tensor for each variable, which optimizers
-and clip_grad_norm_ see as a parameter's gradient. Several threads may run backward passes, but not while another thread
-takes the step.
+A module has one PendingGradients. It is empty until a backward pass has run; then it has each variable's keys and
+gradients, in the order of the backward passes. merged() sums those of equal keys into one tensor for each variable,
+which optimizers and clip_grad_norm_ see as a parameter's gradient. Several threads may run backward passes, but not
+while another thread takes the step.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ class Gradient(NamedTuple):
     values: torch.Tensor
 
 
-class Owner(Protocol):
-    """An object that sets the learning rates of variables: an Optimizer."""
+class RateSetter(Protocol):
+    """What check_step needs of kvemb.torch.Optimizer, whose module imports this one."""
 
     def before_step(self, variables: list[Variable]) -> None:
         """Set the learning rates of its variables among these. Raises TypeError, ValueError."""
 
 
-class Pending:
+class PendingGradients:
     """The gradients of a module's backward passes. fused: each backward takes the step, so none are kept.
 
-    check_finite: whether a step refuses NaN and infinities. Copies are empty and have no owner.
+    check_finite: whether a step refuses NaN and infinities. Copies are empty and have no optimizer.
     """
 
     def __init__(self, fused: bool, check_finite: bool) -> None:
         self.fused, self.check_finite = fused, check_finite
-        self._owner: weakref.ref[Owner] | None = None
+        self._optimizer: weakref.ref[RateSetter] | None = None
         self._lock = threading.Lock()  # protects the attributes below, among backward passes
         self.waiting: list[Gradient] = []
         self._backwards = 0
@@ -67,34 +67,34 @@ class Pending:
                 self.waiting, self._backwards = merged(self.waiting), 1
 
     @property
-    def owner(self) -> Owner | None:
+    def optimizer(self) -> RateSetter | None:
         """The optimizer that takes the steps, or sets the rates of a fused module, or None."""
-        return None if self._owner is None else self._owner()
+        return None if self._optimizer is None else self._optimizer()
 
-    @owner.setter
-    def owner(self, owner: Owner) -> None:
-        self._owner = weakref.ref(owner)
+    @optimizer.setter
+    def optimizer(self, optimizer: RateSetter) -> None:
+        self._optimizer = weakref.ref(optimizer)
 
     def clear(self) -> None:
         """Discard the pending gradients."""
         self.waiting, self._backwards = [], 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Pending, (self.fused, self.check_finite)
+        return PendingGradients, (self.fused, self.check_finite)
 
 
-def check_step(gradients: list[Gradient], pendings: Iterable[Pending]) -> None:
+def check_step(gradients: list[Gradient], pendings: Iterable[PendingGradients]) -> None:
     """Check the gradients of a step, and set its learning rates. pendings: of the modules that the gradients come from.
 
-    Raises ValueError for gradients that are not finite where a module has check_finite; what Owner.before_step raises.
+    Raises ValueError for gradients that are not finite where a module has check_finite; what before_step() raises.
     """
     pendings = list(pendings)
     if any(pending.check_finite for pending in pendings):
         for gradient in gradients:
             _check_finite(gradient)
     variables = list({id(gradient.variable): gradient.variable for gradient in gradients}.values())
-    for owner in {id(owner): owner for pending in pendings if (owner := pending.owner) is not None}.values():
-        owner.before_step(variables)
+    for optimizer in {id(each): each for pending in pendings if (each := pending.optimizer) is not None}.values():
+        optimizer.before_step(variables)
 
 
 def take_step(gradients: list[Gradient]) -> None:

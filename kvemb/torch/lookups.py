@@ -7,7 +7,7 @@ Gradients are not scattered: each variable's gradient has the rows in the order 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from kvemb.rows.hashing import Unique
 from kvemb.rows.host_arrays import as_keys, public_keys
 from kvemb.store import Store
 from kvemb.torch.bags import Keys, joined_keys
-from kvemb.torch.gradients import Gradient
+from kvemb.torch.gradients import Gradient, PendingGradients
 from kvemb.variable import Variable
 
 # The input that makes autograd call backward; it gets no gradient itself.
@@ -26,19 +26,20 @@ _ANCHOR = torch.zeros((), requires_grad=True)
 _WIDE = {"float16": torch.float32, "bfloat16": torch.float32, "float32": torch.float32, "float64": torch.float64}
 
 
-class Wanted(NamedTuple):
+class RowRequest(NamedTuple):
     """Rows of a variable to look up. keys (n,). padding: the key whose rows are zeros, neither read nor trained.
 
-    given: whether the user gets these rows unchanged, so that their gradients may share memory with another tensor.
+    unchanged: whether the caller of forward gets these rows as they are. Their gradients may then share memory with
+    another tensor.
     """
 
     variable: Variable
     keys: Keys
     padding: int | None = None
-    given: bool = True
+    unchanged: bool = True
 
 
-def fitting(keys: Keys, variable: Variable) -> Keys:
+def on_variables_device(keys: Keys, variable: Variable) -> Keys:
     """Return keys on the variable's GPU if they are there already, otherwise in the host's memory.
 
     Raises TypeError if keys on the GPU have a dtype that the variable does not take.
@@ -54,7 +55,7 @@ def fitting(keys: Keys, variable: Variable) -> Keys:
     return keys.to(getattr(torch, wanted.name)).contiguous()
 
 
-def possible(padding: int | None, keys: Keys) -> int | None:
+def padding_in_dtype(padding: int | None, keys: Keys) -> int | None:
     """Return the padding key; None if there is none, or if the dtype of keys cannot represent it."""
     if padding is None:
         return None
@@ -62,69 +63,60 @@ def possible(padding: int | None, keys: Keys) -> int | None:
     return padding if limits.min <= padding <= limits.max else None
 
 
-class Sink(Protocol):
-    """A receiver of gradients. fused: whether it keeps none of them."""
-
-    fused: bool
-
-    def add(self, gradients: list[Gradient]) -> None:
-        """Receive the gradients of one backward pass."""
-
-
-def fetch(wanted: list[Wanted], sink: Sink | None, *, touch: bool) -> list[torch.Tensor]:
+def fetch(requests: list[RowRequest], pending: PendingGradients | None, *, touch: bool) -> list[torch.Tensor]:
     """Return the rows of each, (n, dim), float32, or float64 for float64 values, with one call for each store.
 
-    sink: receives the gradients; None: the rows get no gradients. touch: whether looked-up rows count as used.
+    pending: receives the gradients; None: the rows get no gradients. touch: whether looked-up rows count as used.
     """
-    trained = sink is not None and torch.is_grad_enabled() and any(each.variable.trainable for each in wanted)
-    wanted = [each._replace(keys=fitting(each.keys, each.variable)) for each in wanted]
-    kept = [_kept(each, trained) for each in wanted]
-    rows = _looked_up([(each.variable, keys) for each, (keys, _) in zip(wanted, kept, strict=True)], touch)
-    for at, (each, (_, positions)) in enumerate(zip(wanted, kept, strict=True)):
+    trained = pending is not None and torch.is_grad_enabled() and any(each.variable.trainable for each in requests)
+    requests = [each._replace(keys=on_variables_device(each.keys, each.variable)) for each in requests]
+    to_read = [_without_padding(each, trained) for each in requests]
+    rows = _lookup([(each.variable, keys) for each, (keys, _) in zip(requests, to_read, strict=True)], touch)
+    for at, (each, (_, positions)) in enumerate(zip(requests, to_read, strict=True)):
         if positions is not None:
             whole = rows[at].new_zeros(len(each.keys), each.variable.dim)
             whole[positions] = rows[at]
             rows[at] = whole
     if not trained:
         return rows
-    sources = [(each, keys, positions) for each, (keys, positions) in zip(wanted, kept, strict=True)]
-    return list(_Rows.apply(_ANCHOR, rows, sources, sink))
+    sources = [(each, keys, positions) for each, (keys, positions) in zip(requests, to_read, strict=True)]
+    return list(_Rows.apply(_ANCHOR, rows, sources, pending))
 
 
-def _kept(wanted: Wanted, trained: bool) -> tuple[Keys, torch.Tensor | None]:
+def _without_padding(request: RowRequest, trained: bool) -> tuple[Keys, torch.Tensor | None]:
     """Return the keys to look up and the positions of their rows, None for all. trained: keep the keys for a step."""
-    padding = possible(wanted.padding, wanted.keys)
-    here = None if padding is None else wanted.keys != padding
+    padding = padding_in_dtype(request.padding, request.keys)
+    here = None if padding is None else request.keys != padding
     if here is None or here.all():
         # A copy: the caller may reuse their memory for the next batch.
-        return _copy(wanted.keys) if trained else wanted.keys, None
+        return _copy(request.keys) if trained else request.keys, None
     if isinstance(here, torch.Tensor):
-        return wanted.keys[here], here.nonzero()[:, 0]
+        return request.keys[here], here.nonzero()[:, 0]
     positions = np.flatnonzero(here)
-    return wanted.keys[positions], torch.from_numpy(positions)
+    return request.keys[positions], torch.from_numpy(positions)
 
 
 def _copy(keys: Keys) -> Keys:
     return keys.copy() if isinstance(keys, np.ndarray) else keys.clone()
 
 
-def _looked_up(wanted: list[tuple[Variable, Keys]], touch: bool) -> list[torch.Tensor]:
+def _lookup(requests: list[tuple[Variable, Keys]], touch: bool) -> list[torch.Tensor]:
     """Return the rows of each. If a variable occurs several times, all of its keys are looked up together."""
     stores: dict[int, tuple[Store, dict[Variable, list[int]]]] = {}
-    for at, (variable, _) in enumerate(wanted):
+    for at, (variable, _) in enumerate(requests):
         store = variable.resource_handle[0]
         stores.setdefault(id(store), (store, {}))[1].setdefault(variable, []).append(at)
-    rows: list[Any] = [None] * len(wanted)
+    rows: list[Any] = [None] * len(requests)
     for store, variables in stores.values():
         keys_by_variable: dict[Variable | str, Any] = {}
         for variable, places in variables.items():
-            keys_by_variable[variable] = joined_keys([wanted[each][1] for each in places])
+            keys_by_variable[variable] = joined_keys([requests[each][1] for each in places])
         found = store.lookup(keys_by_variable, touch=touch)
         for variable, places in variables.items():
             begin = 0
             for each in places:
                 # Separate tensors over parts of one array: autograd refuses in-place changes of views of one tensor.
-                end = begin + len(wanted[each][1])
+                end = begin + len(requests[each][1])
                 rows[each], begin = _tensor(found[variable], begin, end), end
     return rows
 
@@ -146,32 +138,34 @@ def _name_of(dtype: np.dtype[Any]) -> str:
 
 
 class _Rows(torch.autograd.Function):
-    """Looked-up rows, whose gradients are sent to a sink."""
+    """Looked-up rows, whose gradients become pending."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, rows: list[torch.Tensor], sources: Any, sink: Sink) -> Any:
+    def forward(ctx: Any, anchor: torch.Tensor, rows: list[torch.Tensor], sources: Any, pending: Any) -> Any:
         """Return the rows as outputs."""
         ctx.save_for_backward(anchor)  # so that a second backward pass through a freed graph raises, as usual
-        ctx.sources, ctx.sink = sources, sink
+        ctx.sources, ctx.pending = sources, pending
         ctx.set_materialize_grads(False)
         return tuple(rows)
 
     @staticmethod
     @torch.compiler.disable  # otherwise the compiler would trace a backward pass into NumPy
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
-        """Send the gradients of the rows that were used to the sink."""
+        """Add the gradients of the rows that were used to the pending ones."""
         (_,) = ctx.saved_tensors
         found = [
-            Gradient(wanted.variable, keys, _own(grad, at, shared=wanted.given and not ctx.sink.fused))
-            for grad, (wanted, keys, at) in zip(grads, ctx.sources, strict=True)
-            if grad is not None and wanted.variable.trainable and len(keys)
+            Gradient(
+                request.variable, keys, _private(grad, positions, shared=request.unchanged and not ctx.pending.fused)
+            )
+            for grad, (request, keys, positions) in zip(grads, ctx.sources, strict=True)
+            if grad is not None and request.variable.trainable and len(keys)
         ]
         if found:
-            ctx.sink.add(found)
+            ctx.pending.add(found)
         return None, None, None, None
 
 
-def _own(grad: torch.Tensor, positions: torch.Tensor | None, *, shared: bool) -> torch.Tensor:
+def _private(grad: torch.Tensor, positions: torch.Tensor | None, *, shared: bool) -> torch.Tensor:
     """Return a gradient, or its rows at some positions, that does not change before the step.
 
     shared: make a copy, because autograd may use this memory as a parameter's `grad`, which is changed in place, or it
@@ -193,7 +187,7 @@ class Distinct(NamedTuple):
 
 def distinct(keys: Keys, variable: Variable) -> Distinct:
     """Return the distinct keys, by first occurrence, or on a GPU ascending. Raises TypeError for a wrong dtype."""
-    keys = fitting(keys, variable).reshape(-1)
+    keys = on_variables_device(keys, variable).reshape(-1)
     if isinstance(keys, torch.Tensor):
         return Distinct(*torch.unique(keys, return_inverse=True, return_counts=True))
     found = Unique(as_keys(keys, variable.key_dtype))

@@ -15,8 +15,8 @@ from kvemb.checks.brief import brief
 from kvemb.defaults import chosen
 from kvemb.handle import inside
 from kvemb.store import Store
-from kvemb.torch.gradients import Pending
-from kvemb.torch.lookups import Wanted, fetch
+from kvemb.torch.gradients import PendingGradients
+from kvemb.torch.lookups import RowRequest, fetch
 from kvemb.torch.weights import Destination, take_weights
 from kvemb.variable import Variable
 from kvemb.variable_scope import get_variable_scope
@@ -62,11 +62,11 @@ class RowsModule(torch.nn.Module):
             raise ValueError(f"output_dtype must be a torch float dtype or None, got {brief(output_dtype)}")
         self.variables = list({id(variable): variable for variable in variables}.values())
         self.output_dtype = output_dtype
-        self.pending = Pending(bool(fused), bool(check_finite))
+        self.pending = PendingGradients(bool(fused), bool(check_finite))
         self.frozen = False
         self.register_load_state_dict_pre_hook(_take_weights)
 
-    def rows(self, wanted: list[Wanted]) -> list[torch.Tensor]:
+    def rows(self, requests: list[RowRequest]) -> list[torch.Tensor]:
         """Return the rows of each, (n, dim); this module collects their gradients. In eval() uses are not recorded.
 
         Raises RuntimeError under torch.distributed without a cluster, if there are pending gradients and no optimizer,
@@ -81,7 +81,7 @@ class RowsModule(torch.nn.Module):
                 "checkpointing does: that pass may have changed the rows already; leave the module outside of the "
                 "checkpointed part, or make it without fused=True and train it with a kvemb.torch.Optimizer"
             )
-        return fetch(wanted, None if self.frozen else self.pending, touch=self.training)
+        return fetch(requests, None if self.frozen else self.pending, touch=self.training)
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         """Freeze the rows (False), so that lookups collect no gradients for them, or train them again (True).
@@ -116,13 +116,13 @@ class RowsModule(torch.nn.Module):
                     f"variable {each.name!r} has no optimizer, so its rows cannot be trained: make it with "
                     "optimizer=, such as kvemb.optimizers.Adagrad(0.05), or freeze it with requires_grad_(False)"
                 )
-        if self.pending.waiting and self.pending.owner is None:
+        if self.pending.waiting and self.pending.optimizer is None:
             raise RuntimeError(
                 f"gradients of {self._names()} wait, and no optimizer takes them: make a kvemb.torch.Optimizer(model), "
                 "or the module with fused=True"
             )
 
-    def finished(self, out: torch.Tensor, device: torch.device) -> torch.Tensor:
+    def as_output(self, out: torch.Tensor, device: torch.device) -> torch.Tensor:
         """Return a result on this device and in the module's output dtype."""
         return out.to(device, self.output_dtype or out.dtype)
 

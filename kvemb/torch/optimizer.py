@@ -77,7 +77,7 @@ class Optimizer(torch.optim.Optimizer):
         ]
         super().__init__(groups, {"lr": groups[0]["lr"]})
         for module in self._modules:
-            module.pending.owner = self
+            module.pending.optimizer = self
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from kvemb.torch.bags import JaggedIds, Keys, joined_keys
-from kvemb.torch.lookups import Wanted, distinct, divide_gradient, fitting, possible
+from kvemb.torch.lookups import RowRequest, distinct, divide_gradient, on_variables_device, padding_in_dtype
 from kvemb.torch.options import clipped
 from kvemb.variable import Variable
 
@@ -29,30 +29,27 @@ class Pooling:
     scale_grad_by_freq: bool = False
 
 
-class Prepared:
-    """The bags of one feature, before the lookup. wanted: the rows to look up; finish() pools them.
-
-    bags: of one feature.
-    """
+class BagLookup:
+    """The bags of one feature. request: the rows to look up, from which pool() makes the result."""
 
     def __init__(self, variable: Variable, bags: JaggedIds, how: Pooling) -> None:
         self._bags, self._how = bags, how
         self._alone = how.padding is None and not how.scale_grad_by_freq and bags.one_each
         if self._alone:
-            self.wanted = Wanted(variable, bags.keys)
+            self.request = RowRequest(variable, bags.keys)
             return
-        keys = fitting(bags.keys, variable)
-        padding = possible(how.padding, keys)
+        keys = on_variables_device(bags.keys, variable)
+        padding = padding_in_dtype(how.padding, keys)
         if padding is not None:
             # Put first: so its position among the distinct keys is known, and it is there even if no bag has it.
             keys = joined_keys([padding_beside(keys, padding), keys])
         found = distinct(keys, variable)
-        self.wanted, self._counts = Wanted(variable, found.keys, padding, given=False), found.counts
+        self.request, self._counts = RowRequest(variable, found.keys, padding, unchanged=False), found.counts
         self._padding = None if padding is None else int(found.inverse[0])
         self._inverse = found.inverse if padding is None else found.inverse[1:]
 
-    def finish(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the pooled bags (count, dim). rows: those of `wanted`."""
+    def pool(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the pooled bags (count, dim). rows: those of `request`."""
         bags, how = self._bags, self._how
         if how.scale_grad_by_freq:  # not by torch, whose kernel for bags divides by the count of a wrong key
             divide_gradient(rows, self._counts)

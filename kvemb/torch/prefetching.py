@@ -22,7 +22,7 @@ Batch = TypeVar("Batch")
 # Where the ids of a variable are in a batch: the name or the index of a field, or a function of the batch.
 Source = str | int | Callable[[Any], Any]
 # A function that reads ahead the rows of a batch.
-Ask = Callable[[Any], None]
+Prefetch = Callable[[Any], None]
 MAX_DEPTH = 16
 
 
@@ -43,19 +43,19 @@ def prefetching(
     """
     if not isinstance(ids, Mapping):
         raise TypeError(f"expected a dict from variables to where a batch has their ids, got {brief(ids)}")
-    asks = [_ask(given, _function(source, given)) for given, source in ids.items()]
-    return _ahead(iter(loader), asks, as_int(depth, "depth", 1, MAX_DEPTH))
+    prefetches = [_prefetch_of(given, _function(source, given)) for given, source in ids.items()]
+    return _ahead(iter(loader), prefetches, as_int(depth, "depth", 1, MAX_DEPTH))
 
 
-def _ahead(batches: Iterator[Batch], asks: list[Ask], depth: int) -> Iterator[Batch]:
+def _ahead(batches: Iterator[Batch], prefetches: list[Prefetch], depth: int) -> Iterator[Batch]:
     waiting: deque[Batch] = deque(islice(batches, 1))  # the first is looked up at once
     failure: Exception | None = None
     while waiting:
         if failure is None:
             try:
                 for batch in islice(batches, depth + 1 - len(waiting)):
-                    for ask in asks:
-                        ask(batch)
+                    for prefetch in prefetches:
+                        prefetch(batch)
                     waiting.append(batch)
             except Exception as error:
                 failure = error  # raised after the batches before it, as without reading ahead
@@ -67,7 +67,7 @@ def _ahead(batches: Iterator[Batch], asks: list[Ask], depth: int) -> Iterator[Ba
             failure = None  # its traceback would keep this frame, the loader and its workers alive
 
 
-def _ask(given: Any, source: Callable[[Any], Any]) -> Ask:
+def _prefetch_of(given: Any, source: Callable[[Any], Any]) -> Prefetch:
     """Return the function that reads ahead for a variable or a module."""
 
     def of_variable(batch: Any) -> None:

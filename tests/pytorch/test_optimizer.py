@@ -292,7 +292,7 @@ def test_a_rate_that_cannot_be_is_refused(loaded, rate):
     ]:
         with pytest.raises(error, match=message):
             kt.Optimizer(model, lr=given)
-    assert model[0].pending.owner is optimizer
+    assert model[0].pending.optimizer is optimizer
 
 
 @pytest.mark.parametrize("fused", [False, True])

@@ -60,4 +60,4 @@ def test_what_breaks_is_told_the_worst_first_with_a_remedy():
     assert found[0].startswith("calls take longer")
     assert any(line.startswith("the network is full") for line in found)
     assert any("more shards: at least 36" in line for line in found)
-    assert all("; then: " in line for line in found)
+    assert all("; remedy: " in line for line in found)
