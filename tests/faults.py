@@ -200,7 +200,7 @@ class Laboratory:
             env={**os.environ, "LD_PRELOAD": str(library)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
 
-    def run(self, name: str = "history", *, timeout: float = 30, folder: Path | None = None, **arguments: Any) -> Trial:
+    def run(self, name: str = "history", *, timeout: int = 120, folder: Path | None = None, **arguments: Any) -> Trial:
         """Run trials.NAME(folder, **arguments) in a separate process, in a new folder."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None

@@ -16,7 +16,7 @@ from kvemb.cluster.transport import GateClosed, ShardFailed, Transport, Unanswer
 from kvemb.errors import ShardLost
 from kvemb.threads.interrupts import result_of, uninterrupted
 
-# How often a call is sent before its shard counts as lost.
+# How often a call is sent in vain before its shard counts as lost.
 MAX_ATTEMPTS = 5
 # Interval between two questions whether a call that is held back may be sent; doubled each time.
 MIN_PAUSE, MAX_PAUSE = 0.001, 0.05
@@ -139,6 +139,7 @@ class Calls:
                 return self._result(shard, future, name)
             except GateClosed:
                 self._wait_at_gate(shard, arguments[0])
+                attempts = 1  # it was answered
             except ShardFailed as error:
                 raise self._lost(f"{self._who(shard)} is lost: {error}") from error
             except Unanswered as error:

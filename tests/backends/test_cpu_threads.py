@@ -51,7 +51,7 @@ def test_no_part_runs_on_when_another_has_failed(monkeypatch):
 
     def part(number, parts):
         if threading.current_thread() is caller:
-            assert begun.wait(10)
+            assert begun.wait(60)
             raise ValueError("the caller's part")
         if not begun.is_set():
             begun.set()
@@ -71,7 +71,7 @@ def test_a_forked_process_has_threads_of_its_own(monkeypatch):
     child = os.fork()
     if not child:
         try:
-            in_parts(lambda number, parts: both.wait(10))
+            in_parts(lambda number, parts: both.wait(60))
         except BaseException:
             os._exit(1)
         os._exit(0)

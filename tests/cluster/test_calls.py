@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from concurrent.futures import Future
 
 import numpy as np
@@ -12,7 +11,7 @@ from faulty import FaultyCluster
 from twins import twin_of
 
 from kvemb.cluster.calls import MAX_ATTEMPTS, Calls, Timeouts
-from kvemb.cluster.transport import Unanswered
+from kvemb.cluster.transport import GateClosed, Unanswered
 from kvemb.errors import ShardLost
 
 KEYS = np.arange(300)
@@ -55,10 +54,8 @@ def test_a_call_on_rows_that_takes_too_long_is_lost_and_another_one_may_take_as_
     assert Calls(silent, timeouts=Timeouts(0.02, 0.05, 0.01)).all("push") == ["late"]
     silent.waiting, silent.pings = Future(), 10
     calls = Calls(silent, timeouts=Timeouts(0.02, 0.05, 0.1))
-    begun = time.monotonic()
     with pytest.raises(ShardLost, match=r"a call of change for 0\.1 seconds \(answer_seconds .* its disk hangs, or"):
         calls.all("change")
-    assert time.monotonic() - begun < 5
 
 
 def test_calls_that_wait_end_when_another_one_finds_a_loss():
@@ -100,6 +97,15 @@ def test_results_come_in_the_order_of_shards_and_lost_calls_are_sent_again():
     script = Script(Unanswered("gone"), "b", Unanswered("gone"), "a")
     assert Calls(script).all("name", 1) == ["a", "b"]
     assert script.made == [(0, "name", 1), (1, "name", 1), (0, "name", 1), (0, "name", 1)]
+
+
+def test_calls_that_were_lost_before_the_gate_closed_do_not_count_after_it():
+    lost = [Unanswered("gone")] * (MAX_ATTEMPTS - 1)
+    script = Script(*lost, GateClosed(), True, *lost[1:], "a")
+    calls = Calls(script)
+    with calls.stamped([0]) as stamp:
+        assert calls.each("note", {0: (stamp,)}) == {0: "a"}
+    assert calls.lost is None
 
 
 def test_a_failure_is_raised_when_all_have_ended_and_is_not_repeated():

@@ -44,7 +44,7 @@ def test_one_that_arrives_while_it_is_made_waits_for_it():
 
     def work():
         begun.set()
-        go.wait(10)
+        go.wait(60)
         return "done"
 
     def call():
@@ -52,7 +52,7 @@ def test_one_that_arrives_while_it_is_made_waits_for_it():
 
     threads = [threading.Thread(target=call) for _ in range(2)]
     threads[0].start()
-    begun.wait(10)
+    begun.wait(60)
     threads[1].start()
     threads[1].join(0.05)
     assert answers == []

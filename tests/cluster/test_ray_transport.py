@@ -18,7 +18,8 @@ from twins import twin_of
 import kvemb
 import kvemb.cluster
 from kvemb.cluster import ray_actors
-from kvemb.cluster.calls import MAX_ATTEMPTS
+from kvemb.cluster.calls import MAX_ATTEMPTS, TIMEOUTS
+from kvemb.cluster.coordination.lease import LOST_RENEWALS, RENEW_SECONDS
 from kvemb.cluster.making import Plan
 from kvemb.cluster.ray_actors import ShardActor
 from kvemb.cluster.transport import Unanswered
@@ -115,7 +116,7 @@ def test_after_a_loss_the_whole_cluster_goes_back_to_its_last_checkpoint_and_on(
     ray.kill(actors_of(cluster)[1])
     begun = time.monotonic()
     assert "did not answer" in lose(lambda: twin.variable.lookup(KEYS))
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < TIMEOUTS.silent, "Ray tells that its process has ended"
     for call in (lambda: twin.variable.lookup(KEYS), cluster.checkpoint, lambda: twin.variable.upsert([1], [[1.0, 1]])):
         with pytest.raises(ShardLost):
             call()
@@ -164,10 +165,10 @@ def test_when_the_coordinator_is_killed_every_client_is_told_and_the_cluster_ope
         message = lose(call)
         assert "the cluster's coordinator has ended" in message
         assert message.endswith("open the cluster again")
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < TIMEOUTS.silent, "Ray tells that its process has ended"
     begun = time.monotonic()
     again = kvemb.cluster.open(scratch=tmp_path / "scratch", **at, **HOW)
-    assert time.monotonic() - begun < 20, "the lease of the killed one was waited for"
+    assert time.monotonic() - begun < LOST_RENEWALS * RENEW_SECONDS, "the lease of the killed one was waited for"
     assert (again.variables["table"].lookup(KEYS) == 1).all()
     for each in (other, cluster, again):
         each.close()
@@ -189,7 +190,7 @@ def test_a_shard_or_a_disk_that_hangs_is_lost_after_the_stated_time(ray, tmp_pat
     )
     with pytest.raises(ShardLost):
         cluster.checkpoint()
-    assert time.monotonic() - begun < 15
+    assert time.monotonic() - begun < TIMEOUTS.silent
     assert cluster.recover().number == 1
 
     def hang_with_its_disk(actor):
@@ -202,7 +203,7 @@ def test_a_shard_or_a_disk_that_hangs_is_lost_after_the_stated_time(ray, tmp_pat
     begun = time.monotonic()
     message = lose(cluster.checkpoint)
     assert "shard 0 has not answered a call of push and a ping for 2 seconds: its process or its disk hangs" in message
-    assert time.monotonic() - begun < 15
+    assert time.monotonic() - begun < TIMEOUTS.silent
     assert cluster.recover().number == 1
     assert (table.lookup(KEYS) == 1).all()
     assert cluster.checkpoint().number == 3, "the second was begun"

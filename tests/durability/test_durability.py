@@ -83,14 +83,14 @@ def test_a_crash_at_any_moment_leaves_what_was_acknowledged(
     """The first operations are the store's making; the last, its closing."""
     every = operations[durability] // (3 * FAULTS) if FAULTS else 50
     for first in [every // 2] if FAULTS else range(1, every + 1):
-        trial = laboratory.run("crashes", first=first, every=every, durability=durability, timeout=120)
+        trial = laboratory.run("crashes", first=first, every=every, durability=durability)
         assert len(trial.crashes()) >= (3 * FAULTS or operations[durability] // every)
         check_all(trial)
 
 
 def test_a_store_follows_every_checkpoint_whenever_it_crashed(laboratory: Any) -> None:
     """Resuming completes a checkpoint that lacks only its name."""
-    trial = laboratory.run("saving", timeout=120)
+    trial = laboratory.run("saving")
     assert not trial.hung, trial.error
     assert trial.error == ""
     found = set()

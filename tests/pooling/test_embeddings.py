@@ -119,7 +119,7 @@ def test_empty_lookups_have_empty_gradients(table):
 def test_two_workers_that_write_back_lose_nothing_with_bp_v2(store, bp_v2):
     """Each adds 1 to every row 50 times, after both have read: rows begin as the initializer's, 4 and absent."""
     table = store.get_variable("shared", dim=2, bp_v2=bp_v2, initializer=4.0)
-    ids, together = np.array([5, 6, 5]), threading.Barrier(2, timeout=20)
+    ids, together = np.array([5, 6, 5]), threading.Barrier(2, timeout=60)
 
     def work():
         for _ in range(50):

@@ -19,7 +19,7 @@ def test_each_runs_once(threads):
 
 
 def test_pieces_run_at_the_same_time():
-    both = threading.Barrier(2, timeout=10)
+    both = threading.Barrier(2, timeout=60)
     assert run_each([both.wait, both.wait], 2) == [None, None]
 
 
@@ -48,11 +48,11 @@ def test_after_an_interrupt_nothing_begins():
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_process_has_threads_of_its_own():
-    both = threading.Barrier(2, timeout=10)
+    both = threading.Barrier(2, timeout=60)
     run_each([both.wait, both.wait], 2)
     child = os.fork()
     if child == 0:
-        both = threading.Barrier(2, timeout=10)
+        both = threading.Barrier(2, timeout=60)
         os._exit(0 if run_each([both.wait, both.wait], 2) == [None, None] else 1)
     assert os.waitpid(child, 0)[1] == 0
 

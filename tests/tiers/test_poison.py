@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -282,7 +283,8 @@ def test_a_store_that_closes_waits_for_reads_under_way(twin: LockstepChecker) ->
     looking.start()
     assert reading.wait(30)
     closing.start()
-    closing.join(0.2)
+    while not store_of(twin).state.closed:
+        time.sleep(0.001)
     go_on.set()
     looking.join(30)
     closing.join(30)

@@ -57,7 +57,7 @@ def test_all_go_back_to_the_last_checkpoint_in_place_and_on(open_cluster, tmp_pa
         kept = models[back.number]
         assert back.number == seed + 1
         assert back.steps == {"table": kept.step}
-        assert 0 < back.seconds < 20
+        assert back.seconds > 0
         assert "did not answer" in back.lost
         twin = LockstepChecker(twin.variable, kept)
         twin.check_export()

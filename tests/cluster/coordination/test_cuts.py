@@ -53,6 +53,11 @@ class Threads:
         return future
 
 
+def wait_until(true):
+    while not true():
+        time.sleep(0.001)
+
+
 def test_what_is_missing_is_what_some_have_made_and_the_client_waits_for():
     made = [
         {"a": ExecutedCalls(2, {2: 0b011, 3: 0b111}), "b": ExecutedCalls(0, {0: 0b101})},
@@ -85,7 +90,8 @@ def test_calls_are_whole_and_in_order_at_every_cut(seed):
     seen, calls = [], Calls(way)
     try:
         for number in range(8):
-            time.sleep(0.01)
+            before = len(way.places[0].made)
+            wait_until(lambda before=before: len(way.places[0].made) > before + 5)
             with cut(calls, number):
                 seen.append([list(place.made) for place in way.places])
                 time.sleep(0.003)
@@ -111,13 +117,13 @@ def test_the_rest_of_a_call_that_is_late_is_waited_for_and_nothing_else_is_let_i
     with client.stamped([0, 2]) as stamp, other.stamped([2]) as later:
         way.call(0, "note", stamp, "first").result()
         with cut_in_thread(cutter, 1) as inside:
-            time.sleep(0.02)
+            wait_until(lambda: not way.call(2, "admits", later).result())
             assert not inside.is_set()
             refused = way.call(2, "note", later, "later").exception()
             assert type(refused).__name__ == "GateClosed"
-            assert way.call(2, "admits", stamp).result()
+            wait_until(lambda: way.call(2, "admits", stamp).result())
             way.call(2, "note", stamp, "first").result()
-            assert inside.wait(10)
+            assert inside.wait(60)
             assert way.places[2].made == ["first"]
             assert not way.call(2, "admits", later).result()
         assert way.call(2, "admits", later).result()
@@ -133,7 +139,7 @@ class cut_in_thread:  # noqa: N801 -- reads as a function
     def _run(self, calls, number):
         with cut(calls, number):
             self.inside.set()
-            self._end.wait(10)
+            self._end.wait(60)
 
     def __enter__(self):
         self._thread.start()
@@ -163,10 +169,8 @@ def test_a_client_that_died_between_calls_is_not_waited_for():
     for what in range(3):
         with dead.stamped([0, 1]) as stamp:
             dead.each("note", dict.fromkeys((0, 1), (stamp, what)))
-    begun = time.monotonic()
-    with cut(cutter, 1):
+    with cut(cutter, 1, absent_seconds=0):
         assert way.places[0].made == [0, 1, 2]
-    assert time.monotonic() - begun < 1
 
 
 def test_a_late_repetition_of_a_cut_that_ended_closes_nothing():

@@ -11,11 +11,33 @@ import fsspec
 import pytest
 
 import kvemb.cluster
-from kvemb.cluster.coordination.lease import Lease
+from kvemb.cluster.coordination import lease
+from kvemb.cluster.coordination.lease import LOST_RENEWALS, RENEW_SECONDS, SETTLE_SECONDS, Lease
 from kvemb.errors import Locked
 from kvemb.handle import inside
 
 TIMES = {"renew_seconds": 0.1, "settle_seconds": 0.02}
+
+
+class Clock:
+    """A clock that passes when somebody sleeps. meanwhile: what others do then."""
+
+    def __init__(self):
+        self.now, self.meanwhile = 0.0, lambda: None
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+        self.meanwhile()
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(lease, "time", clock)
+    return clock
 
 
 @pytest.fixture
@@ -28,25 +50,26 @@ def files(tmp_path):
     made.rm(path, recursive=True)
 
 
-def test_a_second_one_is_refused_while_the_first_lives_and_not_later(files):
-    first = Lease(*files, "memory://here", **TIMES)
+def test_a_second_one_is_refused_while_the_first_lives_and_not_later(files, clock):
+    first = Lease(*files, "memory://here")
+    clock.meanwhile = first.check  # which renews it
     with pytest.raises(Locked, match=r"the cluster at memory://here is open elsewhere, by process \d+ on .*; close it"):
-        Lease(*files, "memory://here", **TIMES)
+        Lease(*files, "memory://here")
+    clock.meanwhile = lambda: None
     first.check()
     first.close()
     first.close()
     assert not files[0].exists(files[1])
-    begun = time.monotonic()
-    Lease(*files, "memory://here", **TIMES).close()
-    assert time.monotonic() - begun < 0.2
+    begun = clock.now
+    Lease(*files, "memory://here").close()
+    assert clock.now - begun == SETTLE_SECONDS
 
 
 @pytest.mark.parametrize("left", [b'{"owner": "x", "process": 1, "host": "h", "renewals": 7}', b"no JSON", b"[]", b""])
-def test_what_a_killed_one_left_is_taken_over_after_a_while(files, left):
+def test_what_a_killed_one_left_is_taken_over_after_a_while(files, clock, left):
     files[0].pipe_file(files[1], left)
-    begun = time.monotonic()
-    second = Lease(*files, "memory://here", **TIMES)
-    assert time.monotonic() - begun >= 0.3
+    second = Lease(*files, "memory://here")
+    assert clock.now >= LOST_RENEWALS * RENEW_SECONDS
     second.check()
     second.close()
 
@@ -55,9 +78,9 @@ on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linu
 
 
 @on_linux
-def test_a_holder_of_this_machine_that_does_not_run_any_more_is_not_waited_for(files):
+def test_a_holder_of_this_machine_that_does_not_run_any_more_is_not_waited_for(files, clock):
     """Its number may be another process's by now."""
-    holder = Lease(*files, "memory://here", **TIMES)
+    holder = Lease(*files, "memory://here")
     left = json.loads(files[0].cat_file(files[1]))
     holder.close()
     *here, began = left["running"].split()
@@ -67,9 +90,9 @@ def test_a_holder_of_this_machine_that_does_not_run_any_more_is_not_waited_for(f
         (["another-boot", here[1], str(int(began) - 1)], True),
     ):
         files[0].pipe_file(files[1], json.dumps({**left, "running": " ".join(running)}).encode())
-        begun = time.monotonic()
-        Lease(*files, "memory://here", **TIMES).close()
-        assert (time.monotonic() - begun >= 0.3) == is_waited_for
+        begun = clock.now
+        Lease(*files, "memory://here").close()
+        assert (clock.now - begun > SETTLE_SECONDS) == is_waited_for
 
 
 KILLED = """
@@ -84,7 +107,7 @@ sys.stdin.read()
 
 @on_linux
 @pytest.mark.slow
-def test_one_of_this_machine_that_was_killed_is_not_waited_for(tmp_path):
+def test_one_of_this_machine_that_was_killed_is_not_waited_for(tmp_path, monkeypatch):
     path = str(tmp_path / "LEASE")
     command = [sys.executable, "-c", KILLED, path]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
@@ -93,9 +116,10 @@ def test_one_of_this_machine_that_was_killed_is_not_waited_for(tmp_path):
         with pytest.raises(Locked, match=f"by process {holder.pid} on"):
             Lease(*again, renew_seconds=4, settle_seconds=0)
         holder.kill()
-    begun = time.monotonic()
-    Lease(*again, settle_seconds=0).close()
-    assert time.monotonic() - begun < 5
+    clock = Clock()
+    monkeypatch.setattr(lease, "time", clock)
+    Lease(*again).close()
+    assert clock.now == SETTLE_SECONDS
 
 
 def test_one_whose_file_was_deleted_writes_it_again(files):

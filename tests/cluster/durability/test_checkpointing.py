@@ -19,6 +19,7 @@ from twins import ADAM, twin_of
 import kvemb
 import kvemb.cluster
 from kvemb.cluster.durability.series import ClusterSeries
+from kvemb.cluster.session import Session
 from kvemb.contracts import Memory
 from kvemb.engine.engine import Engine
 from kvemb.errors import (
@@ -228,24 +229,31 @@ def test_a_client_that_connects_while_the_cluster_is_closed_finds_none(open_clus
 
 
 def test_it_is_closed_by_two_threads_and_ctrl_c_waits_until_it_is(open_cluster, tmp_path, monkeypatch):
-    publish, begun = ClusterSeries.publish, threading.Event()
+    publish, ask, begun, second = ClusterSeries.publish, Session.ask, threading.Event(), threading.Event()
 
     def slow(series: ClusterSeries, *given: Any) -> None:
         begun.set()
-        time.sleep(0.5)
+        assert second.wait(60)
+        os.kill(os.getpid(), signal.SIGINT)
         publish(series, *given)
 
+    def asked(session: Session, name: str, *given: Any) -> Any:
+        if name == "finish" and threading.current_thread() is threading.main_thread():
+            second.set()
+        return ask(session, name, *given)
+
     monkeypatch.setattr(ClusterSeries, "publish", slow)
+    monkeypatch.setattr(Session, "ask", asked)
     cluster = open_cluster(2, url=tmp_path / "series")
     cluster.get_variable("table", dim=1).upsert([1], np.ones((1, 1), np.float32))
     with ThreadPoolExecutor(1) as other:
         started = other.submit(cluster.close)
         begun.wait()
-        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
             cluster.close()
         assert cluster.state.gone
         started.result()
+    monkeypatch.undo()
     with open_cluster(2, url=tmp_path / "series") as again:
         assert again.variables["table"].lookup([1]).tolist() == [[1]]
 

@@ -31,7 +31,7 @@ def held(monkeypatch, error=None):
 
     def waits(*given, **named):
         entered.set()
-        assert release.wait(20)
+        assert release.wait(60)
         if error is not None:
             raise error
         return push(*given, **named)
@@ -42,7 +42,7 @@ def held(monkeypatch, error=None):
             yield release, entered
         finally:
             release.set()
-            assert entered.wait(20)
+            assert entered.wait(60)
 
 
 def values_at(tmp_path, number):
@@ -105,7 +105,7 @@ def test_one_that_is_written_while_the_cluster_is_closed_is_complete(cluster, tm
     other = kvemb.cluster.connect(tmp_path / "series", transport="local")
     with held(monkeypatch) as (release, entered):
         pending = other.checkpoint(block=False)
-        assert entered.wait(20)
+        assert entered.wait(60)
         closing = threading.Thread(target=lambda: cluster.close(flush=False))
         closing.start()
         closing.join(0.05)
@@ -135,7 +135,7 @@ def test_recovery_while_one_is_written_goes_back_to_what_is_complete(cluster, tm
     with held(monkeypatch, error) as (release, entered):
         pending = cluster.checkpoint(block=False)
         cluster.variables["table"].upsert([1, 2, 3], 7 * ONES)
-        assert entered.wait(20)
+        assert entered.wait(60)
         recovering = threading.Thread(target=lambda: back.append(cluster.recover()))
         recovering.start()
         recovering.join(0.05)
