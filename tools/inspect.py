@@ -25,6 +25,8 @@ class VariableInfo:
     """One variable without its rows. described: as kvemb.bulk.described, with `step` renamed to `recording_calls`.
 
     tiers: if some rows were hot on a GPU when it was saved, `rows` and `bytes` in each memory, "gpu:0" or "host".
+    sightings: if an Admission counted any, `counted` since its counters were halved, how many `counters`, of one byte
+    each, and the `bytes` of their files.
     """
 
     name: str
@@ -32,6 +34,7 @@ class VariableInfo:
     row_bytes: int
     described: dict[str, Any]
     tiers: dict[str, dict[str, int]] = field(default_factory=dict)
+    sightings: dict[str, int] | None = None
 
 
 @dataclass
@@ -81,7 +84,12 @@ def info(path: str | os.PathLike[str]) -> Info:
         recording_calls=max((entry.step for entry in found.variables.values()), default=0),
         variables=[
             VariableInfo(
-                name, entry.rows, entry.schema.row_bytes, {"name": name, **_as_json(entry)}, _tiers(found.tiers, name)
+                name,
+                entry.rows,
+                entry.schema.row_bytes,
+                {"name": name, **_as_json(entry)},
+                _tiers(found.tiers, name),
+                asdict(found.sightings[name]) if name in found.sightings else None,
             )
             for name, entry in sorted(found.variables.items())
         ],

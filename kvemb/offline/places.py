@@ -20,7 +20,9 @@ from kvemb.durability import layout, paths
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.layout import series_name
 from kvemb.durability.scratch import scratch
+from kvemb.durability.sightings.sizes import sizes_of
 from kvemb.errors import CheckpointNotFound
+from kvemb.handle import inside
 from kvemb.offline.remote import CheckpointDescription
 from kvemb.offline.remote_checking import is_pushed
 from kvemb.offline.transfer import JOBS, Remote
@@ -112,7 +114,7 @@ class Place:
         attached = {name: files[f"{layout.FILES}/{name}"] for name in found.files}
         kind = "checkpoint" if layout.is_checkpoint(self.here) else "store"
         described = kind, found.id, found.parent, found.created, found.variables, files, attached, found.extra
-        return CheckpointDescription(*described, found.tiers)
+        return CheckpointDescription(*described, found.tiers, sizes_of(inside(found).sightings, files))
 
     @contextmanager
     def readable(

@@ -18,6 +18,7 @@ from typing import Any
 from kvemb.durability import manifest, paths
 from kvemb.durability.layout import series_name
 from kvemb.durability.manifest import HotRows, VariableEntry
+from kvemb.durability.sightings.sizes import SightingsSize, sizes_of
 from kvemb.errors import BackendUnavailable, CheckpointNotFound, Corruption, KvembError, TransferError
 from kvemb.offline import chain, streams
 from kvemb.offline.chain import PushedCheckpoint
@@ -35,7 +36,7 @@ class CheckpointDescription:
 
     id, parent, created: as of a kvemb.Checkpoint. variables: by name. files: bytes of all files that it needs, by name.
     attached: bytes of the files saved with the rows, by name. extra: the values saved with the rows. tiers: as of a
-    kvemb.Checkpoint; empty for a cluster.
+    kvemb.Checkpoint; empty for a cluster. sightings: for each variable whose Admission counted any, of all shards.
     """
 
     kind: str
@@ -47,6 +48,7 @@ class CheckpointDescription:
     attached: dict[str, int]
     extra: dict[str, Any]
     tiers: Mapping[str, Mapping[str, HotRows]] = field(default_factory=dict)
+    sightings: Mapping[str, SightingsSize] = field(default_factory=dict)
 
 
 class RemoteCheckpoints:
@@ -120,7 +122,8 @@ class RemoteCheckpoints:
         files |= {f"the delta of checkpoint {series_name(delta.number)}": delta.bytes for delta in pushed.deltas}
         attached = {name.partition("/")[2]: files[name] for name in sorted(found.attached)}
         how = found.variables, dict(sorted(files.items())), attached, found.extra, found.tiers
-        return CheckpointDescription("checkpoint", found.id, found.parent, found.created, *how)
+        counted = sizes_of(found.sightings, files)
+        return CheckpointDescription("checkpoint", found.id, found.parent, found.created, *how, counted)
 
     @property
     def is_of_cluster(self) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
 import kvemb
 from kvemb.handle import inside
-from kvemb.tools import migrate
+from kvemb.tools import inspect, migrate
+from kvemb.tools.cli import run
 
 HOW = {"memory_budget": "8MiB"}
 
@@ -22,13 +25,13 @@ def sight(store, *keys, key_dtype="int64", **given):
 
 def test_a_trainer_that_is_often_preempted_admits_a_rare_key(tmp_path, manager):
     found = []
-    for run in range(4):
+    for turn in range(4):
         store, _ = manager.resume(tmp_path / "store", **HOW)
         with store:
             found.append(sight(store, 1))
             manager.save(store)
             sight(store, 1, 1, 1)  # lost: after the checkpoint
-            if run % 2:
+            if turn % 2:
                 store.close(flush=False)
     assert found == [[], [], [1], [1]]
 
@@ -84,3 +87,23 @@ def test_small_changes_make_small_files(tmp_path, manager):
             sizes += [entry.bytes for name, entry in files.items() if name.startswith("sightings/")]
     assert len(sizes) == 10
     assert max(sizes) < 20_000
+
+
+def test_info_says_what_was_counted_wherever_the_checkpoint_is(tmp_path, manager, capsys):
+    with kvemb.open(tmp_path / "store", **HOW) as store:
+        store.get_variable("other", dim=1).upsert([1], [[1.0]])
+        sight(store, 1, 2, 2)
+        made = manager.save(store)
+        pushed = manager.push(tmp_path / "url")
+    assert pushed.number == 1
+    found = inspect.info(made.path)
+    (nbytes,) = (nbytes for name, nbytes in found.files.items() if name.startswith("sightings/"))
+    for place in (made.path, tmp_path / "store", tmp_path / "url"):
+        other, counted = (each.sightings for each in inspect.info(place).variables)
+        assert (other, counted) == (None, {"counted": 3, "counters": 4096, "bytes": nbytes})
+    assert run(["info", str(made.path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["variables"][1]["sightings"] == counted
+    assert run(["info", str(made.path)]) == 0
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    told = f"3 sightings of keys without a row, since counters were halved; 4.0 KiB of counters, {nbytes} B on disk"
+    assert shown.count("admission: ") == shown.count(f"admission: {told}") == 1

@@ -26,7 +26,8 @@ BARS = " ▁▂▃▄▅▆▇█"
 def info(path: Place, as_json: AsJson = False) -> None:
     """Show what is in a checkpoint or a store: variables, rows, bytes, optimizer, policy, files, parent, calls.
 
-    For a variable with rows on a GPU, also how many were hot there and in the host's memory when it was saved.
+    For a variable with rows on a GPU, also how many were hot there and in the host's memory when it was saved; for one
+    with an Admission, how many sightings of keys without a row are counted.
 
     Example: kvemb info checkpoints/00000042
     """
@@ -48,6 +49,11 @@ def info(path: Place, as_json: AsJson = False) -> None:
         held = [f"{held['rows']:,} {_where(place)} in {size(held['bytes'])}" for place, held in each.tiers.items()]
         lines += [("", f"hot when saved: {', '.join(held)}")] if held else []
         lines.append(("", f"uses recorded by {counted(described['recording_calls'], 'call')}"))
+        if (seen := each.sightings) is not None:
+            told = f"{counted(seen['counted'], 'sighting')} of keys without a row, since counters were halved"
+            lines.append(
+                ("", f"admission: {told}; {size(seen['counters'])} of counters, {size(seen['bytes'])} on disk")
+            )
         parts = [what for what in ("optimizer", "policy", "initializer") if described[what]]
         lines += [("", f"{what}: {_brief(described[what])}") for what in parts]
     summary = {**asdict(found), "path": str(path), "nbytes": found.nbytes}

@@ -21,6 +21,7 @@ from kvemb.cluster.durability.series import ClusterSeries
 from kvemb.durability import fresh_files, inventory, layout, manifest, paths
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.layout import series_name
+from kvemb.durability.sightings.sizes import SightingsSize
 from kvemb.errors import Corruption
 from kvemb.handle import inside
 from kvemb.offline.remote import SHARDS, CheckpointDescription
@@ -39,15 +40,17 @@ class ClusterRemote(ClusterSeries):
     def described(self, number: int) -> CheckpointDescription:
         """See Source. The files are those of all shards."""
         found, files, attached = self.read(number), dict[str, int](), dict[str, int]()
+        sightings: dict[str, SightingsSize] = {}
         for at, shard in enumerate(found.shards):
             part = self.of_shard(shard.store).described(number)
             files |= {f"{SHARDS}/{shard.store}/{name}": nbytes for name, nbytes in part.files.items()}
             attached = attached if at else part.attached
+            for name, counted in part.sightings.items():
+                sightings[name] = sightings[name] + counted if name in sightings else counted
         kind = f"checkpoint {number} of a cluster of {len(found.shards)} shards"
         parent = found.follows[-1] if found.follows else None
-        return CheckpointDescription(
-            kind, found.id, parent, found.created, found.variables, dict(sorted(files.items())), attached, found.extra
-        )
+        how = found.variables, dict(sorted(files.items())), attached, found.extra
+        return CheckpointDescription(kind, found.id, parent, found.created, *how, sightings=sightings)
 
     def id_of(self, number: int) -> str:
         """See Source."""

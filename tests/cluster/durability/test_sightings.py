@@ -13,6 +13,7 @@ from kvemb.cluster.durability.sightings import join_sightings
 from kvemb.durability.sightings.counter_file import read_counters, write_counters
 from kvemb.handle import inside
 from kvemb.operations.sightings import ROWS, Counters
+from kvemb.tools import inspect
 
 THIRD = kvemb.Admission(3, 1 << 14)
 KEYS = np.arange(60)
@@ -56,6 +57,13 @@ def test_recovery_goes_back_to_the_sightings_of_the_checkpoint(open_cluster, tmp
     cluster.recover()
     assert sight(cluster, KEYS) == []
     assert sight(cluster, KEYS) == KEYS.tolist()
+
+
+def test_a_checkpoint_is_described_with_what_all_shards_counted(open_cluster, tmp_path):
+    make(open_cluster, tmp_path / "series")
+    (found,) = inspect.info(tmp_path / "series").variables
+    assert (found.sightings["counted"], found.sightings["counters"]) == (60 + 45, 3 << 14)
+    assert found.sightings["bytes"] > 0
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 4])
