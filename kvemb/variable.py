@@ -275,14 +275,18 @@ class Variable(Handle[Table]):
     def remove(self, keys: npt.ArrayLike) -> None:
         """Drop rows with their slots and scores; missing keys are ignored.
 
-        Raises TypeError; Closed, ReadOnly, Poisoned.
+        The keys are then as new: an Admission counts their sightings from 0 again. Raises TypeError; Closed, ReadOnly,
+        Poisoned.
         """
         there = device_of(keys) is not None
         _, flat = on_device.copied_keys(self._inside, keys) if there else self._inside.flat_and_owned(keys)
         self._inside.operations.remove(flat)
 
     def clear(self) -> None:
-        """Drop every row. Waits for a checkpoint in progress. Raises Closed, ReadOnly, Poisoned."""
+        """Drop every row, and all sightings of an Admission. Waits for a checkpoint in progress.
+
+        Raises Closed, ReadOnly, Poisoned.
+        """
         self._inside.operations.clear()
 
     def restrict(self, num_reserved: int, **kwargs: Any) -> int | None:

@@ -72,6 +72,20 @@ class Sightings:
         enough: Mask = now >= self._wanted
         return enough
 
+    def forget(self, keys: Keys) -> None:
+        """Let distinct keys (m,) count from 0 again. Of other keys, those that share the lowest counter do so, too.
+
+        A key has as many sightings as the lowest of its counters, so setting that one to 0 is enough.
+        """
+        places = self._places(keys)
+        values = self._counters[np.arange(ROWS)[:, None], places]
+        sighted = np.flatnonzero(values.min(axis=0))
+        if len(sighted):
+            self._keep()
+            self._changes += 1
+            lowest = values.argmin(axis=0)[sighted]
+            self._counters[lowest, places[lowest, sighted]] = 0
+
     def take(self, counters: Counters | None, *, saved: bool = False) -> None:
         """Count on from these counters, None: from 0. saved: whether they are those of the current durable point."""
         self._keep()

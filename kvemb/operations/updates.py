@@ -221,18 +221,22 @@ class TableUpdates(TableReads):
         self._storage.acknowledge()
 
     def remove(self, keys: Keys) -> None:
-        """Drop rows with their slots and scores; missing keys are ignored."""
+        """Drop rows with their slots and scores, and what was sighted of the keys, also of those without a row."""
         distinct = Unique(keys).keys
         for chunk in self._chunks(len(distinct)):
             with self._storage.writing():
                 at = self._storage.locate(distinct[chunk])
                 self._storage.remove(at.keys[at.present])
+                if self.sightings is not None:
+                    self.sightings.forget(distinct[chunk])
         self._storage.acknowledge()
 
     def clear(self) -> None:
-        """Drop every row."""
+        """Drop every row, and all sightings."""
         with self._storage.writing(without_snapshot=True):
             self._storage.clear()
+            if self.sightings is not None:
+                self.sightings.take(None)
         self._storage.acknowledge()
 
     def use(self, keys: Keys) -> None:

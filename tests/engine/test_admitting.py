@@ -152,6 +152,55 @@ def test_a_reader_opens_with_an_admission_that_it_does_not_use(open_store, tmp_p
         assert counting(reader).export()[0].tolist() == [2]
 
 
+def test_a_key_that_was_removed_is_as_new(open_store, tmp_path):
+    with open_store(tmp_path / "store") as store:
+        variable = counting(store)
+        assert sight(variable, 1, 1, 1, 2, 2, 2, 3, 3, 4, 4) == [1, 2]
+        variable.remove([1, 3])
+        assert sight(variable, 1, 1, 3, 3) == [2]
+        store.flush()
+        variable.remove([3])  # it has no row, so that nothing else changes
+        point = store.point
+        store.flush()
+        assert store.point > point
+    with open_store(tmp_path / "store") as store:
+        assert sight(counting(store), 3, 3) == [2]
+        assert sight(counting(store), 1, 3, 4) == [1, 2, 3, 4]
+
+
+def test_clear_forgets_all_sightings(open_store, tmp_path):
+    with open_store(tmp_path / "store") as store:
+        assert sight(counting(store), 1, 1, 1, 2, 2) == [1]
+        store.flush()
+        assert files_of(store)
+        counting(store).clear()
+        store.flush()
+        assert files_of(store) == []
+    with open_store(tmp_path / "store") as store:
+        assert sight(counting(store), 1, 1, 2, 2) == []
+        assert sight(counting(store), 1, 2) == [1, 2]
+
+
+def test_restrict_leaves_sightings(open_store, tmp_path):
+    variable = counting(open_store(tmp_path / "store"), restrict_policy=kvemb.FrequencyRestrictPolicy)
+    sight(variable, 1, 1, 1, 2, 2)
+    variable.restrict(0)
+    assert sight(variable, 1, 2) == [1, 2]
+
+
+@pytest.mark.parametrize("clear", [True, False])
+@pytest.mark.parametrize("admitted", [True, False])
+def test_a_replica_forgets_as_the_checkpoint_that_was_applied(open_store, tmp_path, admitted, clear):
+    trainer = open_store(tmp_path / "trainer")
+    variable = counting(trainer)
+    sight(variable, 1, 1, 1, 2, 2)
+    first = trainer.checkpoint(tmp_path / "first")
+    variable.clear() if clear else variable.remove([1])
+    second = trainer.checkpoint(tmp_path / "second")
+    with brought(open_store, tmp_path / "replica", first, second, admitted) as replica:
+        assert sight(counting(replica), 1, 1, 2) == ([] if clear else [2])
+
+
 def brought(open_store, path, first, second, admitted):
     """A replica of the first checkpoint, brought to the second with or without the Admission, and opened again."""
     kvemb.restore(first, path, memory_budget="8MiB").close()

@@ -81,6 +81,46 @@ def test_counters_that_are_saved_are_not_kept_again_until_they_change():
     assert frozen(sightings).counted == 18
 
 
+@given(st.lists(st.tuples(st.booleans(), st.lists(st.integers(-20, 20), min_size=1, max_size=8)), max_size=20))
+def test_a_key_that_was_forgotten_is_as_new(calls):
+    sightings, seen = Sightings(Admission(3, 1 << 16)), dict.fromkeys(range(-20, 21), 0)
+    for forget, batch in calls:
+        keys, counts = np.unique(np.array(batch), return_counts=True)
+        if forget:
+            sightings.forget(keys)
+            seen |= dict.fromkeys(keys.tolist(), 0)
+            continue
+        for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
+            seen[key] += count
+        assert sightings.sight(keys, counts).tolist() == [seen[key] >= 3 for key in keys.tolist()]
+
+
+def test_forgetting_costs_other_keys_no_more_than_one_counter():
+    sightings, keys = Sightings(Admission(2, 1 << 14)), np.arange(1500)
+    sightings.sight(keys, np.ones(1500, np.int64))
+    before = np.count_nonzero(frozen(sightings).values)
+    sightings.forget(keys[:100])
+    assert before - np.count_nonzero(frozen(sightings).values) <= 100
+    assert not sightings.sight(keys[:100], np.zeros(100, np.int64)).any()
+    again = sightings.sight(keys, np.ones(1500, np.int64))
+    assert not again[:100].all(), "these were sighted once"
+    assert again[100:].mean() > 0.95
+
+
+def test_a_durable_point_has_the_counters_before_and_the_next_one_those_after_forgetting():
+    sightings, keys, one = Sightings(Admission(3, 4096)), np.arange(9), np.ones(9, np.int64)
+    sightings.sight(keys, one)
+    sightings.freeze()
+    sightings.forget(keys)
+    assert sightings.frozen().values.max() == 1
+    sightings.saved()
+    assert not sightings.is_saved
+    sightings.freeze()
+    sightings.saved()
+    sightings.forget(keys + 100)
+    assert sightings.is_saved, "nothing was counted of these"
+
+
 def test_counters_that_are_taken_count_on():
     sightings, keys = Sightings(Admission(3, 4096)), np.arange(9)
     sightings.sight(keys, np.arange(9) % 3)

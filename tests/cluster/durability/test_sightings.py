@@ -59,6 +59,21 @@ def test_recovery_goes_back_to_the_sightings_of_the_checkpoint(open_cluster, tmp
     assert sight(cluster, KEYS) == KEYS.tolist()
 
 
+@pytest.mark.parametrize("clear", [True, False])
+@pytest.mark.parametrize("shards", [3, 2])
+def test_keys_that_were_removed_are_as_new_on_every_shard(open_cluster, tmp_path, shards, clear):
+    with open_cluster(3, url=tmp_path / "series") as cluster:
+        sight(cluster, np.tile(KEYS, 3))
+        table_of(cluster).clear() if clear else table_of(cluster).remove(KEYS[:30])
+        rest = [] if clear else KEYS[30:].tolist()
+        assert sight(cluster, np.tile(KEYS[:30], 2)) == rest
+        table_of(cluster).remove(KEYS[:10])
+        cluster.checkpoint()
+    with open_cluster(shards, url=tmp_path / "series") as cluster:
+        assert sight(cluster, np.tile(KEYS[:10], 2)) == rest
+        assert sight(cluster, KEYS[:30]) == [*range(30), *rest]
+
+
 def test_a_checkpoint_is_described_with_what_all_shards_counted(open_cluster, tmp_path):
     make(open_cluster, tmp_path / "series")
     (found,) = inspect.info(tmp_path / "series").variables
