@@ -15,7 +15,8 @@ from weakref import WeakValueDictionary, finalize
 
 from kvemb.checks.brief import brief
 from kvemb.checks.numeric import as_int, as_number
-from kvemb.checks.ranges import MAX_SECONDS, MAX_SERIES
+from kvemb.checks.ranges import MAX_SERIES
+from kvemb.checks.seconds import as_seconds
 from kvemb.cluster import ray_starting, ray_transport
 from kvemb.cluster.cluster import Cluster
 from kvemb.cluster.coordination.coordinator import Coordinator
@@ -80,7 +81,7 @@ def open(
     each = float(device_memory is not None) if gpus is None else as_number(gpus, "gpus", 0, _MAX_GPUS)
     if each > 1 and each != int(each):
         raise ValueError(f"gpus must be a whole number or less than 1, got {brief(gpus)}")
-    seconds = as_number(answer_seconds, "answer_seconds", MIN_ANSWER_SECONDS, MAX_SECONDS)
+    seconds = as_seconds(answer_seconds, "answer_seconds", least=MIN_ANSWER_SECONDS)
     _check_transport(transport)
     earlier = None if number is None else as_int(number, "number", 0, MAX_SERIES)
     if earlier is not None and url is None:
@@ -128,7 +129,7 @@ def connect(
     Raises BackendUnavailable if no cluster can be reached, or it has another version of kvemb; TypeError, ValueError.
     """
     _check_transport(transport)
-    seconds = as_number(wait_seconds, "wait_seconds", 0, MAX_SECONDS)
+    seconds = as_seconds(wait_seconds, "wait_seconds", least=0)
     where, deadline = ClusterSeries(url, options).url, time.monotonic() + seconds
     while True:
         found = ray_starting.find(where) if transport == "ray" else _found_here(where)

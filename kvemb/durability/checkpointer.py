@@ -11,8 +11,7 @@ from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from kvemb.checks.numeric import as_number
-from kvemb.checks.ranges import MAX_SECONDS
+from kvemb.checks.seconds import as_seconds
 from kvemb.contracts import ColdDatabase
 from kvemb.durability import layout
 from kvemb.durability.attachments import Attachments
@@ -62,7 +61,7 @@ class PendingCheckpoint(Handle[PointInProgress[Written]], Generic[Written]):
 
     def result(self, timeout: float | None = None) -> Written:
         """Wait until it is complete, and return it. Raises its error; TimeoutError after timeout seconds."""
-        checkpoint = self._inside.wait(None if timeout is None else as_number(timeout, "timeout", 0, MAX_SECONDS))
+        checkpoint = self._inside.wait(None if timeout is None else as_seconds(timeout, "timeout", least=0))
         assert checkpoint is not None
         return checkpoint
 

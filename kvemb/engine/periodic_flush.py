@@ -11,9 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable
 
-from kvemb.checks.brief import brief
-from kvemb.checks.numeric import as_number
-from kvemb.checks.ranges import MAX_SECONDS
+from kvemb.checks.seconds import as_seconds
 from kvemb.engine.engine import Engine
 
 _logger = logging.getLogger("kvemb")
@@ -21,14 +19,7 @@ _logger = logging.getLogger("kvemb")
 
 def as_flush_every(given: float | None) -> float | None:
     """Return the `flush_every` argument. Raises TypeError or ValueError."""
-    if given is None:
-        return None
-    seconds = as_number(given, "flush_every")
-    if not 0 < seconds <= MAX_SECONDS:
-        raise ValueError(
-            f"flush_every must be a number of seconds above 0, at most {MAX_SECONDS:,}, or None, got {brief(given)}"
-        )
-    return seconds
+    return None if given is None else as_seconds(given, "flush_every")
 
 
 def run_flushes(engine: Engine, seconds: float, wait: Callable[[float], bool]) -> threading.Thread:

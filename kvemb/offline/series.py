@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 from kvemb.checks.brief import brief
-from kvemb.checks.numeric import as_int, as_number
-from kvemb.checks.ranges import MAX_JOBS, MAX_SECONDS, MAX_SERIES
+from kvemb.checks.numeric import as_int
+from kvemb.checks.ranges import MAX_JOBS, MAX_SERIES
+from kvemb.checks.seconds import as_seconds
 from kvemb.durability import fresh_files, layout, paths
 from kvemb.durability.attachments import Extra, Files
 from kvemb.durability.checkpoint import Checkpoint
@@ -46,12 +47,8 @@ class CheckpointManager:
     """
 
     def __init__(self, root: str | os.PathLike[str], *, keep: int | None = None, every: float | None = None) -> None:
-        seconds = None if every is None else as_number(every, "every")
-        if seconds is not None and not 0 < seconds <= MAX_SECONDS:
-            raise ValueError(
-                f"every must be a number of seconds above 0, at most {MAX_SECONDS:,}, or None, got {brief(every)}"
-            )
-        self.root, self.every = paths.local(root, "root"), seconds
+        self.root = paths.local(root, "root")
+        self.every = None if every is None else as_seconds(every, "every")
         self.keep = None if keep is None else as_int(keep, "keep", 1, MAX_SERIES)
         self._lock: LockFile | None = None
         self._pending: PendingCheckpoint[Checkpoint] | None = None

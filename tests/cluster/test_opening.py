@@ -38,7 +38,7 @@ def test_its_files_are_in_scratch_until_it_is_closed(tmp_path):
         ({"number": 1, "shards": 2}, ValueError, "number is of a checkpoint at a url, got 1 and no url; give"),
         ({"shards": 2, "gpus": 1}, ValueError, "gpus is what Ray gives to each shard; leave it out with"),
         ({"shards": 2, "options": {}}, ValueError, "options are those of the url's filesystem, and there is no url"),
-        ({"shards": 2, "answer_seconds": 0.5}, ValueError, "answer_seconds must be at least 1"),
+        ({"shards": 2, "answer_seconds": 0.5}, ValueError, "answer_seconds must be a number of seconds, at least 1"),
     ],
 )
 def test_bad_arguments_are_refused_before_anything_is_made(tmp_path, arguments, error, message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import threading
 from pathlib import Path
@@ -145,7 +146,10 @@ def test_arguments_are_checked(store, tmp_path):
         with pytest.raises(error, match="keep must be"):
             kvemb.CheckpointManager(tmp_path / "series", keep=wrong)
     for every in (0, -1, float("nan")):
-        with pytest.raises(ValueError, match="every must be a number of seconds above 0"):
+        with pytest.raises(ValueError, match="every must be a number of seconds, above 0"):
+            kvemb.CheckpointManager(tmp_path / "series", every=every)
+    for every in ("10min", "600", True, datetime.timedelta(minutes=10)):
+        with pytest.raises(TypeError, match="every must be a number of seconds, such as 600 for ten minutes, got"):
             kvemb.CheckpointManager(tmp_path / "series", every=every)
     with pytest.raises(ValueError, match="made with every="):
         kvemb.CheckpointManager(tmp_path / "series").save_if_due(store)
