@@ -8,7 +8,8 @@ import pytest
 from cuda_on_cpu import CpuDevice, CudaOnCpuTable, require_compiler
 
 from kvemb import registry
-from kvemb.backends.cuda.device import Device, open_device
+from kvemb.backends.cuda.cupy_device import open_device
+from kvemb.backends.cuda.device import Device
 from kvemb.errors import BackendUnavailable
 
 DEVICES = ["cpu", *(["gpu:0"] if importlib.util.find_spec("cupy") else [])]

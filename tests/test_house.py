@@ -401,6 +401,7 @@ TESTED_BY = {
     "backends/cpu_probe.py": HOT_SUITE,
     "backends/cpu_insert.py": "backends/test_hot_table_growth.py",
     "backends/cpu_bags.py": "backends/test_hot_table_batches.py",
+    "backends/cuda/cupy_device.py": "backends/cuda/test_device.py",
     "backends/cuda/cells.py": "backends/cuda/test_table.py",
     # Arrays on a GPU, beside those of the host.
     **dict.fromkeys(

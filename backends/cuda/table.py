@@ -16,7 +16,8 @@ import numpy as np
 from kvemb.backends.cuda.arrays import ArrayRows
 from kvemb.backends.cuda.cells import COUNT_BYTES, NO_POSITIONS, NULL, WARP, Cells, GivenSums
 from kvemb.backends.cuda.columns import Columns
-from kvemb.backends.cuda.device import Device, open_device
+from kvemb.backends.cuda.cupy_device import open_device
+from kvemb.backends.cuda.device import Device
 from kvemb.backends.cuda.memory import CELLS, bytes_per_cell, chunk_shift
 from kvemb.contracts import Memory, PlannedChange
 from kvemb.limits import DEFAULT, Limits

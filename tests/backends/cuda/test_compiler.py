@@ -12,7 +12,7 @@ import pytest
 
 from kvemb.backends.cuda import compiler
 from kvemb.backends.cuda.compiler import binary_of
-from kvemb.backends.cuda.device import OUT_OF_MEMORY
+from kvemb.backends.cuda.cupy_device import OUT_OF_MEMORY
 from kvemb.backends.cuda.source import OPTIONS
 
 

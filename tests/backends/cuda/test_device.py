@@ -12,7 +12,8 @@ import pytest
 from cuda_devices import DEVICES, device_of
 from cuda_on_cpu import CpuDevice
 
-from kvemb.backends.cuda.device import OUT_OF_MEMORY, CupyDevice, Workspace, open_device, sorting_bytes
+from kvemb.backends.cuda.cupy_device import OUT_OF_MEMORY, CupyDevice, open_device
+from kvemb.backends.cuda.device import Workspace, sorting_bytes
 from kvemb.backends.cuda.table import CudaTable
 from kvemb.errors import BackendUnavailable
 
@@ -238,7 +239,7 @@ def test_kernels_and_copies_are_on_the_stream_that_is_named_whatever_cupy_takes_
         Stream=SimpleNamespace(from_external=lambda made: SimpleNamespace(ptr=made.__cuda_stream__()[1])),
         runtime=SimpleNamespace(memsetAsync=lambda address, value, nbytes, ptr: used.append(ptr)),
     )
-    monkeypatch.setattr("kvemb.backends.cuda.device.binary_of", lambda nvrtc, source, architecture: b"")
+    monkeypatch.setattr("kvemb.backends.cuda.cupy_device.binary_of", lambda nvrtc, source, architecture: b"")
     device = CupyDevice(SimpleNamespace(cuda=cuda), 0)
     device.load(KERNEL)(stream, "scale", 1)
     device.zero(0, 8, stream)
