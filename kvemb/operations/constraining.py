@@ -29,32 +29,32 @@ class ConstraintProjector:
     def __init__(self, constraint: Constraint, hot_tables: HotTables, kernels: RowKernels) -> None:
         self._constraint, self._hot_tables, self._kernels = constraint, hot_tables, kernels
 
-    def copies(self, at: Located) -> RowBlock:
-        """Return copies of the hot rows of `at`, at their positions in at.keys."""
-        whole = RowBlock(self._hot_tables.tables[0].schema, len(at.keys))
-        rows, hot = RowBlock.joined(list(self._hot_tables.read(at.cells, at.owners)), whole.schema), at.hot
-        whole.put(hot[np.argsort(at.keys[hot])], rows.select(np.argsort(rows.keys)))
+    def copies(self, found: Located) -> RowBlock:
+        """Return copies of the hot rows of `found`, at their positions in found.keys."""
+        whole = RowBlock(self._hot_tables.tables[0].schema, len(found.keys))
+        rows, hot = RowBlock.joined(list(self._hot_tables.read(found.cells, found.owners)), whole.schema), found.hot
+        whole.put(hot[np.argsort(found.keys[hot])], rows.select(np.argsort(rows.keys)))
         return whole
 
-    def project(self, at: Located, before: RowBlock, step: int) -> Positions:
-        """Project rows that were just changed; return the positions in at.keys of the rows that the projection changed.
+    def project(self, found: Located, before: RowBlock, step: int) -> Positions:
+        """Project rows that were just changed; return the positions in found.keys of those that this changed.
 
         If the constraint fails, hot rows are restored from `before`.
         """
         try:
-            values, moved = self._projected(at)
+            values, moved = self._projected(found)
         except BaseException:
-            self._hot_tables.put(at.cells, at.owners, before)
+            self._hot_tables.put(found.cells, found.owners, before)
             raise
-        self._hot_tables.assign(at.cells, at.owners, values, step)
-        self._kernels.assign(at.rows, np.arange(len(at.rows)), values[at.cold], step)
+        self._hot_tables.assign(found.cells, found.owners, values, step)
+        self._kernels.assign(found.rows, np.arange(len(found.rows)), values[found.cold], step)
         return moved
 
-    def _projected(self, at: Located) -> tuple[Values, Positions]:
+    def _projected(self, found: Located) -> tuple[Values, Positions]:
         schema = self._hot_tables.tables[0].schema
-        values = np.zeros((len(at.keys), schema.dim), schema.value_dtype)  # zeros for keys that were not admitted
-        self._hot_tables.gather(at.cells, at.owners, values)
-        values[at.cold] = at.rows.embeddings()
+        values = np.zeros((len(found.keys), schema.dim), schema.value_dtype)  # zeros for keys that were not admitted
+        self._hot_tables.gather(found.cells, found.owners, values)
+        values[found.cold] = found.rows.embeddings()
         given = self._constraint(values.copy())
         projected = as_values(given, schema.value_dtype, values.shape, "constraint's result", "(n, dim)")
         return projected, np.flatnonzero((projected != values).any(axis=1))

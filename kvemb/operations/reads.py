@@ -223,21 +223,21 @@ class TableReads:
         """
         storage, values = self._storage, np.empty((len(keys), self._schema.dim), self._schema.value_dtype)
         with storage.reading():
-            at = storage.locate(keys)
+            found = storage.locate(keys)
             if now is not None and storage.state.keeps_uses:  # the store may be poisoned by now
-                self._scoring.use(at, counts, now)
+                self._scoring.use(found, counts, now)
             else:
                 now = None
-            if len(at.cold) < len(keys):
-                self._hot_tables.gather(at.cells, at.owners, values)
-            absent = at.cold[~at.exists]
+            if len(found.cold) < len(keys):
+                self._hot_tables.gather(found.cells, found.owners, values)
+            absent = found.cold[~found.exists]
             if len(absent):
                 values[absent] = self._factory.embeddings(keys[absent])
                 storage.counts.absent += (uses := int(counts[absent].sum()))
                 storage.counts.misses -= uses
-            there = at.present
-            if len(absent) < len(at.cold):
-                cold = at.only(at.exists)
+            there = found.present
+            if len(absent) < len(found.cold):
+                cold = found.only(found.exists)
                 values[cold.cold] = cold.rows.embeddings()
                 storage.promote(cold, by_score=now is None)
         return values, there
@@ -249,9 +249,9 @@ class TableReads:
         scores = np.empty(len(distinct.keys))
         for chunk in self._chunks(len(distinct.keys)):
             with self._storage.reading():
-                at = self._storage.locate(distinct.keys[chunk])
-                part = self._hot_tables.scores(at.cells, at.owners)
-                part[at.cold[at.exists]] = at.rows.scores[at.exists]
+                found = self._storage.locate(distinct.keys[chunk])
+                part = self._hot_tables.scores(found.cells, found.owners)
+                part[found.cold[found.exists]] = found.rows.scores[found.exists]
                 scores[chunk] = part
         return scores[distinct.inverse]
 
@@ -263,10 +263,10 @@ class TableReads:
         for chunk in self._chunks(len(distinct.keys)):
             part, wanted = values[chunk], distinct.keys[chunk]
             with self._storage.reading():
-                at = self._storage.locate(wanted)
-                self._hot_tables.read_slot(at.cells, at.owners, number, part)
-                part[at.cold[at.exists]] = at.rows.slot(number)[at.exists]
-                absent = at.cold[~at.exists]
+                found = self._storage.locate(wanted)
+                self._hot_tables.read_slot(found.cells, found.owners, number, part)
+                part[found.cold[found.exists]] = found.rows.slot(number)[found.exists]
+                absent = found.cold[~found.exists]
                 if len(absent):
                     embeddings = self._factory.embeddings(wanted[absent])
                     part[absent] = self._factory.rows(wanted[absent], embeddings, 0.0, 0).slot(number)
@@ -284,5 +284,5 @@ class TableReads:
         """Promote the rows of distinct keys that outscore hot rows; missing keys are ignored."""
         for chunk in self._chunks(len(keys)):
             with self._storage.reading():
-                at = self._storage.locate(keys[chunk])
-                self._storage.admit(at.only(at.exists), by_score=True)
+                found = self._storage.locate(keys[chunk])
+                self._storage.admit(found.only(found.exists), by_score=True)

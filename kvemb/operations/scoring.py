@@ -51,16 +51,16 @@ class Scorer:
         start = np.array([self._policy.initial_score], np.float64)
         return float(self._used(start, _ONCE, self.now(step))[0])
 
-    def use(self, at: Located, counts: Positions, now: float) -> None:
+    def use(self, found: Located, counts: Positions, now: float) -> None:
         """Record counts (n,) uses of located keys, hot or not; missing keys are ignored."""
-        there = at.exists.nonzero()[0]
+        there = found.exists.nonzero()[0]
         if len(there):
-            used = counts[at.cold[there]]
-            at.rows.scores[there] = self._used(at.rows.scores[there], used, now)
-            at.rows.flags[there] |= DIRTY
-        if len(at.cold) < len(at.keys):
-            hot = at.hot
-            self.use_cells(at.cells[hot], at.owners_of(hot), counts[hot], now)
+            used = counts[found.cold[there]]
+            found.rows.scores[there] = self._used(found.rows.scores[there], used, now)
+            found.rows.flags[there] |= DIRTY
+        if len(found.cold) < len(found.keys):
+            hot = found.hot
+            self.use_cells(found.cells[hot], found.owners_of(hot), counts[hot], now)
 
     def use_hot(self, keys: Keys, now: float) -> None:
         """Record one use for each occurrence of keys, which are all hot."""

@@ -80,15 +80,16 @@ class TableUpdates(TableReads):
         storage, distinct = self._storage, Unique(keys)
         values = values[distinct.last]
         with storage.writing():
-            at = storage.locate(distinct.keys)
-            self._create(at, score)
-            self._hot_tables.prepare(at.owners, len(at.keys), PlannedChange(embeddings=1, matching=self._matching))
+            found = storage.locate(distinct.keys)
+            self._create(found, score)
+            change = PlannedChange(embeddings=1, matching=self._matching)
+            self._hot_tables.prepare(found.owners, len(found.keys), change)
             with storage.changing():
-                self._hot_tables.assign(at.cells, at.owners, values, storage.step)
-                self._kernels.assign(at.rows, np.arange(len(at.rows)), values[at.cold], storage.step)
-                self._match(at, np.arange(len(at.keys)))
-                storage.log.located(at, storage.step)
-                storage.admit(at)
+                self._hot_tables.assign(found.cells, found.owners, values, storage.step)
+                self._kernels.assign(found.rows, np.arange(len(found.rows)), values[found.cold], storage.step)
+                self._match(found, np.arange(len(found.keys)))
+                storage.log.located(found, storage.step)
+                storage.admit(found)
 
     def accum(self, keys: Keys, old: Values, new: Values, exists: Mask) -> None:
         """Add new - old if the key exists and `exists` is True; insert new if neither; ignore the other keys."""
@@ -100,30 +101,30 @@ class TableUpdates(TableReads):
         storage, distinct, n = self._storage, Unique(keys), len(keys)
         inverse = distinct.inverse
         with storage.writing():
-            at = storage.locate(distinct.keys)
+            found = storage.locate(distinct.keys)
             score = self._scoring.first(storage.step)
-            present = at.present
+            present = found.present
             # An absent key is inserted by its first occurrence with exists False; later ones add to it.
             inserting = np.flatnonzero(~exists & ~present[inverse])
             inserted_at = np.full(len(distinct.keys), n)
             inserted_at[inverse[inserting][::-1]] = inserting[::-1]
             inserted_at[present] = -1
             adding = np.flatnonzero(exists & (np.arange(n) > inserted_at[inverse]))
-            at, added = at.only(at.exists | (inserted_at[at.cold] < n)), inverse[adding]
-            made = np.flatnonzero(~at.exists)
-            self._create(at, score)
-            row_of = np.full(len(at.keys), -1, np.int64)
-            row_of[at.cold] = np.arange(len(at.cold))
-            self._hot_tables.prepare(at.owners_of(added), len(added), PlannedChange(embeddings=2))
-            self._hot_tables.prepare(at.owners, len(at.keys), PlannedChange(matching=self._matching))
+            found, added = found.only(found.exists | (inserted_at[found.cold] < n)), inverse[adding]
+            made = np.flatnonzero(~found.exists)
+            self._create(found, score)
+            row_of = np.full(len(found.keys), -1, np.int64)
+            row_of[found.cold] = np.arange(len(found.cold))
+            self._hot_tables.prepare(found.owners_of(added), len(added), PlannedChange(embeddings=2))
+            self._hot_tables.prepare(found.owners, len(found.keys), PlannedChange(matching=self._matching))
             with storage.changing():
-                self._hot_tables.add(at.cells[added], at.owners_of(added), old[adding], new[adding], storage.step)
-                self._kernels.assign(at.rows, made, new[inserted_at[at.cold[made]]], storage.step)
-                self._kernels.add(at.rows, row_of[added], old[adding], new[adding], storage.step)
+                self._hot_tables.add(found.cells[added], found.owners_of(added), old[adding], new[adding], storage.step)
+                self._kernels.assign(found.rows, made, new[inserted_at[found.cold[made]]], storage.step)
+                self._kernels.add(found.rows, row_of[added], old[adding], new[adding], storage.step)
                 if self._matching is not None:
-                    self._match(at, np.union1d(added, at.cold[made]))
-                storage.log.located(at, storage.step)
-                storage.admit(at)
+                    self._match(found, np.union1d(added, found.cold[made]))
+                storage.log.located(found, storage.step)
+                storage.admit(found)
 
     def apply_gradients(self, keys: Keys, grads: Values, *, acknowledge: bool = True) -> None:
         """Take one optimizer step on each distinct key; gradients of duplicates are summed in order first.
@@ -145,31 +146,30 @@ class TableUpdates(TableReads):
         """Take the step on a chunk; return its number. count: that number; 0 for the first chunk, which counts it."""
         storage = self._storage
         with storage.writing():
-            at = self._admitted(storage.locate(keys), occurrences)
-            self._create(at, self._scoring.first(storage.step))
-            before = None if self._constraining is None else self._constraining.copies(at)
+            found = self._admitted(storage.locate(keys), occurrences)
+            self._create(found, self._scoring.first(storage.step))
+            before = None if self._constraining is None else self._constraining.copies(found)
             number = count or storage.next_optimizer_step()
-            self._hot_tables.prepare(
-                at.owners, len(at.keys), PlannedChange(optimizer=optimizer, grads=grads, sums=sums)
-            )
+            change = PlannedChange(optimizer=optimizer, grads=grads, sums=sums)
+            self._hot_tables.prepare(found.owners, len(found.keys), change)
             if self._constraining is not None:
                 projection = PlannedChange(rows=True, embeddings=1, matching=self._matching)
-                self._hot_tables.prepare(at.owners, len(at.keys), projection)
+                self._hot_tables.prepare(found.owners, len(found.keys), projection)
             with storage.changing():
-                self._hot_tables.apply(at.cells, at.owners, optimizer, grads, storage.step, sums, number)
-                if len(at.rows):
-                    cold = np.arange(len(at.rows))
-                    self._kernels.apply(at.rows, cold, optimizer, grads, storage.step, sums.of(at.cold), number)
+                self._hot_tables.apply(found.cells, found.owners, optimizer, grads, storage.step, sums, number)
+                if len(found.rows):
+                    cold = np.arange(len(found.rows))
+                    self._kernels.apply(found.rows, cold, optimizer, grads, storage.step, sums.of(found.cold), number)
             moved = None
             if self._constraining is not None and before is not None:
-                moved = self._constraining.project(at, before, storage.step)
+                moved = self._constraining.project(found, before, storage.step)
             with storage.changing():
                 if moved is not None:
-                    self._match(at, moved)
+                    self._match(found, moved)
                 if optimizer.counts_steps and count == 0:
                     storage.count_optimizer_step(number)
-                storage.log.located(at, storage.step)
-                storage.admit(at)
+                storage.log.located(found, storage.step)
+                storage.admit(found)
         return number
 
     @property
@@ -177,23 +177,23 @@ class TableUpdates(TableReads):
         """The optimizer, if it has slots that must be set whenever an embedding is set (Optimizer.match), else None."""
         return self.optimizer if self.optimizer is not None and self.optimizer.match is not None else None
 
-    def _match(self, at: Located, changed: Positions) -> None:
-        """Set those slots of the rows at positions `changed` of at.keys, whose embeddings were set."""
+    def _match(self, found: Located, changed: Positions) -> None:
+        """Set those slots of the rows at positions `changed` of found.keys, whose embeddings were set."""
         if (optimizer := self._matching) is not None:
-            self._hot_tables.match(at.cells[changed], at.owners_of(changed), optimizer, self._storage.step)
-            rows = np.flatnonzero(np.isin(at.cold, changed))
-            self._kernels.match(at.rows, rows, optimizer, self._storage.step)
+            self._hot_tables.match(found.cells[changed], found.owners_of(changed), optimizer, self._storage.step)
+            rows = np.flatnonzero(np.isin(found.cold, changed))
+            self._kernels.match(found.rows, rows, optimizer, self._storage.step)
 
-    def _admitted(self, at: Located, counts: Positions) -> Located:
-        """Return `at` without missing keys that have too few sightings. counts (n,): new sightings of at.keys."""
-        absent = at.cold[~at.exists]
+    def _admitted(self, found: Located, counts: Positions) -> Located:
+        """Return `found` without missing keys that have too few sightings. counts (n,): new sightings of found.keys."""
+        absent = found.cold[~found.exists]
         if self.sightings is None or len(absent) == 0:
-            return at
-        enough = self.sightings.sight(at.keys[absent], counts[absent])
+            return found
+        enough = self.sightings.sight(found.keys[absent], counts[absent])
         self._storage.counts.refused += int(counts[absent[~enough]].sum())
-        chosen = at.exists.copy()
-        chosen[~at.exists] = enough
-        return at.only(chosen)
+        chosen = found.exists.copy()
+        chosen[~found.exists] = enough
+        return found.only(chosen)
 
     def set_optimizer(self, optimizer: Optimizer, *, writable: bool = True) -> None:
         """Replace the optimizer by one with the same slots. writable: whether to raise if rows may not change."""
@@ -203,12 +203,12 @@ class TableUpdates(TableReads):
             self.optimizer = optimizer
             self._factory.set_optimizer(optimizer)
 
-    def _create(self, at: Located, score: float) -> None:
-        """Fill in the missing rows of `at` as new rows: initial embedding, initial slots, this score."""
-        absent = (~at.exists).nonzero()[0]
+    def _create(self, found: Located, score: float) -> None:
+        """Fill in the missing rows of `found` as new rows: initial embedding, initial slots, this score."""
+        absent = (~found.exists).nonzero()[0]
         if len(absent):
-            keys = at.rows.keys[absent]
-            at.rows.put(absent, self._factory.rows(keys, self._factory.embeddings(keys), score, self._storage.step))
+            keys = found.rows.keys[absent]
+            found.rows.put(absent, self._factory.rows(keys, self._factory.embeddings(keys), score, self._storage.step))
 
     def put(self, rows: RowBlock, step: int) -> None:
         """Insert or replace whole rows (embedding, slots, score, step) of distinct keys. step: the table's.
@@ -227,8 +227,8 @@ class TableUpdates(TableReads):
         distinct = Unique(keys).keys
         for chunk in self._chunks(len(distinct)):
             with self._storage.writing():
-                at = self._storage.locate(distinct[chunk])
-                self._storage.remove(at.keys[at.present])
+                found = self._storage.locate(distinct[chunk])
+                self._storage.remove(found.keys[found.present])
                 if self.sightings is not None:
                     self.sightings.forget(distinct[chunk])
         self._storage.acknowledge()
@@ -249,10 +249,10 @@ class TableUpdates(TableReads):
             storage.count_use()
         for chunk in self._chunks(len(distinct.keys)):
             with storage.writing():
-                at = storage.locate(distinct.keys[chunk])
-                self._scoring.use(at, distinct.counts[chunk], self._scoring.now(storage.step))
+                found = storage.locate(distinct.keys[chunk])
+                self._scoring.use(found, distinct.counts[chunk], self._scoring.now(storage.step))
                 with storage.changing():
-                    there = at.only(at.exists)
+                    there = found.only(found.exists)
                     storage.log.located(there, storage.step)
                     storage.admit(there)
         storage.acknowledge()

@@ -180,9 +180,9 @@ class TieredStorage:
 
         Raises Closed, Corruption, ColdStoreError.
         """
-        at = self._locator.locate(keys)
-        self.snapshot.copy_before_change(at.keys, at.cells, at.owners)
-        return at
+        found = self._locator.locate(keys)
+        self.snapshot.copy_before_change(found.keys, found.cells, found.owners)
+        return found
 
     def held(self, *, rows: bool = True) -> AbstractContextManager[None]:
         """Hold the variable's lock during the block; no other call runs meanwhile. rows: see TableAccess.held."""
@@ -207,50 +207,50 @@ class TieredStorage:
 
     # Moving rows.
 
-    def admit(self, at: Located, *, by_score: bool = False, together: bool = False) -> None:
-        """Offer at.rows to the hot tier; dirty rows that they evict go to the spill buffer.
+    def admit(self, found: Located, *, by_score: bool = False, together: bool = False) -> None:
+        """Offer found.rows to the hot tier; dirty rows that they evict go to the spill buffer.
 
         From here on, the rows of keys that did not exist exist and are counted. by_score: only rows that outscore hot
         rows become hot. together: see HotTables.insert. A failure poisons the store, because rows may be half moved.
         """
-        if len(at.rows) == 0:
+        if len(found.rows) == 0:
             return
         left: list[RowBlock] = []
         with self.changing():
             try:
                 for keys, leaving in self.hot_tables.insert(
-                    at.rows, at.cold_owners, by_score=by_score, together=together
+                    found.rows, found.cold_owners, by_score=by_score, together=together
                 ):
                     left.append(leaving)
                     self._spill.discard(keys)  # not before they are hot or in `left`
-                self.size += len(at.exists) - int(np.count_nonzero(at.exists))
-                self.counts.promotions += len(at.rows)
+                self.size += len(found.exists) - int(np.count_nonzero(found.exists))
+                self.counts.promotions += len(found.rows)
                 for leaving in left:
                     self.snapshot.copy_before_leaving(leaving)
             finally:
                 self._spill.append(left)
 
-    def promote(self, at: Located, *, by_score: bool) -> None:
+    def promote(self, found: Located, *, by_score: bool) -> None:
         """Offer to the hot tier rows that were looked up and exist.
 
         If a read ahead waits for the lookup's end, its thread promotes them; if the hot tables are on GPUs, another
         thread does (kvemb.tiers.ahead). In both cases the next call does, if it takes the lock first.
         """
         if not (self.ahead.waits or self._mover.active) or self.snapshot.under_way:
-            self._promote(at, by_score)
+            self._promote(found, by_score)
             return
 
         def later() -> None:
             with suppress(Exception):  # a failure has poisoned the store
-                self._promote(at, by_score)
+                self._promote(found, by_score)
 
         self._access.defer_to_next_holder(later)
 
-    def _promote(self, at: Located, by_score: bool) -> None:
+    def _promote(self, found: Located, by_score: bool) -> None:
         if self.state.cause is None:
             # If a spill fails here, the store is poisoned, but its rows stay in memory and can be read.
             with suppress(Poisoned):
-                self.admit(at, by_score=by_score)
+                self.admit(found, by_score=by_score)
 
     def _move(self, keys: Keys | None) -> None:
         """Move used rows up to their devices, and rows in memory of these distinct keys, which are about to be used."""
@@ -267,13 +267,13 @@ class TieredStorage:
         with suppress(MemoryError):  # the next call finds them instead
             self.hot_tables.refresh_cells()
 
-    def replace(self, at: Located, rows: RowBlock, step: int) -> None:
-        """Replace the located rows by whole, dirty rows, in the order of at.keys; rows that are not hot are spilled."""
-        cold = rows.select(at.cold)
-        self.hot_tables.prepare(at.owners, len(at.keys), PlannedChange(rows=True))
+    def replace(self, found: Located, rows: RowBlock, step: int) -> None:
+        """Replace located rows by whole, dirty rows, in the order of found.keys; rows that are not hot are spilled."""
+        cold = rows.select(found.cold)
+        self.hot_tables.prepare(found.owners, len(found.keys), PlannedChange(rows=True))
         with self.changing():
-            self.hot_tables.put(at.cells, at.owners, rows)
-            self.size += len(at.exists) - int(np.count_nonzero(at.exists))
+            self.hot_tables.put(found.cells, found.owners, rows)
+            self.size += len(found.exists) - int(np.count_nonzero(found.exists))
             self.step = max(self.step, step)
             self._spill.append([cold])
             self.log.rows(rows, self.step)

@@ -22,12 +22,12 @@ class WriteLogging:
         self._log, self._hot_tables = log, hot_tables
         self.active = log is not None
 
-    def located(self, at: Located, step: int) -> None:
+    def located(self, found: Located, step: int) -> None:
         """Log located rows, hot or about to be."""
         if self._log is not None:
-            for rows in self._hot_tables.read(at.cells, at.owners):
+            for rows in self._hot_tables.read(found.cells, found.owners):
                 self.rows(rows, step)
-            self.rows(at.rows, step)
+            self.rows(found.rows, step)
 
     def hot(self, keys: Keys, owners: Owners, missing: Positions, step: int) -> None:
         """Log each hot row of keys once. missing: the positions of keys that are not hot."""
