@@ -77,7 +77,7 @@ def make(store: Store, name: str, like: Mapping[str, Any]) -> Variable:
 
 def point(variable: Variable) -> str:
     """Return the id of the checkpoint or of the durable point that a read-only store reads."""
-    return inside(variable.resource_handle[0]).described.id
+    return inside(variable.resource_handle[0]).opened_manifest.id
 
 
 def slot_dtype(variable: Variable) -> np.dtype[Any]:

@@ -43,7 +43,7 @@ class VariableMap(Mapping[str, Variable]):
         return f"<variables {', '.join(self)}>"
 
 
-def opened(store: Handle[Engine], name: str) -> Variable:
+def open_variable(store: Handle[Engine], name: str) -> Variable:
     """Return a variable of a store; if it is not open, open it as it is stored. Raises KeyError, Closed."""
     engine = inside(store)
     engine.state.check_here()
@@ -51,7 +51,7 @@ def opened(store: Handle[Engine], name: str) -> Variable:
         engine.state.check_open()
         if name in engine.tables:
             return variable_of(engine.tables[name])
-        return open_stored(store, name, engine.described.variables[name])
+        return open_stored(store, name, engine.opened_manifest.variables[name])
 
 
 def get_or_make(store: Handle[Engine], arguments: Arguments) -> Variable:
@@ -97,5 +97,5 @@ def lines_of(engine: Engine) -> Iterator[str]:
         if name in engine.tables:
             yield f"  {engine.tables[name].variable!r}"
         else:
-            entry = engine.described.variables[name]
+            entry = engine.opened_manifest.variables[name]
             yield f"  {name}: {format_count(entry.rows, 'row')} of dim {entry.dim} {entry.value_dtype}, not opened yet"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from kvemb.defaults import DEFAULTS, chosen
+from kvemb.defaults import DEFAULTS, store_or_default
 from kvemb.engine.arguments import Arguments
 from kvemb.engine.engine import Engine
 from kvemb.errors import KvembError
@@ -66,13 +66,13 @@ def get_variable(arguments: ArgumentsInStore) -> Variable:
 
     store: the store; None: the innermost default store (`with kvemb.open(path):`).
     """
-    place = cast(Store, chosen(arguments.store))
+    place = cast(Store, store_or_default(arguments.store))
     return place.get_variable(**{name: value for name, value in vars(arguments).items() if name != "store"})
 
 
 def get_collection(name: str, *, store: Store | None = None) -> list[Any]:
     """Return a list of what was added to a collection of a store, in order. See Store.get_collection."""
-    return cast(Store, chosen(store)).get_collection(name)
+    return cast(Store, store_or_default(store)).get_collection(name)
 
 
 # The arguments of both are documented once.

@@ -62,7 +62,7 @@ class DefaultStore(StoreHandle[Inside]):
             DEFAULTS.leave(self)
 
 
-def chosen(store: Any) -> StoreHandle[Any]:
+def store_or_default(store: Any) -> StoreHandle[Any]:
     """Return the store of a `store` argument; None: the default store. Raises TypeError."""
     if store is None:
         return DEFAULTS.innermost()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from kvemb.catalog import open_stored, opened
+from kvemb.catalog import open_stored, open_variable
 from kvemb.durability import layout, readable
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.delta import epochs_since
@@ -62,18 +62,18 @@ def _bring_to(store: Handle[Engine], taken: Checkpoint, position: str) -> Counte
     """
     engine, described = inside(store), inside(taken)
     epochs = epochs_since(taken.path, described, position)
-    gone = dropped(epochs) & set(engine.names()) - {*engine.described.left_out}
+    gone = dropped(epochs) & set(engine.names()) - {*engine.opened_manifest.left_out}
     if gone:
         drop(engine, sorted(gone))  # a variable that was dropped and created again there is created again here
     there = Counter(gone)
     known = set(engine.names())
     for name, entry in taken.variables.items():
-        if name in known and (mine := inside(opened(store, name)).schema) != entry.schema:
+        if name in known and (mine := inside(open_variable(store, name)).schema) != entry.schema:
             raise SchemaMismatch(name, "schema", mine, entry.schema)
     with readable.opened(taken.path, described) as after:
         for name, entry in taken.variables.items():
-            if name in known or name not in engine.described.left_out:
-                table = inside(opened(store, name) if name in known else open_stored(store, name, entry))
+            if name in known or name not in engine.opened_manifest.left_out:
+                table = inside(open_variable(store, name) if name in known else open_stored(store, name, entry))
                 there[name] += _bring(table, after, epochs, entry, engine.limits.scan_rows)
                 bring(engine, table, taken.path / layout.SIGHTINGS, described.sightings.get(name))
     return there

@@ -13,7 +13,7 @@ from typing import Any, Literal, cast, overload
 
 import numpy.typing as npt
 
-from kvemb.catalog import VariableMap, get_or_make, lines_of, opened
+from kvemb.catalog import VariableMap, get_or_make, lines_of, open_variable
 from kvemb.checks.brief import there_are
 from kvemb.defaults import DefaultStore
 from kvemb.durability import paths
@@ -143,7 +143,7 @@ class Store(DefaultStore[Engine]):
     @property
     def variables(self) -> Mapping[str, Variable]:
         """The store's variables by name. Getting one that is not open yet opens it. Raises Closed."""
-        return VariableMap(self._inside.names, lambda name: opened(self, name))
+        return VariableMap(self._inside.names, lambda name: open_variable(self, name))
 
     def get_collection(self, name: str) -> list[Any]:
         """Return a list of what was added to a collection, by its GraphKeys name, in the order of addition."""

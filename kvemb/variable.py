@@ -20,7 +20,7 @@ from kvemb.checks.brief import brief
 from kvemb.checks.numeric import as_int
 from kvemb.checks.ranges import MAX_ROWS
 from kvemb.contracts import HotTable
-from kvemb.defaults import chosen
+from kvemb.defaults import store_or_default
 from kvemb.engine import on_device
 from kvemb.engine.arguments import GraphKeys, ReferenceArguments
 from kvemb.engine.assembly import open_table
@@ -77,7 +77,7 @@ class Variable(Handle[Table]):
     def __init__(self, arguments: VariableArguments) -> None:
         if arguments.custom_getter is not None:
             raise ValueError("custom_getter wraps get_variable, not Variable; leave it out, or use get_variable")
-        self._store = chosen(arguments.store)
+        self._store = store_or_default(arguments.store)
         engine = inside(self._store)
         if not isinstance(engine, Engine):
             raise TypeError(f"Variable makes one in a Store; use get_variable of {brief(self._store)}")

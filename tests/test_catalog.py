@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import kvemb
-from kvemb.catalog import VariableMap, open_stored, opened, variable_of
+from kvemb.catalog import VariableMap, open_stored, open_variable, variable_of
 from kvemb.errors import Closed
 from kvemb.handle import inside
 
@@ -38,14 +38,14 @@ def test_a_stored_variable_is_opened_once_as_it_is_stored(open_store, tmp_path):
     first = inside(store.get_variable("users", **given)).entry()
     store.close()
     store = open_store(tmp_path / "store")
-    users = opened(store, "users")
-    assert opened(store, "users") is users is variable_of(inside(users))
+    users = open_variable(store, "users")
+    assert open_variable(store, "users") is users is variable_of(inside(users))
     assert inside(users).entry() == first
     with pytest.raises(KeyError):
-        opened(store, "items")
+        open_variable(store, "items")
     store.close()
     with pytest.raises(Closed):
-        opened(store, "users")
+        open_variable(store, "users")
 
 
 def test_a_variable_like_one_of_another_store_is_empty(open_store, tmp_path):

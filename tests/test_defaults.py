@@ -10,7 +10,7 @@ import textwrap
 import pytest
 
 import kvemb
-from kvemb.defaults import DEFAULTS, Defaults, chosen
+from kvemb.defaults import DEFAULTS, Defaults, store_or_default
 from kvemb.handle import Handle
 
 
@@ -91,10 +91,10 @@ def test_the_innermost_store_comes_before_a_temporary_one():
 
 
 def test_only_a_store_is_chosen(no_default, store):
-    assert chosen(store) is store
+    assert store_or_default(store) is store
     with store.as_default():
-        assert chosen(None) is store
+        assert store_or_default(None) is store
     variable = store.get_variable("users", dim=2)
     for wrong in (variable, store.path, Handle(store.path), 0, ""):
         with pytest.raises(TypeError, match="store must be a Store, got"):
-            chosen(wrong)
+            store_or_default(wrong)

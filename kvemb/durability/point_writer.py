@@ -98,7 +98,7 @@ class PointWriter:
         self._hot: dict[str, Ordered] = {}
         self._counted: dict[str, Counters | None] = {}
         self._last = False
-        self._described: Manifest
+        self._manifest: Manifest
         self._base: Future[list[Epoch]] | None = None
 
     def write_attached(self) -> None:
@@ -119,10 +119,10 @@ class PointWriter:
                 self._last = closing is not None
                 self._rotate(state)
                 entries = {part.name: part.entry() for part in self._parts}
-                self._described = self._points.describe(self._number, entries, self._without)
-                identity = self._attached.id or self._described.id
+                self._manifest = self._points.describe(self._number, entries, self._without)
+                identity = self._attached.id or self._manifest.id
                 tiers = _on_gpus({part.name: part.storage.hot_tables.sizes() for part in self._parts})
-                self._described = replace(self._described, id=identity, extra=self._attached.extra, tiers=tiers)
+                self._manifest = replace(self._manifest, id=identity, extra=self._attached.extra, tiers=tiers)
                 for part in self._parts:
                     part.storage.snapshot.prepare()
                 for number, part in enumerate(self._parts):
@@ -179,7 +179,7 @@ class PointWriter:
             inventory.begin(f"{layout.ROWS}/*.sst")  # of the copied database: merges made them since the last point
             self._write_rows()
             self._describe(epochs, inventory)
-        described = self._described
+        described = self._manifest
         if self._target is not None:
             self._write_checkpoint(self._target)
             self._end_epoch(described.following(described.id), epochs)
@@ -243,18 +243,18 @@ class PointWriter:
         scratch = self._draft.path
         self._changes.link_to(scratch / layout.CHANGES, epochs)
         before = self._points.folder / layout.HOT
-        sets = write_hot(scratch / layout.HOT, self._described.point, self._hot, before, self._described.hot)
-        folder, names, points = scratch / layout.SIGHTINGS, self._described.variables, self._points
+        sets = write_hot(scratch / layout.HOT, self._manifest.point, self._hot, before, self._manifest.hot)
+        folder, names, points = scratch / layout.SIGHTINGS, self._manifest.variables, self._points
         known = points.sightings(names)
         counted = write_sightings(folder, self._number, names, self._counted, points.brought, known)
-        self._described = replace(self._described, changes=epochs, hot=sets, sightings=counted, files=inventory.take())
-        manifest.write(self._described, scratch)
+        self._manifest = replace(self._manifest, changes=epochs, hot=sets, sightings=counted, files=inventory.take())
+        manifest.write(self._manifest, scratch)
 
     def _write_checkpoint(self, target: Path) -> None:
         """Write the checkpoint, complete and synced, but for its name. Raises TargetFailed."""
-        entries, point = self._described.variables, self._draft.path
+        entries, point = self._manifest.variables, self._draft.path
         left_out = [name for name, entry in entries.items() if not entry.checkpoint]
-        described = self._described.only([name for name in entries if name not in left_out])
+        described = self._manifest.only([name for name in entries if name not in left_out])
         with _naming_target():
             draft = self._checkpoint = DirectoryDraft(target)
             with layout.as_cold_store_error(f"write {target}"):
@@ -265,7 +265,7 @@ class PointWriter:
 
     def _end_epoch(self, following: Manifest, epochs: list[Epoch]) -> None:
         """Begin the next epoch, here and in the point. following: the point's manifest with the new epoch."""
-        self._changes.begin(self._described.id, epochs)
+        self._changes.begin(self._manifest.id, epochs)
         manifest.write(following, self._draft.path)
 
     def _end_snapshots(self) -> None:

@@ -29,7 +29,7 @@ def _stored(engine: Engine, specification: Specification) -> bool:
 
 def sightings_of(engine: Engine, specification: Specification) -> Sightings | None:
     """Return a variable's sightings, as of the last durable point; None without an Admission. Raises Corruption."""
-    counted = engine.described.sightings.get(specification.name) if _stored(engine, specification) else None
+    counted = engine.opened_manifest.sightings.get(specification.name) if _stored(engine, specification) else None
     if specification.admission is None:
         if counted is not None:
             _logger.warning(
@@ -56,7 +56,7 @@ def bring(engine: Engine, table: Table, folder: Path, counted: Counted | None) -
             engine.checkpointer.wait()  # a point being written would take the file for one that it has
             if counted is not None:
                 engine.points.brought[table.name] = folder, counted
-            elif table.name in engine.described.sightings:
+            elif table.name in engine.opened_manifest.sightings:
                 engine.points.brought[table.name] = None
         return
     with table.storage.held():

@@ -46,15 +46,15 @@ def open_table(engine: Engine, arguments: AnyArguments, variable: Handle[Table])
         engine.state.check_open()
         if name in engine.tables:
             raise ValueError(f"variable {name!r} is open already; use get_variable({name!r}, ...) to get it")
-        specification = specify(arguments, engine.described.variables.get(name))
+        specification = specify(arguments, engine.opened_manifest.variables.get(name))
         if specification.is_new:
             if engine.state.read_only:
-                known = ", ".join(sorted(engine.described.variables)) or "none"
+                known = ", ".join(sorted(engine.opened_manifest.variables)) or "none"
                 raise ReadOnly(f"the read-only store {engine.state.name} has no variable {name!r}; it has {known}")
             engine.state.check_writable()
         # Ctrl-C is deferred: a durable point must not name a variable that is undone here.
         with uninterrupted() if specification.is_new else nullcontext(), ExitStack() as undo:
-            table = _made(engine, specification, variable, undo)
+            table = _make_table(engine, specification, variable, undo)
             _register(engine, table, undo)
             if specification.is_new and engine.log is not None:
                 engine.flush()  # the log may name only variables of the durable point before it
@@ -70,11 +70,11 @@ def open_table(engine: Engine, arguments: AnyArguments, variable: Handle[Table])
         return table
 
 
-def _made(engine: Engine, specification: Specification, variable: Handle[Table], undo: ExitStack) -> Table:
+def _make_table(engine: Engine, specification: Specification, variable: Handle[Table], undo: ExitStack) -> Table:
     """Make the table's parts. undo: receives callbacks that undo this."""
     stored, schema = specification.stored, specification.schema
-    cold = _cold(engine, specification, undo)
-    sized = _sized(engine, specification)
+    cold = _cold_store(engine, specification, undo)
+    sized = _make_hot_tables(engine, specification)
     hot_tables = HotTables(
         sized.tables,
         specification.partitioner,
@@ -130,7 +130,7 @@ def _made(engine: Engine, specification: Specification, variable: Handle[Table],
     return Table(specification, policy, hot_tables, storage, operations, variable, engine.limits)
 
 
-def _cold(engine: Engine, specification: Specification, undo: ExitStack) -> ColdStore:
+def _cold_store(engine: Engine, specification: Specification, undo: ExitStack) -> ColdStore:
     name, schema = specification.name, specification.schema
     if not specification.persistent:
         return cold_databases.in_memory(schema)
@@ -181,7 +181,7 @@ def _record_whole(engine: Engine, specification: Specification, cold: ColdStore)
         engine.changes.record_whole(specification.name, keys)
 
 
-def _sized(engine: Engine, specification: Specification) -> SizedTables:
+def _make_hot_tables(engine: Engine, specification: Specification) -> SizedTables:
     return make_tables(
         specification.name,
         specification.schema,

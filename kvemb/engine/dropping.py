@@ -42,10 +42,10 @@ def _drop(engine: Engine, names: list[str]) -> None:
         undo.pop_all()
     for table in opened.values():
         _forget(engine, table)
-    described = {name: entry for name, entry in engine.described.variables.items() if name not in names}
-    hot = {name: files for name, files in engine.described.hot.items() if name not in names}
-    sightings = {name: counted for name, counted in engine.described.sightings.items() if name not in names}
-    engine.described = replace(engine.described, variables=described, hot=hot, sightings=sightings)
+    described = {name: entry for name, entry in engine.opened_manifest.variables.items() if name not in names}
+    hot = {name: files for name, files in engine.opened_manifest.hot.items() if name not in names}
+    sightings = {name: counted for name, counted in engine.opened_manifest.sightings.items() if name not in names}
+    engine.opened_manifest = replace(engine.opened_manifest, variables=described, hot=hot, sightings=sightings)
     for name in stored:
         try:
             engine.in_order(engine.database.drop, name)

@@ -44,13 +44,13 @@ class Engine:
     """An open store.
 
     path: its directory. warm: whether opening a variable loads the rows that were hot when the durable point was made.
-    recovery: the state recovered after a crash, None if there was no crash. database, described: the cold rows, and the
-    manifest with which they were opened. view: the links through which a read-only store reads, and what holds the
-    history of the points that it follows; closed with the store. tables: the open tables, by name. collections: the
-    collections, by name. spiller: the one thread that writes to the database. Only a writable store has points,
-    changes, log (None unless every write is durable) and checkpointer.
-    hot_rows: if warm, how many rows of each variable were hot when the durable point was made. closing: set as close()
-    begins. shared: whether another process may train the store at the same time.
+    recovery: the state recovered after a crash, None if there was no crash. database: the cold rows. opened_manifest:
+    the manifest of the durable point from which they were opened. view: the links through which a read-only store
+    reads, and what holds the history of the points that it follows; closed with the store. tables: the open tables, by
+    name. collections: the collections, by name. spiller: the one thread that writes to the database. Only a writable
+    store has points, changes, log (None unless every write is durable) and checkpointer. hot_rows: if warm, how many
+    rows of each variable were hot when the durable point was made. closing: set as close() begins. shared: whether
+    another process may train the store at the same time.
     """
 
     shared = False
@@ -89,17 +89,17 @@ class Engine:
                 self._open_view()
             else:
                 self.points = Points(self.path, undo)
-                self.described = self.points.current
-                with inventory.naming_damaged_file(self.points.folder, self.described):
-                    self.database = self.open_database(self.points.live / layout.ROWS, self.described)
+                self.opened_manifest = self.points.current
+                with inventory.naming_damaged_file(self.points.folder, self.opened_manifest):
+                    self.database = self.open_database(self.points.live / layout.ROWS, self.opened_manifest)
                 undo.callback(self.database.close)
             self.spiller = Threads(1, thread_name_prefix="kvemb-spill")
             self.readers = Threads(2, thread_name_prefix="kvemb-prefetch")
             if not read_only:
-                self.changes = ChangeLog(self.points.live / layout.CHANGES, self.described.changes, self.limits)
+                self.changes = ChangeLog(self.points.live / layout.CHANGES, self.opened_manifest.changes, self.limits)
                 self.recovery = self._recover()
                 if durability == "write":
-                    self.log = Journal(self.path / layout.LOG, self.described.point)
+                    self.log = Journal(self.path / layout.LOG, self.opened_manifest.point)
                     undo.callback(self.log.close)
                     self.points.begin_log()
                 self.checkpointer = self._checkpointer_with(self.log)
@@ -112,12 +112,13 @@ class Engine:
         self._hot: dict[str, list[Ordered]] = {}
         while True:
             self.history = self.view.enter_context(held_history(self.path))
-            self.database, self.described = self.view.enter_context(reading(self.path, self.open_database))
+            self.database, self.opened_manifest = self.view.enter_context(reading(self.path, self.open_database))
             if not self.warm:
                 return
-            place = self.path if layout.is_checkpoint(self.path) else layout.point(self.path, self.described.point)
+            point = layout.point(self.path, self.opened_manifest.point)
+            place = self.path if layout.is_checkpoint(self.path) else point
             try:
-                for name, files in self.described.hot.items():
+                for name, files in self.opened_manifest.hot.items():
                     self._hot[name] = list(read_hot(place / layout.HOT, files))
                 return
             except FileNotFoundError as error:
@@ -128,7 +129,7 @@ class Engine:
     def _count_hot(self) -> dict[str, int]:
         if self.state.read_only:
             return {name: sum(map(len, keys)) for name, keys in self._hot.items()}
-        counts = dict.fromkeys(self.described.hot, 0)
+        counts = dict.fromkeys(self.opened_manifest.hot, 0)
         for name in counts:
             with suppress(Corruption, UnsupportedFormat):  # raised when that variable is opened
                 counts[name] = sum(map(len, self.hot_keys(name)))
@@ -155,7 +156,7 @@ class Engine:
             first = self._checkpointer_with(None)
             first.start([], None).wait()
             first.close()
-        self.described = points.current
+        self.opened_manifest = points.current
         journal_segments.delete_before(self.path / layout.LOG, points.current.point)
         if recovery is not None:
             recovery.log_warning()
@@ -170,14 +171,14 @@ class Engine:
     def names(self) -> list[str]:
         """Return the names of all variables, open or not, sorted. Raises Closed."""
         self.state.check_open()
-        return sorted({*self.described.variables, *self.tables})
+        return sorted({*self.opened_manifest.variables, *self.tables})
 
     def hot_keys(self, name: str) -> Iterator[Ordered]:
         """Yield the keys of the rows to load into the hot tier when a variable is opened."""
         if self.state.read_only:
             yield from self._hot.pop(name, [])
-        elif self.warm and name in self.described.hot:
-            yield from read_hot(self.points.live / layout.HOT, self.described.hot[name])
+        elif self.warm and name in self.opened_manifest.hot:
+            yield from read_hot(self.points.live / layout.HOT, self.opened_manifest.hot[name])
 
     def collect(self, collection: str, item: Any) -> None:
         """Add an item to a collection."""
@@ -195,7 +196,7 @@ class Engine:
     @property
     def current_manifest(self) -> Manifest:
         """The manifest of the last durable point, or of the point that a reader reads."""
-        return self.described if self.state.read_only else self.points.current
+        return self.opened_manifest if self.state.read_only else self.points.current
 
     def start(
         self, target: Path | None = None, *, closing: Callable[[], None] | None = None,

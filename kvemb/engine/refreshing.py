@@ -50,23 +50,23 @@ def _refresh(engine: Engine) -> bool:
         if not engine.follows:
             shown = "what it showed when it was opened" if engine.state.read_only else "its own changes at once"
             raise ValueError(f"{engine.path} was not opened with follow=True, so it shows {shown}")
-        present = layout.point(engine.path, engine.described.point)
+        present = layout.point(engine.path, engine.opened_manifest.point)
         if engine.history.is_at(engine.path) and layout.current_point(engine.path) == present:
             return False
         with ExitStack() as kept, ExitStack() as view:
             # Before the point, and asked after it, because the store may be restored at any time.
             history = kept.enter_context(held_history(engine.path))
             database, described = view.enter_context(reading(engine.path, engine.open_database))
-            if described.id == engine.described.id:
-                engine.described, engine.history = described, history
+            if described.id == engine.opened_manifest.id:
+                engine.opened_manifest, engine.history = described, history
                 engine.view.push(kept.pop_all())
                 return False
-            if described.store != engine.described.store:
+            if described.store != engine.opened_manifest.store:
                 raise StoreNotFound(f"another store is at {engine.path} now; close this one, and open that")
             follows_on = engine.history.is_at(engine.path)
             for table in _move_tables(engine, database, described, follows_on=follows_on):
                 end(engine, table)
-            engine.database, engine.described, engine.history = database, described, history
+            engine.database, engine.opened_manifest, engine.history = database, described, history
             view.push(kept.pop_all())
             before, engine.view = engine.view, view.pop_all()
         before.close()
@@ -83,7 +83,7 @@ def _move_tables(engine: Engine, database: ColdDatabase, described: Manifest, *,
         for name, table in engine.tables.items()
     }
     # Without a record of drops since the present point, every variable may have been dropped and created again.
-    dropped = dropped_after(engine.described.changes, described.changes)
+    dropped = dropped_after(engine.opened_manifest.changes, described.changes)
     gone: list[Table] = []
     with ExitStack() as paused:
         for table in engine.tables.values():
@@ -104,7 +104,7 @@ def _renewed(engine: Engine, database: ColdDatabase, described: Manifest, table:
 
     Returns None if that is unknown, or not less than what is hot; then no hot row is kept.
     """
-    files = files_between(engine.described.changes, described.changes, table.name)
+    files = files_between(engine.opened_manifest.changes, described.changes, table.name)
     if files is None or (entry := described.variables.get(table.name)) is None:
         return None
     most, count = table.hot_tables.size, 0

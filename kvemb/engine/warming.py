@@ -27,7 +27,7 @@ def warm(engine: Engine, name: str, hot_tables: HotTables, operations: TableOper
 
 def _part(engine: Engine) -> float:
     """Return the share, at most 1, of the formerly hot rows for which there is memory."""
-    host, stored = engine.budgets.host, engine.described.variables
+    host, stored = engine.budgets.host, engine.opened_manifest.variables
     own = sum(own_bytes(entry.schema, host, engine.limits) for entry in stored.values())
     needed = sum(rows * (RowBlock.bytes_per_row(stored[name].schema) + 1) for name, rows in _hot_rows(engine).items())
     return max(0, host.for_growth - own) / max(1, needed)
@@ -35,4 +35,4 @@ def _part(engine: Engine) -> float:
 
 def _hot_rows(engine: Engine) -> dict[str, int]:
     """Return how many rows of each variable were hot. Variables may have been dropped since they were counted."""
-    return {name: rows for name, rows in engine.hot_rows.items() if name in engine.described.variables}
+    return {name: rows for name, rows in engine.hot_rows.items() if name in engine.opened_manifest.variables}

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from kvemb.catalog import VariableMap, opened
+from kvemb.catalog import VariableMap, open_variable
 from kvemb.engine.engine import Engine
 from kvemb.handle import StoreHandle, inside
 from kvemb.many_tables.arguments import (
@@ -77,7 +77,7 @@ def prefetch(store: StoreHandle[Engine], wanted: Mapping[Any, npt.ArrayLike], af
 
 
 def _variables(store: StoreHandle[Engine]) -> Mapping[str, Variable]:
-    return VariableMap(inside(store).names, lambda name: opened(store, name))
+    return VariableMap(inside(store).names, lambda name: open_variable(store, name))
 
 
 def _read(parts: list[TablePart], touch: bool) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Self, cast
 import torch
 
 from kvemb.checks.brief import brief
-from kvemb.defaults import chosen
+from kvemb.defaults import store_or_default
 from kvemb.handle import inside
 from kvemb.store import Store
 from kvemb.torch.gradients import PendingGradients
@@ -200,7 +200,7 @@ def variable_of(given: Any, dim: int | None, store: Store | None, arguments: dic
             f"expected a name or a Variable, got {brief(given)}; begin with a name and dim, such as 'words', 16: keys "
             "are any int64, so no number of rows is needed"
         )
-    store = cast(Store, chosen(store))
+    store = cast(Store, store_or_default(store))
     if dim is not None:
         arguments = {"dim": dim, **arguments}
     elif "dim" not in arguments:

@@ -150,7 +150,7 @@ def test_a_store_on_disk_is_as_the_page_says(open_store, tmp_path):
     }
     assert set(data["variables"]["users"]) == set(VariableEntry.__dataclass_fields__) - {"optimizer_steps"}
     restored = kvemb.restore(tmp_path / "checkpoint", tmp_path / "copy")
-    assert inside(restored).described.store == data["store"]
+    assert inside(restored).opened_manifest.store == data["store"]
     restored.close()
 
 

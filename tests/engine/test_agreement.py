@@ -111,4 +111,4 @@ def test_a_stored_variables_other_creator_is_used_from_the_next_opening(open_sto
         assert store.get_variable("users", dim=2, kv_creator=creator).dim == 2
         store.close()
         store = open_store(tmp_path / "store")
-        assert cold_databases.creators_of(inside(store).described) == {"users": creator}
+        assert cold_databases.creators_of(inside(store).opened_manifest) == {"users": creator}
