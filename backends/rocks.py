@@ -26,6 +26,7 @@ import rocksdict as rd
 from kvemb.backends.open_files import FEW_FILES, most_open
 from kvemb.backends.rocks_config import check_config
 from kvemb.backends.rocks_files import SortedFile, splits
+from kvemb.backends.rocks_forks import check_threads, keep_in_forks
 from kvemb.backends.rocks_options import PARTITIONED, DatabaseOptions, database_creator, holding_whole
 from kvemb.backends.rocks_rescue import rescue
 from kvemb.backends.rocks_scan import Scan, translated
@@ -69,6 +70,10 @@ class RocksDatabase:
         salvaging: bool = False,
         limits: Limits = DEFAULT,
     ) -> None:
+        if not read_only:
+            check_threads()
+        keep_in_forks(self)
+        self._process = os.getpid()
         self.limits = limits
         self.path, self._metadata_bytes = path, cache_bytes // 2
         creator = database_creator(families)
@@ -203,7 +208,9 @@ class RocksDatabase:
                     self._partitioned.add(name)
 
     def close(self) -> None:
-        """Close the database. Its lock is released with the last handle."""
+        """Close the database. Its lock is released with the last handle. A forked process leaves it open."""
+        if self._process != os.getpid():
+            return
         self.readers.shutdown()
         for store in self._stores.values():
             store.close()

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from kvemb.backends.rocks_forks import keep_in_forks
 from kvemb.backends.rocks_scan import translated
 from kvemb.rows.block import REMOVED, RowBlock
 from kvemb.rows.codec import LAST_KEY, encode_keys, encode_records
@@ -28,6 +29,7 @@ class SortedFile:
     def __init__(self, path: Path, schema: Schema, writer: Any, batch_rows: int) -> None:
         self.path, self._schema, self._writer, self._batch_rows = path, schema, writer, batch_rows
         self.rows = 0
+        keep_in_forks(self)
         with translated(f"write {path}"):
             self._writer.open(str(path))
 

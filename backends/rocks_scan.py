@@ -12,6 +12,7 @@ from itertools import islice
 from operator import itemgetter
 from typing import Any
 
+from kvemb.backends.rocks_forks import keep_in_forks
 from kvemb.errors import Closed, ColdStoreError, Corruption
 from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import decode_rows
@@ -58,6 +59,7 @@ class Scan(Iterator[RowBlock]):
         self._check: Any | None = check
         self._last: bytes | None = None
         self._closed = False
+        keep_in_forks(self)
         self._lock = threading.Lock()
 
     def __next__(self) -> RowBlock:

@@ -57,7 +57,8 @@ def open(
     durability="write" this makes uses durable and keeps the log short. None: only when asked. A cluster has none, but
     checkpoint(block=False).
     limits: how much one internal step processes at a time (kvemb.limits).
-    Raises StoreNotFound, Locked, Corruption, UnsupportedFormat, ColdStoreError; ValueError or TypeError for arguments.
+    Raises StoreNotFound, Locked, Corruption, UnsupportedFormat, ColdStoreError; ValueError or TypeError for arguments;
+    BackendUnavailable for writing in a process that was forked after a store had been opened.
     """
     place = paths.local(path)
     if follow and layout.is_checkpoint(place):

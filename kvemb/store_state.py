@@ -22,7 +22,7 @@ class StoreState:
 
     def __init__(self, name: str, *, read_only: bool = False) -> None:
         self.name, self.read_only = name, read_only
-        self._process = _here[0]
+        self.process = _here[0]
         self.closed = self.of_shard = False
         self._why = f"the store {name} is closed; open it again with kvemb.open"
         self.cause: BaseException | None = None
@@ -30,7 +30,7 @@ class StoreState:
     @property
     def forked(self) -> bool:
         """Whether this process was forked from the one that opened the store, and so lacks its threads."""
-        return _here[0] != self._process
+        return _here[0] != self.process
 
     @property
     def gone(self) -> bool:
@@ -39,11 +39,14 @@ class StoreState:
 
     def check_here(self) -> None:
         """Raise Closed in a forked process. Called before locking, because a lock held at the fork stays locked."""
-        if _here[0] != self._process:
-            raise Closed(
-                f"the store {self.name} was opened by process {self._process}, and does not survive a fork; open it in "
-                "this process with follow=True, or start workers by spawn"
-            )
+        if _here[0] != self.process:
+            raise Closed(self._why_forked())
+
+    def _why_forked(self) -> str:
+        return (
+            f"the store {self.name} was opened by process {self.process}, and does not survive a fork; open it in this "
+            "process with follow=True, or start workers by spawn"
+        )
 
     def check_open(self) -> None:
         """Raise Closed after close(), and in a forked process."""

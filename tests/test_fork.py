@@ -42,7 +42,7 @@ PROGRAM = """
             with kvemb.open(path, follow=True) as reader:
                 assert reader.variables == {}
             store.close()
-            os._exit(7)
+            sys.exit(7)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         assert (table.lookup(keys) == 1).all()
         store.check()
@@ -53,9 +53,52 @@ PROGRAM = """
 """
 
 
+OF_A_CLUSTER = """
+    import os, sys, warnings
+    from concurrent.futures import Future
+    import kvemb.cluster
+    from kvemb.durability.checkpointer import PendingCheckpoint, PointInProgress
+
+    warnings.simplefilter("ignore")
+    pending, now = PendingCheckpoint(PointInProgress(Future())), {"wait_seconds": 0}
+    with kvemb.cluster.open(sys.argv[1], shards=1, transport="local", memory_budget="8MiB") as cluster:
+        table = cluster.get_variable("table", dim=1)
+        table.upsert([1], [[1.0]])
+        child = os.fork()
+        if not child:
+            calls = {
+                "a client of it does not survive a fork; start workers by spawn": lambda: table.lookup([1]),
+                "that this process knows": lambda: kvemb.cluster.connect(sys.argv[1], transport="local", **now),
+                "checkpoint is being written by process": pending.result,
+                "wait for it there": pending.done,
+            }
+            for text, call in calls.items():
+                try:
+                    call()
+                except (kvemb.errors.Closed, kvemb.errors.BackendUnavailable) as error:
+                    assert text in str(error), error
+                else:
+                    os._exit(3)
+            assert "being written" in repr(pending)
+            cluster.close()
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert not pending.done()
+        assert (table.lookup([1]) == 1).all()
+    print("sound")
+"""
+
+
+@pytest.mark.slow
+def test_a_forked_client_of_a_cluster_and_a_pending_checkpoint_do_not_wait_forever(tmp_path: Path) -> None:
+    """They waited for the parent's threads."""
+    command = [sys.executable, "-c", textwrap.dedent(OF_A_CLUSTER), str(tmp_path / "cluster")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.returncode) == ("sound\n", 0), done.stderr
+
+
 @pytest.mark.slow
 def test_a_worker_that_was_forked_is_told_and_harms_nothing(tmp_path: Path) -> None:
-    """It ends as multiprocessing's workers do: RocksDB's exit handlers would join threads that a fork does not have."""
     command = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path / "store")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (done.stdout, done.returncode) == ("sound\n", 0), done.stderr

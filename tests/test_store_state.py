@@ -51,7 +51,7 @@ def test_a_closed_store_refuses_all_and_still_tells_that_it_was_poisoned():
 def test_a_forked_process_is_told_first(monkeypatch):
     state = StoreState("here")
     state.close()
-    monkeypatch.setattr(state, "_process", 0)
+    monkeypatch.setattr(state, "process", 0)
     assert state.forked
     with pytest.raises(Closed, match="does not survive a fork"):
         state.check_open()

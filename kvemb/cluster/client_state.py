@@ -28,3 +28,9 @@ class ClientState(StoreState):
                 f"a function that a shard calls, such as a constraint or a policy, called the cluster {self.name} "
                 "itself; let it use its arguments alone, or another store"
             )
+
+    def _why_forked(self) -> str:
+        return (
+            f"the cluster {self.name} was opened by process {self.process}, and a client of it does not survive a "
+            "fork; start workers by spawn, and call kvemb.cluster.connect there, which needs Ray"
+        )

@@ -157,6 +157,8 @@ def _warn_if_open(state: StoreState) -> None:
 
 # The coordinators of this process, by url.
 _here: WeakValueDictionary[str, Coordinator] = WeakValueDictionary()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_here.clear)  # their threads exist in the parent only
 _TURN_SECONDS = 0.1
 MIN_ANSWER_SECONDS, _MAX_GPUS = 1.0, 1024
 

@@ -20,7 +20,7 @@ from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.journal import Journal
 from kvemb.durability.point_writer import PointWriter, TargetFailed, VariablePart
 from kvemb.durability.points import Points
-from kvemb.errors import ColdStoreError
+from kvemb.errors import Closed, ColdStoreError
 from kvemb.handle import Handle
 from kvemb.store_state import StoreState
 from kvemb.threads.interrupts import Threads, is_done, result_of, uninterrupted
@@ -35,24 +35,35 @@ class PointInProgress(Generic[Written]):
     """
 
     def __init__(self, future: Future[Written | None]) -> None:
-        self.future = future
+        self.future, self._process = future, os.getpid()
         self.reported = False
 
     def wait(self, timeout: float | None = None) -> Written | None:
-        """Wait until it is complete. Raises its error; TimeoutError after timeout seconds."""
+        """Wait until it is complete. Raises its error; TimeoutError after timeout seconds; Closed as is_done()."""
+        self.is_done()
         try:
             return result_of(self.future, timeout)
         except Exception:
             self.reported = is_done(self.future)
             raise
 
+    def is_done(self) -> bool:
+        """Whether it is complete or has failed. Raises Closed if it was not at the fork that made this process."""
+        done = is_done(self.future)
+        if not done and self._process != os.getpid():
+            raise Closed(
+                f"the checkpoint is being written by process {self._process}, from which this one was forked; wait for "
+                "it there"
+            )
+        return done
+
 
 class PendingCheckpoint(Handle[PointInProgress[Written]], Generic[Written]):
     """A checkpoint that is being written: a kvemb.Checkpoint, or of a cluster a kvemb.cluster.Checkpoint."""
 
     def done(self) -> bool:
-        """Whether it is complete or has failed."""
-        return is_done(self._inside.future)
+        """Whether it is complete or has failed. Raises Closed in a process that was forked before it was complete."""
+        return self._inside.is_done()
 
     @property
     def reported(self) -> bool:
@@ -60,13 +71,15 @@ class PendingCheckpoint(Handle[PointInProgress[Written]], Generic[Written]):
         return self._inside.reported
 
     def result(self, timeout: float | None = None) -> Written:
-        """Wait until it is complete, and return it. Raises its error; TimeoutError after timeout seconds."""
+        """Wait until it is complete, and return it. Raises its error; TimeoutError after timeout seconds; Closed in a
+        process that was forked before it was complete.
+        """
         checkpoint = self._inside.wait(None if timeout is None else as_seconds(timeout, "timeout", least=0))
         assert checkpoint is not None
         return checkpoint
 
     def __repr__(self) -> str:
-        if not self.done():
+        if not is_done(self._inside.future):
             return "<kvemb.PendingCheckpoint being written>"
         if (error := self._inside.future.exception()) is not None:
             return f"<kvemb.PendingCheckpoint failed: {error}>"

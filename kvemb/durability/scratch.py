@@ -27,11 +27,12 @@ GRACE_SECONDS = 60.0
 def scratch(prefix: str, within: str | os.PathLike[str] | None = None) -> Iterator[Path]:
     """Yield a new directory, and delete it with its content when the block ends, also by Ctrl-C. Raises OSError.
 
+    A process that is forked inside the block does not delete it.
     prefix: of its name, reserved for such directories. within: its parent, None for the system's temporary directory.
     """
     parent = Path(tempfile.gettempdir() if within is None else within)
     _delete_abandoned(parent, prefix)
-    folder, lock = None, None
+    folder, lock, process = None, None, os.getpid()
     try:
         with uninterrupted():
             folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
@@ -40,7 +41,7 @@ def scratch(prefix: str, within: str | os.PathLike[str] | None = None) -> Iterat
         yield folder
     finally:
         with uninterrupted():  # Ctrl-C while files are being deleted would leave the others
-            if folder is not None:
+            if folder is not None and process == os.getpid():
                 shutil.rmtree(folder, ignore_errors=True)
             if lock is not None:
                 os.close(lock)

@@ -6,17 +6,16 @@ them. Memory does not grow with the table. Other calls of the variable wait only
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from kvemb.checks.ranges import MAX_GIVEN_STEPS
+from kvemb.durability.scratch import scratch
 from kvemb.handle import inside
 from kvemb.offline.sorter import Sorter
 from kvemb.offline.table_files import TableFiles
@@ -87,7 +86,7 @@ class BulkLoader:
         self._variable, self._on_conflict = variable, on_conflict
         with ExitStack() as stack:
             live = inside(store).points.live
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="load-", dir=live)))
+            folder = stack.enter_context(scratch("load-", live))
             self._files = stack.enter_context(closing(TableFiles(variable, folder)))
             self._sorter = Sorter(inside(variable).schema, folder, store.limits)
             # Rows in key order for an empty variable go straight to files: there is nothing to compare them with.

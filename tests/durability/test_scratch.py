@@ -114,3 +114,17 @@ def test_where_the_filesystem_knows_no_locks_nothing_is_deleted(tmp_path, monkey
     with scratch(PREFIX, tmp_path) as made:
         assert stale.exists()
     assert not made.exists()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded")
+def test_a_forked_process_deletes_nothing(tmp_path):
+    folder = scratch(PREFIX, tmp_path)
+    made = folder.__enter__()
+    child = os.fork()
+    if not child:
+        folder.__exit__(None, None, None)
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert made.exists()
+    folder.__exit__(None, None, None)
+    assert not made.exists()
