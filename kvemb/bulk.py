@@ -96,9 +96,9 @@ def new_slots(variable: Variable, values: npt.ArrayLike) -> dict[str, npt.NDArra
 
 
 def bring_sightings(variable: Variable, source: Checkpoint) -> None:
-    """Take over what an Admission counted for the variable of this name of a checkpoint, with the next flush.
+    """Take over the Admission counters that a checkpoint has for the variable of this name.
 
-    The checkpoint must stay until then. Raises Corruption.
+    They become durable with the next flush; the checkpoint must stay until then. Raises Corruption.
     """
     if (counted := inside(source).sightings.get(variable.name)) is not None:
         engine = inside(variable.resource_handle[0])

@@ -49,13 +49,12 @@ def open(
     durability: the state after a crash. "checkpoint": the last completed flush() or checkpoint(). "write": the last
     call that changed rows and returned; each waits for an fsync, which concurrent calls share. Uses that lookups
     record become durable with the next flush() in both modes.
-    flush_every: begin a flush() every so many seconds, in the background, unless one is being written. The state after
-    a crash is then that of a moment at most so many seconds, and the time that a flush takes, ago. It has every call
-    that had returned by then. Of a call in progress it may have some keys only; each key's row is as before or as after
-    it.
-    If a flush fails, the store refuses writes, and the error is raised as that of a checkpoint with block=False. With
-    durability="write" this makes uses durable and keeps the log short. None: only when asked. A cluster has none, but
-    checkpoint(block=False).
+    flush_every: seconds from one flush() in the background to the next; none begins while a point is being written.
+    After a crash the store is then at most this time, and the duration of a flush, behind. Its state is that of one
+    moment: every call that had returned by then is in it, and of a call in progress some keys may have their new rows
+    and others their old ones. If a flush fails, the store refuses writes, and the error is raised as that of a
+    checkpoint with block=False. With durability="write" this makes uses durable and keeps the log short. None: the
+    store is flushed only when flush() is called. A cluster has no flush_every; use checkpoint(block=False) there.
     limits: how much one internal step processes at a time (kvemb.limits).
     Raises StoreNotFound, Locked, Corruption, UnsupportedFormat, ColdStoreError; ValueError or TypeError for arguments;
     BackendUnavailable for writing in a process that was forked after a store had been opened.

@@ -68,7 +68,7 @@ class Stats:
 
     @property
     def hit_rate_in_words(self) -> str:
-        """The hit rate as text, such as "hit rate 75.0%"; before the first hit or miss, that no row was looked up."""
+        """The hit rate as text, such as "hit rate 75.0%", or "no row looked up yet"."""
         return f"hit rate {self.hit_rate:.1%}" if self.hits + self.misses else "no row looked up yet"
 
     @property

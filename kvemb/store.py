@@ -84,7 +84,7 @@ class Store(DefaultStore[Engine]):
         initializer: the row of a missing key: None (zeros), a number, `dim` values, or an Initializer. A seed that is
         not given is derived from the variable's name.
         trainable: whether apply_gradients is allowed; such variables join the collection TRAINABLE_VARIABLES.
-        checkpoint: whether checkpoints include the variable. If that ends, deltas and replicas drop the variable.
+        checkpoint: whether checkpoints include the variable. If it becomes False, deltas and replicas drop it.
         init_size: rows that the hot tier has room for at first; 0: a default. Later the hot tiers of a store share its
         budget.
         kv_creator: where cold rows live: a RocksDBCreator, the default, or a MemoryCreator.
@@ -95,8 +95,8 @@ class Store(DefaultStore[Engine]):
         optimizer: the optimizer of apply_gradients, one of kvemb.optimizers.
         hot_rows: cells of the hot tier, all reserved at once, so at least init_size; None: a share of the store's
         budget, into which the tier grows as needed.
-        admission: an Admission, which decides which missing keys get a row in apply_gradients; None: all. What it
-        counted is stored, it is not: give it at each opening.
+        admission: an Admission, which decides which missing keys get a row in apply_gradients; None: all. Its
+        counters are stored, the Admission itself is not: give it at each opening.
         regularizer: fn(variable), called once when the variable is made or opened; what it returns, unless None, joins
         the collection REGULARIZATION_LOSSES.
         constraint: fn(values), which projects the rows (n, dim) that an optimizer has just changed, and returns them.

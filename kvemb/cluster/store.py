@@ -237,12 +237,12 @@ class Store(DefaultStore[Cluster]):
         """After ShardLost, take the cluster back to its last checkpoint, with new shards; returns what was done.
 
         Changes of all clients after that checkpoint are lost. Every client must call this before its next call: the
-        first one does the work, and the others wait for it. A checkpoint that was being written is first completed, or
-        has failed. Variables stay valid. A variable that the checkpoint lacks is empty again. A variable that was
-        dropped since is back; one that was then made under its name with another schema raises Closed. Running calls of
-        this client's other threads raise ShardLost; these threads must call this, too. Raises ValueError without a url;
-        what kvemb.cluster.open raises, after which it may be called again; ShardLost if the process that opened the
-        cluster has ended; Closed.
+        first one does the work, and the others wait for it. A checkpoint that is being written is completed first, or
+        fails. Variables stay valid. A variable that the checkpoint lacks is empty again. A variable that was dropped
+        since exists again; if another was made under its name with another schema, that one raises Closed. Running
+        calls of this client's other threads raise ShardLost; these threads must call this, too. Raises ValueError
+        without a url; what kvemb.cluster.open raises, after which it may be called again; ShardLost if the process that
+        opened the cluster has ended; Closed.
         """
         if not self._series:
             raise ValueError("the cluster has no url, and no checkpoint to go back to; open another one")

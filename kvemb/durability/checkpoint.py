@@ -121,8 +121,8 @@ class Checkpoint(Handle[Manifest], os.PathLike[str]):
         dropped since, or left out of checkpoints since (checkpoint=False), with every key removed. batch_rows: keys of
         a batch, at most. A row counts as changed if its embedding, slots, score or step of last change differ. Reads
         only the rows of recorded keys, not whole tables.
-        Raises CheckpointNotFound, also if this one does not follow the earlier one closely enough; Corruption,
-        ColdStoreError; KeyError for a name; TypeError or ValueError.
+        Raises CheckpointNotFound, also if this one does not follow the earlier one, or by more checkpoints than are
+        recorded; Corruption, ColdStoreError; KeyError for a name; TypeError or ValueError.
         """
         earlier = Checkpoint(since)
         gone = dropped(epochs_since(self.path, self._inside, earlier.id)) & set(earlier.variables)

@@ -81,7 +81,8 @@ def chosen(number: int | None, existing: list[int], where: str) -> int:
 
 
 class Place:
-    """A place. here: the local path of a checkpoint or a store, which may not exist; None: it must be pulled.
+    """Where a checkpoint or a store is: a path, a series, or a URL. here: its local path, which may not exist; None:
+    it must be pulled.
 
     name: of the checkpoint, for messages. newest: whether this is the newest checkpoint of a given series. what: the
     argument's name in errors. Raises CheckpointNotFound; what source_at raises.

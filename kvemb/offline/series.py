@@ -132,9 +132,10 @@ class CheckpointManager:
         """Open a store in the state of the newest checkpoint; returns both. If there is none: a new store and None.
 
         path: of the store. An existing store is deleted first if it was restored from, or saved to, this series:
-        training after the newest checkpoint is lost, because its dense parameters are. So is what a call left here that
-        was killed. A save that was killed when only the checkpoint's name was missing is completed. arguments: of
-        kvemb.restore and kvemb.open: memory_budget, durability, limits; hot rows are loaded unless warm=False.
+        training after the newest checkpoint is lost, as its dense parameters are. What a killed call of resume left
+        there is deleted, too. If a save was killed just before the checkpoint got its name, the checkpoint is
+        completed. arguments: of kvemb.restore and kvemb.open: memory_budget, durability, limits; hot rows are loaded
+        unless warm=False.
 
         Raises FileExistsError if path is anything else, or the root is not a series; Locked if it is open; what
         kvemb.restore raises.

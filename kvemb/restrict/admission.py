@@ -20,16 +20,17 @@ class Admission:
     may be admitted early. Whenever the number of sightings reaches the number of counters, all counters are halved, so
     old sightings fade.
 
-    Variable.remove makes keys as new: they must be sighted n times again. It sets one counter of each key to 0, so a
-    key that shares this counter may be admitted late; a call that removes about as many keys as there are counters
-    makes all sightings start again. Variable.clear sets all counters to 0. restrict leaves them: a key whose row it
-    removed is admitted at once if it is sighted before its sightings have faded.
+    After Variable.remove, keys must be sighted n times again. It sets one counter of each key to 0, so a key that
+    shares this counter may be admitted late; a call that removes about as many keys as there are counters makes all
+    sightings start again. Variable.clear sets all counters to 0. restrict leaves them: a key whose row it removed is
+    admitted at once if it is sighted before its sightings have faded.
 
     The counters are in every durable point and checkpoint, deflated; also of a cluster, for any number of shards. A
-    store that is opened, restored or resumed counts on from there. With durability="write", too: after a crash, rows
-    are those of the last call, and sightings those of the last durable point. Admission itself is not stored, and must
-    be given at each opening: without it, all keys are admitted, and the counters stay as they are. With other sightings
-    they count on; with another memory_bytes they start at 0, and a warning is logged. Exports have no sightings.
+    store that is opened, restored or resumed continues from them, also with durability="write": after a crash, rows are
+    those of the last call, and sightings those of the last durable point. Admission itself is not stored, and must be
+    given at each opening: without it, all keys are admitted, and the counters stay as they are. With another number of
+    sightings they continue; with another memory_bytes they start at 0, and a warning is logged. Exports have no
+    sightings.
 
     Variable.stats shows the counters' bytes and the number of dropped gradients. Raises TypeError, ValueError.
     """
