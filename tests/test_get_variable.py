@@ -242,7 +242,9 @@ def test_scores_of_one_scale_are_not_read_on_another(open_store, tmp_path, store
     if reopened:
         store.close()
         store = open_store(tmp_path / "store")
-    with pytest.raises(SchemaMismatch, match=r"leave restrict_policy out .* or see kvemb migrate --policy") as caught:
+    with pytest.raises(
+        SchemaMismatch, match=r"leave restrict_policy out .* kvemb migrate STORE OUT --variable x --policy NAME"
+    ) as caught:
         store.get_variable("x", dim=3, restrict_policy=asked)
     assert (caught.value.stored, caught.value.given) == (stored, asked() if isinstance(asked, type) else asked)
     old = store.get_variable("x", dim=3, restrict_policy=stored)

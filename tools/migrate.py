@@ -16,11 +16,11 @@ from kvemb.tools.destinations import atomic_output, local
 from kvemb.tools.failures import BadInput, WrongUsage
 from kvemb.tools.importing import BUDGET, check_dtype, converted
 from kvemb.tools.numbers import rounded
+from kvemb.tools.policies import have_one_scale, policy_of, policy_text
 from kvemb.tools.reading import Progress, chosen, kind_name, opened, with_progress
 
 OPTIMIZERS: dict[str, type[kvemb.optimizers.Optimizer] | None] = {"none": None, **kvemb.optimizers.KINDS}
 _WORDS = {"true": True, "false": False, "none": None}
-POLICIES = {"none": None, "frequency": kvemb.FrequencyRestrictPolicy, "timestamp": kvemb.TimestampRestrictPolicy}
 
 
 @dataclass
@@ -58,8 +58,8 @@ def plan(
     rate, and "adagrad:0.1,clip_norm=1" another parameter. The other parameters are those of the current optimizer if
     the name is the same, otherwise the defaults. slots: "keep" those that the new optimizer also has, with the same
     width, or "reset". value_dtype, key_dtype: as for get_variable. dim: rows are cut, or padded with zeros. policy:
-    "frequency", "timestamp" or "none"; "frequency:1000" gives a half-life, "timestamp:steps" a clock; if the scale of
-    scores changes, scores start again, as after one use.
+    a name of kvemb.tools.policies.POLICIES, such as "frequency", or "none"; "frequency:1000" also gives a half-life. If
+    the scale of scores changes, scores start again, as after one use.
 
     Reads no rows. Raises BadInput, also if no such variable can exist; FileExistsError, and what reading path raises.
     """
@@ -199,41 +199,13 @@ def _number(text: str) -> float | None:
 
 
 def _plan_policy(found: MigrationPlan, asked: str) -> None:
-    was, new = found.before["policy"], _policy(asked)
+    was, new = found.before["policy"], policy_of(asked)
     if new == was:
         raise BadInput(f"variable {found.variable!r} has the policy {asked} already; leave --policy out")
     found.after["policy"] = new
-    found.resets_scores = _scale(new) != _scale(was)
+    found.resets_scores = not have_one_scale(was, new)
     scores = "scores start again" if found.resets_scores else "scores are kept"
-    found.steps.append(f"policy: {_policy_text(was)} becomes {_policy_text(new)}; {scores}")
-
-
-def _policy(asked: str) -> dict[str, Any] | None:
-    """Return the policy for a text such as "frequency:1000", as kvemb.bulk.described does. Raises WrongUsage."""
-    name, _, given = asked.partition(":")
-    made = _known("policy", name, POLICIES)
-    try:
-        if made is None or not given:
-            if ":" in asked:
-                raise ValueError
-            return None if made is None else made().to_json()
-        chosen: kvemb.RestrictPolicy = made(float(given) if name == "frequency" else given)
-        return chosen.to_json()
-    except (TypeError, ValueError):
-        raise WrongUsage(
-            "--policy must be none, frequency or timestamp, or with a half-life in steps or a clock such as "
-            f"frequency:1000 or timestamp:steps, got {asked!r}"
-        ) from None
-
-
-def _scale(policy: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the policy that computes the scores; without one they are numbers of uses."""
-    return kvemb.FrequencyRestrictPolicy().to_json() if policy is None else policy
-
-
-def _policy_text(policy: dict[str, Any] | None) -> str:
-    rest = [] if policy is None else [str(value) for what, value in policy.items() if what != "kind" and value]
-    return ":".join([kind_name(policy), *rest])
+    found.steps.append(f"policy: {policy_text(was)} becomes {policy_text(new)}; {scores}")
 
 
 def _loss(what: str, before: Any, after: Any) -> str:

@@ -216,8 +216,10 @@ def _check_stored(
 def _check_policy(name: str, stored: dict[str, Any] | None, given: RestrictPolicy) -> None:
     """Raise SchemaMismatch if stored scores have another scale than new scores would have."""
     kept, wanted = policy_class_name(stored), policy_class_name(given)
-    stay = "leave restrict_policy out to keep the stored one"
-    advice = f"{stay}, or see kvemb migrate --policy"
+    stay = "its scores are on that policy's scale; leave restrict_policy out to keep it"
+    if stored is None:
+        stay = "it was made without a policy; leave restrict_policy out"
+    advice = f"{stay}, or copy it to a new store: kvemb migrate STORE OUT --variable {name} --policy NAME"
     if kept != wanted:
         raise SchemaMismatch(name, "restrict_policy", kept, wanted, advice)
     if stored != given.to_json():

@@ -53,7 +53,10 @@ def restrict(
     with screen.counting("restrict") as update, _open(path, read_only=dry_run) as store:
         table = store.variables[chosen(path, list(store.variables), variable)]
         if table.restrict_policy is None:
-            raise BadInput(f"variable {table.name!r} has no policy; give it one with kvemb migrate --policy frequency")
+            raise BadInput(
+                f"variable {table.name!r} has no policy; copy it to a new store with one: "
+                f"kvemb migrate {path} OUT --variable {table.name} --policy frequency"
+            )
         rows = table.size()
         left = bulk.restrict(table, keep, progress=update, dry_run=dry_run)
         now = rows - left if dry_run else table.size()
@@ -142,7 +145,11 @@ def migrate(
         Literal["int64", "int32", "uint64"] | None, typer.Option(help="Another dtype for the keys.")
     ] = None,
     policy: Annotated[
-        str | None, typer.Option(help="frequency, timestamp or none; frequency:1000 also sets a half-life in steps.")
+        str | None,
+        typer.Option(
+            help="none, frequency, timestamp, time_to_live, epoch_frequency, epoch_timestamp or norm; frequency:1000 "
+            "also sets a half-life in steps, time_to_live:86400 seconds, timestamp:steps the clock."
+        ),
     ] = None,
     yes: Yes = False,
     quiet: Quiet = False,

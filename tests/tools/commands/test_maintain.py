@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from kvemb import bulk
 from kvemb.tools.cli import run
 from kvemb.tools.failures import BadInput, WrongUsage
 from kvemb.tools.migrate import migrate, plan
+from kvemb.tools.policies import POLICIES
 
 pytest.importorskip("pyarrow")
 BUDGET = "4MiB"
@@ -176,16 +178,36 @@ def test_scores_of_another_scale_begin_anew_and_others_stay(store, tmp_path):
     assert none.steps == ["policy: frequency becomes none; scores are kept"]
     migrate(none)
     assert whole(tmp_path / "none")[1].scores.tolist() == before.tolist()
-    for wrong in ("lru", "none:3", "frequency:", "frequency:x", "frequency:-1", "timestamp:days"):
+    for wrong in ("lru", "none:3", "frequency:", "frequency:x", "frequency:-1", "timestamp:days", "norm:1"):
         with pytest.raises(WrongUsage, match="--policy must be"):
             plan(store, tmp_path / "wrong", policy=wrong)
+
+
+def test_a_variable_without_a_policy_gets_any_of_them(tmp_path):
+    with kvemb.open(tmp_path / "store", memory_budget=BUDGET) as store:
+        table = store.get_variable("table", dim=DIM)
+        table.upsert([1, 2], np.ones((2, DIM), np.float32))
+        table.lookup([1, 1, 1])
+    began = time.time()
+    for name, (kind, _) in POLICIES.items():
+        migrate(plan(tmp_path / "store", tmp_path / name, policy=name))
+        with kvemb.open(tmp_path / name, memory_budget=BUDGET) as store:
+            table = store.get_variable("table", restrict_policy=kind)
+            scores = table.restrict_policy.status([1, 2]).tolist()
+            if name in ("frequency", "norm"):
+                assert scores == [4, 1], "uses, as they were counted without a policy"
+            else:
+                assert scores[0] == scores[1], "as after one use now"
+            if name in ("timestamp", "time_to_live"):
+                assert scores[0] >= began
+            assert table.restrict(1) == 1
 
 
 def test_a_variable_without_a_policy_cannot_be_restricted(tmp_path, capsys):
     with kvemb.open(tmp_path / "store", memory_budget=BUDGET) as store:
         store.get_variable("table", dim=2)
     assert run(["restrict", str(tmp_path / "store"), "5"]) == 1
-    assert "kvemb migrate --policy frequency" in capsys.readouterr().err
+    assert "OUT --variable table --policy frequency" in capsys.readouterr().err
 
 
 def test_every_parameter_of_an_optimizer_can_be_given(store, tmp_path):

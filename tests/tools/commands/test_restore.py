@@ -36,7 +36,7 @@ def test_a_store_is_made_and_the_checkpoint_stays(series, capsys):
         store.check()
     assert kvemb.verify("series/00000001", deep=True)
     assert run(["restrict", "store", "5", "--variable", "users"]) == 1  # it has no policy, and can be asked
-    assert "kvemb migrate --policy frequency" in capsys.readouterr().err
+    assert "OUT --variable users --policy frequency" in capsys.readouterr().err
 
 
 def test_some_of_its_variables(series, capsys):
