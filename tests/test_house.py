@@ -403,6 +403,7 @@ TESTED_BY = {
     "backends/cpu_bags.py": "backends/test_hot_table_batches.py",
     "backends/cuda/cupy_device.py": "backends/cuda/test_device.py",
     "backends/cuda/cells.py": "backends/cuda/test_table.py",
+    "backends/cuda/steps.py": "backends/cuda/test_sums.py",
     # Arrays on a GPU, beside those of the host.
     **dict.fromkeys(
         ["kvemb/contracts/device.py", "backends/cuda/arrays.py"],

@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb.backends.cuda import formulas, source
-from kvemb.backends.cuda.cells import NULL, WARP, Cells, GivenSums
+from kvemb.backends.cuda.cells import NULL, WARP, Cells
 from kvemb.backends.cuda.memory import unit_of
+from kvemb.backends.cuda.steps import GivenSums, Steps
 from kvemb.contracts import MissingKeys
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import ScoreRule
@@ -30,8 +31,8 @@ _NONE = MissingKeys(np.empty(0, np.int64), np.empty(0, np.int64))
 class ArrayRows:
     """contracts.DeviceRows. device: its name."""
 
-    def __init__(self, cells: Cells, device: str) -> None:
-        self.device, self._cells, self._buffers = device, cells, cells.buffers
+    def __init__(self, cells: Cells, steps: Steps, device: str) -> None:
+        self.device, self._cells, self._steps, self._buffers = device, cells, steps, cells.buffers
         self._count, self._buffer = 0, "cells"  # of find(): the number of keys, and the buffer of their cells
         # The keys of the last lookup; their cells, as of _kept_moves moves of rows, are in the buffer "kept"; -1: some
         # lack.
@@ -180,14 +181,14 @@ class ArrayRows:
     def row_gradients(self, sums: Sums, bag_of: Positions, bags: Bags, grads: DeviceArray, out: DeviceArray) -> None:
         """See contracts.DeviceRows."""
         buffers, count, dim = self._buffers, len(sums.first), self._cells.schema.dim
-        entries, starts, ends = self._cells.put_groups(sums)
+        entries, starts, ends = self._steps.put_groups(sums)
         of_keys = buffers.put("at", bag_of)
         weights, divisors = self._cells.put_weights(bags)
-        arguments = weights, divisors, grads.address, dim, out.address, self._cells.many_buffer(len(bag_of))
-        program, threads = source.values_source(self._cells.schema), count * self._cells.warps_across() * WARP
+        arguments = weights, divisors, grads.address, dim, out.address, self._steps.many_buffer(len(bag_of))
+        program, threads = source.values_source(self._cells.schema), count * self._steps.warps_across() * WARP
         groups = entries, starts, ends, of_keys
         self._cells.queue.run(program, "row_gradients", threads, *groups, count, *arguments)
-        threads = self._cells.threads_of_many(len(bag_of))
+        threads = self._steps.threads_of_many(len(bag_of))
         self._cells.queue.run(program, "many_row_gradients", threads, *groups, *arguments)
 
     # Changing rows.
@@ -213,14 +214,14 @@ class ArrayRows:
 
     def prepare(self, optimizer: Optimizer | None = None, matching: Optimizer | None = None) -> None:
         """See contracts.DeviceRows."""
-        cells, n = self._cells, self._count
-        cells.prepare_change(n, adding=optimizer is None)
+        n = self._count
+        self._cells.prepare_change(n, adding=optimizer is None)
         if optimizer is not None or matching is not None:
             self._group_buffers(n)
         if optimizer is not None:
-            cells.prepare_step(optimizer.formulas, optimizer, n, entries=n, apart=True)
+            self._steps.prepare_step(optimizer.formulas, optimizer, n, entries=n, apart=True)
         if matching is not None:
-            cells.prepare_match(n, matching)
+            self._steps.prepare_match(n, matching)
 
     def assign(self, values: DeviceArray, step: int) -> None:
         """See contracts.DeviceRows."""
@@ -237,11 +238,11 @@ class ArrayRows:
         step.
         """
         heads, sums = self._grouped(everywhere=formulas.uses_buffers(optimizer.formulas)[0])
-        self._cells.step(optimizer.formulas, optimizer, heads, self._count, grads.address, sums, step, count)
+        self._steps.step(optimizer.formulas, optimizer, heads, self._count, grads.address, sums, step, count)
 
     def match(self, optimizer: Optimizer, step: int) -> None:
         """See contracts.DeviceRows."""
-        self._cells.match(self._grouped(everywhere=False)[0], self._count, optimizer, step)
+        self._steps.match(self._grouped(everywhere=False)[0], self._count, optimizer, step)
 
     def _grouped(self, *, everywhere: bool) -> tuple[int, GivenSums]:
         """Return the address of distinct cells, and the sums over each one's entries.

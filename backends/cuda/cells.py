@@ -1,26 +1,23 @@
 """The cells of one hot table, and the kernels on them, whose inputs and outputs are device addresses.
 
-table.py handles arrays in the host's memory, arrays.py those in the device's memory. Not thread-safe: the table's
-caller locks. Longer than 300 lines: it names the arguments of every kernel.
+table.py handles arrays in the host's memory, arrays.py those in the device's memory; steps.py takes
+optimizer steps on cells. Not thread-safe: the table's
+caller locks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvemb.backends.cuda import formulas, source
+from kvemb.backends.cuda import source
 from kvemb.backends.cuda.device import Device, Workspace
 from kvemb.backends.cuda.memory import BucketChunks, Buffers, unit_of
 from kvemb.backends.cuda.queue import Queue
-from kvemb.optimizers import Optimizer
-from kvemb.optimizers.formula import Function
-from kvemb.optimizers.formula import read as read_formula
 from kvemb.restrict import ScoreRule
 from kvemb.rows.bags import Bags, RowsBeside
-from kvemb.rows.hashing import Positions, Sums
+from kvemb.rows.hashing import Positions
 from kvemb.rows.schema import Schema
 
 NO_POSITIONS: Positions = np.empty(0, np.int64)
@@ -29,8 +26,6 @@ NULL = 0
 COUNT_BYTES = 24
 # Lanes that work together: on a bucket, cell or row; in find, on a key.
 WARP, TILE = 32, 8
-# Sums of more gradients than MANY have warps of their own, each NARROW columns wide; see arithmetic.cu.
-MANY, NARROW = 256, 4
 _MOVING = frozenset({"insert", "remove_cells", "clear", "split", "merge"})
 
 
@@ -45,21 +40,6 @@ class InsertResult(NamedTuple):
     left: int
     pitch: int
     left_at: int
-
-
-class GivenSums(NamedTuple):
-    """Addresses of arrays that say which gradients are summed for each cell of a step (kvemb.rows.hashing.Sums).
-
-    first: the row of cell i, or its first one; null: row i. ends: null: no cell has a second row; else the rows of cell
-    i are entries[starts[i]] to entries[ends[i] - 1]. at: positions of sums; null: i for cell i.
-    """
-
-    first: int = NULL
-    entries: int = NULL
-    starts: int = NULL
-    ends: int = NULL
-    entry_count: int = 0
-    at: int = NULL
 
 
 class Cells:
@@ -154,12 +134,12 @@ class Cells:
 
     def ordered(self, cells: int, n: int) -> int:
         """Return the address of the positions that sort cells stably."""
-        order, workspace = self._order_buffers(n)
+        order, workspace = self.order_buffers(n)
         self.queue.order(cells, n, order, workspace)
         return order
 
-    def _order_buffers(self, n: int) -> tuple[int, Workspace]:
-        """Return the buffer for the positions, and the workspace."""
+    def order_buffers(self, n: int) -> tuple[int, Workspace]:
+        """Return the buffer for the positions of ordered(), and the workspace."""
         return self.buffers.of("order", 8 * n), self.buffers.sorting_workspace(n)
 
     def insert(
@@ -205,24 +185,9 @@ class Cells:
 
     def prepare_change(self, n: int, *, adding: bool) -> None:
         """Allocate the buffers of assign() of n cells, and with `adding` those of add()."""
-        self._order_buffers(n)
+        self.order_buffers(n)
         if adding:
             self.queue.load(source.values_source(self.schema))
-
-    def prepare_step(
-        self, functions: tuple[Function, ...], optimizer: Optimizer, n: int, *, entries: int, apart: bool = False
-    ) -> None:
-        """Allocate the buffers of step() of n cells. entries: their gradients, 0 if each has one; apart: at is set."""
-        self._step_buffers(functions, n, summing=entries > 0, apart=apart)
-        self.many_buffer(entries)
-        self.queue.load(self._step_source(functions, optimizer))
-        list(self._numbers(functions, optimizer))
-
-    def prepare_match(self, n: int, optimizer: Optimizer) -> None:
-        """Allocate the buffers of match() of n cells."""
-        if optimizer.match is not None and n:
-            self._match_buffers(n)
-            self.prepare_step((optimizer.match,), optimizer, n, entries=0)
 
     # Embeddings of n cells; entries < 0 are skipped.
 
@@ -258,105 +223,8 @@ class Cells:
         weights = self.buffers.put("weights", bags.weights) if len(bags.weights) else NULL
         return weights, self.buffers.put("divisors", bags.divisors) if len(bags.divisors) else NULL
 
-    def put_groups(self, sums: Sums) -> tuple[int, int, int]:
-        """Copy the rows of each sum to a buffer, sorted by key there; return GivenSums' entries, starts and ends."""
-        count, n = len(sums.first), len(sums.following)
-        self.prepare_groups(count, n)
-        entries = self.buffers.of("order", 8 * n)
-        if count == n:
-            rows, bounds = sums.first, np.arange(n + 1)
-        elif sums.key_of is not None and sums.counts is not None:
-            entries, rows = self.ordered(self.buffers.put("key_of", sums.key_of), n), NO_POSITIONS
-            bounds = np.concatenate([[0], np.cumsum(sums.counts)])
-        else:
-            rows, bounds = sums.grouped()
-        self.queue.upload(entries, rows)
-        starts = self.buffers.put("bounds", bounds)
-        return entries, starts, starts + 8
-
-    def prepare_groups(self, count: int, entries: int) -> None:
-        """Allocate the buffers of put_groups() for `count` sums."""
-        self._order_buffers(entries)
-        self.buffers.of("key_of", 8 * entries)
-        self.buffers.of("bounds", 8 * (count + 1))
-
     def put_beside(self, beside: RowsBeside | None) -> tuple[int, int]:
         """Copy the positions and the rows beside the table to buffers; return their addresses, null for none."""
         if beside is None:
             return NULL, NULL
         return self.buffers.put("at", beside.at), self.buffers.put("old", beside.values)
-
-    def step(
-        self,
-        functions: tuple[Function, ...],
-        optimizer: Optimizer,
-        cells: int,
-        n: int,
-        grads: int,
-        sums: GivenSums,
-        step: int,
-        count: int,
-    ) -> None:
-        """Run formulas on n distinct cells; see contracts.HotTable.apply. grads (·, dim), in the slots' dtype."""
-        if not n:
-            return
-        schema = self.schema
-        sum_rows, wide_rows = self._step_buffers(functions, n, summing=bool(sums.ends), apart=bool(sums.at))
-        program = self._step_source(functions, optimizer)
-        if sums.ends:
-            of = grads, sums.entries, sums.starts, sums.ends, sum_rows, sums.at, schema.dim
-            many = self.many_buffer(sums.entry_count)
-            self.queue.run(program, "sum_gradients", -(-n // WARP) * self.warps_across() * WARP, cells, n, *of, many)
-            self.queue.run(program, "sum_many_gradients", self.threads_of_many(sums.entry_count), *of, many)
-        self.queue.run(
-            program, "step", WARP * n, *self.table(), cells, n, grads, sums.first, sums.starts, sums.ends, sum_rows,
-            sums.at, wide_rows, schema.dim, step, float(count), *schema.slot_columns[:-1],
-            *self._numbers(functions, optimizer),
-        )  # fmt: skip
-
-    def warps_across(self, columns: int = WARP) -> int:
-        """Return how many warps have a row's columns, so many each."""
-        return -(-self.schema.dim // columns)
-
-    def many_buffer(self, entries: int) -> int:
-        """Return the buffer for the numbers of sums of more than MANY entries, none so far; null if none can be."""
-        if entries <= MANY:
-            return NULL
-        address = self.buffers.of("many", 8 * (1 + entries // MANY))
-        self.queue.zero(address, 8)
-        return address
-
-    def threads_of_many(self, entries: int) -> int:
-        """Return how many threads sum those of more than MANY of `entries`, at most."""
-        return entries // MANY * self.warps_across(NARROW) * WARP if entries > MANY else 0
-
-    def _step_source(self, functions: tuple[Function, ...], optimizer: Optimizer) -> str:
-        return source.step_source(functions, tuple(slot.name for slot in optimizer.slots), self.schema)
-
-    def _step_buffers(self, functions: tuple[Function, ...], n: int, *, summing: bool, apart: bool) -> tuple[int, int]:
-        """Return the buffers for sums, and for embeddings in the slots' dtype; null for a buffer that is not needed."""
-        copies, wide = formulas.uses_buffers(functions)
-        row_bytes, of = self.schema.dim * self.schema.slot_dtype.itemsize, self.buffers.of
-        summed = n // 2 + 1 if apart and not copies else n
-        sums = of("sums", summed * row_bytes) if copies or summing else NULL
-        return sums, of("wide", n * row_bytes) if wide else NULL
-
-    def match(self, cells: int, n: int, optimizer: Optimizer, step: int) -> None:
-        """Set the slots of n cells that depend on the embedding; see contracts.HotTable."""
-        if optimizer.match is not None and n:
-            zeros, first = self._match_buffers(n)
-            self.step((optimizer.match,), optimizer, cells, n, zeros, GivenSums(first), step, 0)
-
-    def _match_buffers(self, n: int) -> tuple[int, int]:
-        """Return the addresses of one gradient, all zeros, and of its position, 0, for each of n cells."""
-        return self.buffers.zeros("gradient", self.schema.dim), self.buffers.zeros("first", n)
-
-    def _numbers(self, functions: tuple[Function, ...], optimizer: Optimizer) -> Iterator[Any]:
-        """Yield the arguments of formulas after their rows; for a table, its address and its length."""
-        for place, function in enumerate(functions):
-            tables = read_formula(function).tables
-            for name, number in optimizer.numbers(function, self.schema.slot_dtype).items():
-                if name in tables:
-                    yield from (self.buffers.put_once(f"{name} {place}", number), len(number))
-                else:
-                    yield number

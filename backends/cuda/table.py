@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from kvemb.backends.cuda.arrays import ArrayRows
-from kvemb.backends.cuda.cells import COUNT_BYTES, NO_POSITIONS, NULL, WARP, Cells, GivenSums
+from kvemb.backends.cuda.cells import COUNT_BYTES, NO_POSITIONS, NULL, WARP, Cells
 from kvemb.backends.cuda.columns import Columns
 from kvemb.backends.cuda.cupy_device import open_device
 from kvemb.backends.cuda.device import Device
 from kvemb.backends.cuda.memory import CELLS, bytes_per_cell, chunk_shift
+from kvemb.backends.cuda.steps import GivenSums, Steps
 from kvemb.contracts import Memory, PlannedChange
 from kvemb.limits import DEFAULT, Limits
 from kvemb.optimizers import Optimizer
@@ -58,7 +59,8 @@ class CudaTable:
         most = max(first, max_capacity_rows // CELLS)
         self._schema, self.cells = schema, Cells(type(self).open_device(name), schema, most)
         self._chunks, self._buffers, self._queue = self.cells.chunks, self.cells.buffers, self.cells.queue
-        self._array_rows, self._columns = ArrayRows(self.cells, name), Columns(self.cells)
+        self._steps, self._columns = Steps(self.cells), Columns(self.cells)
+        self._array_rows = ArrayRows(self.cells, self._steps, name)
         self._value_bytes, self._run = self.cells.value_bytes, self.cells.run
         self.size = 0
         self._row_bytes = RowBlock.bytes_per_row(schema)
@@ -281,14 +283,14 @@ class CudaTable:
 
     def prepare(self, count: int, change: PlannedChange) -> None:
         """See contracts.HotTable."""
-        buffers, own = self._buffers, self.cells
+        buffers = self._buffers
         for name in ("keys", "cells", "missing"):
             buffers.of(name, 8 * count)
         for name in ("values", "old")[: change.embeddings]:
             buffers.of(name, self._value_bytes * count)
         if change.rows:
             buffers.for_rows("rows", self._schema, count)
-        own.prepare_change(count, adding=change.embeddings == 2)
+        self.cells.prepare_change(count, adding=change.embeddings == 2)
         if change.optimizer is not None:
             if change.grads is not None:
                 buffers.of("values", change.grads.nbytes)
@@ -297,10 +299,10 @@ class CudaTable:
                 buffers.of("first", 8 * count)
                 if change.sums.chained:
                     entries = len(change.sums.following)
-                    own.prepare_groups(count, entries)
-            own.prepare_step(change.optimizer.formulas, change.optimizer, count, entries=entries)
+                    self._steps.prepare_groups(count, entries)
+            self._steps.prepare_step(change.optimizer.formulas, change.optimizer, count, entries=entries)
         if change.matching is not None:
-            own.prepare_match(count, change.matching)
+            self._steps.prepare_match(count, change.matching)
 
     def assign(self, cells: Positions, values: Any, step: int) -> None:
         """See contracts.HotTable."""
@@ -327,14 +329,14 @@ class CudaTable:
         buffers, summed = self._buffers, GivenSums()
         if sums is not None:
             first = buffers.put("first", sums.first)
-            groups = self.cells.put_groups(sums) if sums.chained else (NULL, NULL, NULL)
+            groups = self._steps.put_groups(sums) if sums.chained else (NULL, NULL, NULL)
             summed = GivenSums(first, *groups, len(sums.following))
         given = buffers.put("cells", cells), len(cells), buffers.put("values", grads)
-        self.cells.step(optimizer.formulas, optimizer, *given, summed, step, count)
+        self._steps.step(optimizer.formulas, optimizer, *given, summed, step, count)
 
     def match(self, cells: Positions, optimizer: Optimizer, step: int) -> None:
         """See contracts.HotTable."""
-        self.cells.match(self._buffers.put("cells", cells), len(cells), optimizer, step)
+        self._steps.match(self._buffers.put("cells", cells), len(cells), optimizer, step)
 
     def scores(self, cells: Positions) -> Scores:
         """See contracts.HotTable."""

@@ -11,7 +11,7 @@ from cuda_devices import device_of
 from cuda_on_cpu import CpuDevice, CudaOnCpuTable
 from every_optimizer import assert_same
 
-from kvemb.backends.cuda.cells import MANY
+from kvemb.backends.cuda.steps import MANY
 from kvemb.backends.cuda.table import CudaTable
 from kvemb.contracts import PlannedChange
 from kvemb.optimizers import SGD, Optimizer
