@@ -21,7 +21,7 @@ from kvemb.durability import layout
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.manifest import entry_of
 from kvemb.durability.scratch import scratch
-from kvemb.engine.admitting import bring
+from kvemb.engine.admitting import adopt_sightings
 from kvemb.handle import inside
 from kvemb.offline.loading import Loaded, Rows, load
 from kvemb.offline.places import Place
@@ -102,7 +102,7 @@ def bring_sightings(variable: Variable, source: Checkpoint) -> None:
     """
     if (counted := inside(source).sightings.get(variable.name)) is not None:
         engine = inside(variable.resource_handle[0])
-        bring(engine, inside(variable), source.path / layout.SIGHTINGS, counted)
+        adopt_sightings(engine, inside(variable), source.path / layout.SIGHTINGS, counted)
 
 
 def scan(

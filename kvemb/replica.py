@@ -15,7 +15,7 @@ from kvemb.durability.delta import epochs_since
 from kvemb.durability.epochs import common, dropped
 from kvemb.durability.manifest import Epoch, VariableEntry
 from kvemb.durability.readable import ReadableCheckpoint
-from kvemb.engine.admitting import bring
+from kvemb.engine.admitting import adopt_sightings
 from kvemb.engine.dropping import drop
 from kvemb.engine.engine import Engine
 from kvemb.engine.table import Table
@@ -36,7 +36,7 @@ def apply_delta(store: Handle[Engine], taken: Checkpoint) -> None:
             return
         position, passed = _common(taken, here)
         cleared, before = engine.changes.cleared_since(position), engine.changes.clears.copy()
-        there = _bring_to(store, taken, position)
+        there = _apply_changes(store, taken, position)
         cleared |= set(engine.changes.clears - before - there)  # by other threads meanwhile
         engine.changes.adopt([*passed, taken.id], position, cleared, engine.names())
         engine.points.adopt(taken.id)
@@ -55,7 +55,7 @@ def _common(taken: Checkpoint, here: list[Epoch]) -> tuple[str, list[str]]:
     )
 
 
-def _bring_to(store: Handle[Engine], taken: Checkpoint, position: str) -> Counter[str]:
+def _apply_changes(store: Handle[Engine], taken: Checkpoint, position: str) -> Counter[str]:
     """Apply what changed from the checkpoint with the id `position` to `taken`.
 
     Returns how often this cleared or dropped each variable.
@@ -74,12 +74,14 @@ def _bring_to(store: Handle[Engine], taken: Checkpoint, position: str) -> Counte
         for name, entry in taken.variables.items():
             if name in known or name not in engine.opened_manifest.left_out:
                 table = inside(open_variable(store, name) if name in known else open_stored(store, name, entry))
-                there[name] += _bring(table, after, epochs, entry, engine.limits.scan_rows)
-                bring(engine, table, taken.path / layout.SIGHTINGS, described.sightings.get(name))
+                there[name] += _apply_to_table(table, after, epochs, entry, engine.limits.scan_rows)
+                adopt_sightings(engine, table, taken.path / layout.SIGHTINGS, described.sightings.get(name))
     return there
 
 
-def _bring(table: Table, after: ReadableCheckpoint, epochs: list[Epoch], entry: VariableEntry, scan_rows: int) -> bool:
+def _apply_to_table(
+    table: Table, after: ReadableCheckpoint, epochs: list[Epoch], entry: VariableEntry, scan_rows: int
+) -> bool:
     """Apply the changes of one variable; return whether it was cleared first."""
     source = after.rows(table.name)
     assert source is not None

@@ -127,7 +127,7 @@ class Checkpointer:
         self._state.check_writable()
         entries = self._points.current.variables
         unchanged = all(entries.get(part.name) == part.entry() and part.is_clean() for part in parts)
-        if unchanged and not self._points.brought and self._changes.is_as_of(self._points.current.changes):
+        if unchanged and not self._points.adopted_sightings and self._changes.is_as_of(self._points.current.changes):
             return None
         return self.start(parts, None)
 

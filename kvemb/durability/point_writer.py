@@ -32,7 +32,7 @@ from kvemb.durability.inventory import Inventory
 from kvemb.durability.journal import Journal
 from kvemb.durability.manifest import Epoch, HotRows, Manifest, VariableEntry
 from kvemb.durability.points import Points
-from kvemb.durability.sightings.carrying import write_sightings
+from kvemb.durability.sightings.point_files import write_sightings
 from kvemb.errors import ColdStoreError, KvembError
 from kvemb.operations.sightings import Counters, Sightings
 from kvemb.rows.codec import Ordered
@@ -246,7 +246,7 @@ class PointWriter:
         sets = write_hot(scratch / layout.HOT, self._manifest.point, self._hot, before, self._manifest.hot)
         folder, names, points = scratch / layout.SIGHTINGS, self._manifest.variables, self._points
         known = points.sightings(names)
-        counted = write_sightings(folder, self._number, names, self._counted, points.brought, known)
+        counted = write_sightings(folder, self._number, names, self._counted, points.adopted_sightings, known)
         self._manifest = replace(self._manifest, changes=epochs, hot=sets, sightings=counted, files=inventory.take())
         manifest.write(self._manifest, scratch)
 

@@ -22,7 +22,7 @@ from kvemb.durability.checkpoint import DirectoryDraft, warn_if_not_closed
 from kvemb.durability.inventory import Inventory
 from kvemb.durability.manifest import Epoch, Manifest, VariableEntry
 from kvemb.durability.readable import database_in_place
-from kvemb.durability.sightings.carrying import Brought, Stored
+from kvemb.durability.sightings.point_files import Adopted, Stored
 from kvemb.errors import KvembError, StoreNotFound
 
 Value = TypeVar("Value")
@@ -33,13 +33,13 @@ class Points:
 
     store: the directory. current: the last durable point's manifest. live: the unpacked files. log: the segments that
     follow the point; logged: whether there must be a log. crashed: whether the last owner did not close the store.
-    closed: set when the store is closed. brought: counter files of other checkpoints, for the next point.
+    closed: set when the store is closed. adopted_sightings: counter files of other checkpoints, for the next point.
     undo: receives the callbacks that release the directory.
     """
 
     def __init__(self, store: Path, undo: ExitStack) -> None:
         self.store, self.closed = store, False
-        self.brought: Brought = {}
+        self.adopted_sightings: Adopted = {}
         paths.check_not_in_series(store)
         try:
             layout.check_store_path(store)
@@ -119,7 +119,7 @@ class Points:
         Raises ColdStoreError; then the previous point stays current.
         """
         draft.publish()
-        self.current, self.brought = manifest.read(draft.target), {}
+        self.current, self.adopted_sightings = manifest.read(draft.target), {}
         with layout.as_cold_store_error(f"write {self.store / layout.CURRENT}"):
             layout.set_current(self.store, self.current.point, logged=logged)
 

@@ -41,12 +41,12 @@ def sightings_of(engine: Engine, specification: Specification) -> Sightings | No
     sightings = Sightings(specification.admission)
     if counted is not None:
         folder = engine.points.live / layout.SIGHTINGS
-        _go_on(sightings, specification.admission, specification.name, folder, counted, saved=True)
+        _load(sightings, specification.admission, specification.name, folder, counted, saved=True)
     return sightings
 
 
-def bring(engine: Engine, table: Table, folder: Path, counted: Counted | None) -> None:
-    """Let a variable of a store that is written to count on from a counter file of another checkpoint; None: anew.
+def adopt_sightings(engine: Engine, table: Table, folder: Path, counted: Counted | None) -> None:
+    """Make a variable of a writable store continue from a counter file of another checkpoint; None: start at 0.
 
     The folder must stay until the next durable point. Raises Corruption, and the error of a point being written.
     """
@@ -55,18 +55,18 @@ def bring(engine: Engine, table: Table, folder: Path, counted: Counted | None) -
         with engine.lock:
             engine.checkpointer.wait()  # a point being written would take the file for one that it has
             if counted is not None:
-                engine.points.brought[table.name] = folder, counted
+                engine.points.adopted_sightings[table.name] = folder, counted
             elif table.name in engine.opened_manifest.sightings:
-                engine.points.brought[table.name] = None
+                engine.points.adopted_sightings[table.name] = None
         return
     with table.storage.held():
         if counted is None:
             sightings.take(None)
         else:
-            _go_on(sightings, admission, table.name, folder, counted)
+            _load(sightings, admission, table.name, folder, counted)
 
 
-def _go_on(
+def _load(
     sightings: Sightings, admission: Admission, name: str, folder: Path, counted: Counted, *, saved: bool = False
 ) -> None:
     if counted.counters != sightings.nbytes:

@@ -27,8 +27,8 @@ from kvemb.durability.layout import series_name
 from kvemb.durability.manifest import Epoch, Manifest
 from kvemb.durability.recovery import replay
 from kvemb.durability.scratch import scratch
-from kvemb.durability.sightings.carrying import Stored, write_sightings
 from kvemb.durability.sightings.counter_file import Counted, read_counters
+from kvemb.durability.sightings.point_files import Stored, write_sightings
 from kvemb.errors import Corruption, StoreNotFound, UnsupportedFormat
 from kvemb.offline.remote_checking import RemoteChecking, is_pushed
 from kvemb.offline.transfer import Remote

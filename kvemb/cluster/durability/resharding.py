@@ -31,8 +31,8 @@ from kvemb.cluster.router import BUCKETS, Router
 from kvemb.durability import fresh_files, layout, paths
 from kvemb.durability.attachments import Attachments
 from kvemb.durability.layout import series_name
-from kvemb.durability.sightings.carrying import Stored
-from kvemb.engine.admitting import bring
+from kvemb.durability.sightings.point_files import Stored
+from kvemb.engine.admitting import adopt_sightings
 from kvemb.handle import inside
 from kvemb.limits import Limits
 from kvemb.offline.loading import BulkLoader
@@ -226,7 +226,7 @@ class _Resharding:
                 inside(store.variables[name]).storage.advance(entry.step, entry.optimizer_steps)
             folder = part.folder / layout.SIGHTINGS
             for name, counted in join_sightings(part.counted, folder, self.number).items():
-                bring(inside(store), inside(store.variables[name]), folder, counted)
+                adopt_sightings(inside(store), inside(store.variables[name]), folder, counted)
         except BaseException:
             store.close(flush=False)
             raise

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from kvemb.cluster.durability.epochs import ShardPart
 from kvemb.durability import layout
-from kvemb.durability.sightings.carrying import Stored, write_sightings
 from kvemb.durability.sightings.counter_file import Counted, read_counters
+from kvemb.durability.sightings.point_files import Stored, write_sightings
 from kvemb.operations.sightings import Counters
 
 _logger = logging.getLogger("kvemb")

@@ -13,7 +13,7 @@ from kvemb.operations.sightings import Counters
 # Counter files by variable: the folder of each, and its entry in the manifest there.
 Stored = dict[str, tuple[Path, Counted]]
 # Those of other checkpoints, None for a variable that has none there.
-Brought = dict[str, tuple[Path, Counted] | None]
+Adopted = dict[str, tuple[Path, Counted] | None]
 
 
 def write_sightings(
@@ -21,13 +21,13 @@ def write_sightings(
     number: int,
     variables: Collection[str],
     counted: Mapping[str, Counters | None],
-    brought: Mapping[str, tuple[Path, Counted] | None],
+    adopted: Mapping[str, tuple[Path, Counted] | None],
     known: Stored,
 ) -> dict[str, Counted]:
     """Write or link the counter file of each of these variables in a folder; returns their entries in the manifest.
 
     number: of the point, unique to its files. counted: counters that changed, None: they did not; where all are 0, no
-    file is needed. brought: files of other checkpoints, which replace the known ones. known: those of the point before.
+    file is needed. adopted: files of other checkpoints, which replace the known ones. known: those of the point before.
     Raises OSError.
     """
     entries: dict[str, Counted] = {}
@@ -38,8 +38,8 @@ def write_sightings(
                 folder.mkdir(exist_ok=True)
                 entries[variable] = write_counters(folder / name, counters)
             continue
-        if variable in brought:
-            if (taken := brought[variable]) is None:
+        if variable in adopted:
+            if (taken := adopted[variable]) is None:
                 continue
             source, entry = taken
             entries[variable] = replace(entry, file=name)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvemb.durability.sightings.carrying import Stored, write_sightings
 from kvemb.durability.sightings.counter_file import read_counters
+from kvemb.durability.sightings.point_files import Stored, write_sightings
 from kvemb.operations.sightings import ROWS, Counters
 
 
@@ -27,9 +27,9 @@ def test_a_file_is_linked_until_its_variable_counts_again(tmp_path):
 def test_what_is_brought_replaces_what_is_known_and_what_is_counted_replaces_both(tmp_path):
     there = write_sightings(tmp_path / "other", 9, ["a", "b"], {"a": counters(9), "b": counters(9)}, {}, {})
     here = write_sightings(tmp_path / "1", 1, ["a", "b"], {"a": counters(1), "b": counters(1)}, {}, {})
-    brought: Stored = {name: (tmp_path / "other", entry) for name, entry in there.items()}
+    adopted: Stored = {name: (tmp_path / "other", entry) for name, entry in there.items()}
     known: Stored = {name: (tmp_path / "1", entry) for name, entry in here.items()}
-    found = write_sightings(tmp_path / "2", 2, ["a", "b"], {"b": counters(5)}, brought, known)
+    found = write_sightings(tmp_path / "2", 2, ["a", "b"], {"b": counters(5)}, adopted, known)
     assert [read_counters(tmp_path / "2", found[name]).counted for name in ("a", "b")] == [9, 5]
     assert found["a"].file == "000002-000.counts", "the other store's name may be in use here"
 
