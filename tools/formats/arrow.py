@@ -6,6 +6,7 @@ In Parquet and Arrow a column with a width is a list column of fixed size; in CS
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -36,6 +37,8 @@ METADATA_KEY = b"kvemb"
 # Rows of a row group, the smallest unit that a reader of a key range has to read.
 GROUP_ROWS = 131_072
 READ_ROWS = 32_768
+# A file of kvemb.tools.export_parts.
+_PART = re.compile(r"part-\d{5,}-of-(\d{5,})\.parquet")
 
 
 def _type(column: Column) -> pa.DataType:
@@ -57,11 +60,12 @@ def _record_batch(batch: Batch, table: Table, schema: pa.Schema) -> pa.RecordBat
 
 
 def write_parquet(target: PathOrFile, table: Table, batches: Iterator[Batch]) -> None:
-    """Write row groups of GROUP_ROWS, with statistics of every column that is not a list."""
+    """Write row groups of GROUP_ROWS, with statistics of every column that is not a list, and checksums."""
     schema = _schema(table)
     plain = [column.name for column in table.columns if column.width is None]
     # Dictionary encoding would merge NaNs with different bits.
-    with pq.ParquetWriter(target, schema, use_dictionary=False, write_statistics=plain) as writer:
+    how: dict[str, Any] = {"use_dictionary": False, "write_statistics": plain, "write_page_checksum": True}
+    with pq.ParquetWriter(target, schema, **how) as writer:
         waiting: list[pa.RecordBatch] = []
         for batch in batches:
             waiting.append(_record_batch(batch, table, schema))
@@ -116,12 +120,11 @@ def _in_text(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def read_parquet(source: PathOrFile, given: SourceOptions) -> tuple[Table, Iterator[Batch]]:
-    """Read a Parquet file of any origin, or a folder of them."""
-    files = sorted(source.rglob("*.parquet")) if isinstance(source, Path) and source.is_dir() else [source]
-    if not files:
-        raise BadInput(f"{source} holds no .parquet file")
+    """Read a Parquet file of any origin, or a folder of them. Pages are checked against checksums that they have."""
+    files = _files(source) if isinstance(source, Path) and source.is_dir() else [source]
     # pre_buffer would read whole files into memory.
-    readers = [_opened(partial(pq.ParquetFile, pre_buffer=False), file) for file in files]
+    how = partial(pq.ParquetFile, pre_buffer=False, page_checksum_verification=True)
+    readers = [_opened(how, file) for file in files]
     schema = readers[0].schema_arrow
     for file, reader in zip(files, readers, strict=True):
         if reader.schema_arrow.remove_metadata() != schema.remove_metadata():
@@ -136,6 +139,20 @@ def read_parquet(source: PathOrFile, given: SourceOptions) -> tuple[Table, Itera
             yield from reader.iter_batches(READ_ROWS)
 
     return _table(str(source), schema, rows, batches, given)
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return the Parquet files in a folder. Raises BadInput if there is none, or if a part of an export is missing."""
+    files = sorted(folder.rglob("*.parquet"))
+    if not files:
+        raise BadInput(f"{folder} holds no .parquet file")
+    there = set(files)
+    parts = {(file.parent, int(found[1])) for file in files if (found := _PART.fullmatch(file.name))}
+    for where, count in parts:
+        names = (where / f"part-{part:05d}-of-{count:05d}.parquet" for part in range(count))
+        if (missing := next((name for name in names if name not in there), None)) is not None:
+            raise BadInput(f"{missing} is missing; copy all parts, or name one of them to import it alone")
+    return files
 
 
 def read_arrow(source: PathOrFile, given: SourceOptions) -> tuple[Table, Iterator[Batch]]:

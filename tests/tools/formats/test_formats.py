@@ -322,6 +322,22 @@ def test_parts_together_are_the_whole(rows, tmp_path, jobs):
     assert files == [f"part-{at:05d}-of-00003.parquet" for at in range(3)]
     import_table(tmp_path / "parts", tmp_path / "copy", format="parquet")
     assert dump(tmp_path / "copy") == dump(store)
+    (tmp_path / "parts" / files[1]).unlink()
+    with pytest.raises(BadInput, match=r"/part-00001-of-00003\.parquet is missing; copy all parts"):
+        import_table(tmp_path / "parts", tmp_path / "less", format="parquet")
+    alone = import_table(tmp_path / "parts" / files[0], tmp_path / "less")
+    assert 0 < alone.rows < done.rows
+
+
+def test_a_damaged_page_of_parquet_is_refused(rows, tmp_path):
+    """Nothing else tells that a number has changed."""
+    store, _, _ = rows
+    export(store, tmp_path / "out.parquet")
+    content = bytearray((tmp_path / "out.parquet").read_bytes())
+    content[len(content) // 2] ^= 1
+    (tmp_path / "out.parquet").write_bytes(content)
+    with pytest.raises(BadInput, match=r"out\.parquet is damaged: .*CRC"):
+        import_table(tmp_path / "out.parquet", tmp_path / "copy")
 
 
 def test_urls_are_written_to_and_read_from(rows, tmp_path):
