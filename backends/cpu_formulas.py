@@ -174,7 +174,7 @@ def _kernel(functions: tuple[Function, ...], slots: tuple[str, ...]) -> Callable
 
 @cache
 def _made(functions: tuple[Function, ...], slots: tuple[str, ...]) -> Callable[..., None]:
-    name = "step_" + re.sub(r"\W+", "_", "_".join(function.__qualname__ for function in functions))
+    name = "step_" + re.sub(r"\W+", "_", "_".join((*(function.__qualname__ for function in functions), *slots)))
     source = source_of(name, functions, slots)
     names = {
         "_load": load,

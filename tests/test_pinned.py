@@ -86,7 +86,7 @@ def test_a_gradient_of_minus_zero_does_the_same_in_every_batch(store: kvemb.Stor
 def test_compiled_kernels_are_kept_only_while_all_their_sources_stay(tmp_path: Path) -> None:
     # numba itself watches one file: insert would have gone on with the digests of an older cpu_probe.
     folder = Path(cpu_insert.__file__).parent
-    assert cpu_insert.insert._cache._cache_file._source_stamp == hash_kernels.source_stamp(folder)
+    assert cpu_insert.insert._cache._cache_file.stamp == hash_kernels.source_stamp(folder)
     before = tmp_path / "before"
     after = tmp_path / "after"
     for copy in (before, after):

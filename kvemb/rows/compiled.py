@@ -3,11 +3,18 @@
 numba keeps them next to the source or in the user's cache directory, and refuses to compile if it can write to neither,
 as in some containers. A failure of the cache costs seconds but changes no result; the first failure of a process is
 logged.
+
+numba has one index of a kernel's signatures, which a process reads, and writes with its own one added. If two do so at
+the same time, one is lost, or the index names the code of the other signature, which would be executed. So here each
+signature has an index of its own (_KernelFiles).
 """
 
 from __future__ import annotations
 
+import glob
+import hashlib
 import logging
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -28,7 +35,8 @@ def compiled(function: Any, stamp: str, **options: Any) -> Any:
             raise
         _warn_once(str(error))
         return _whole(numba.njit(**options)(function))
-    made._cache._cache_file._source_stamp = stamp
+    numbas, name = made._cache._cache_file, made._cache._impl.filename_base
+    made._cache._cache_file = _KernelFiles(type(numbas), made._cache.cache_path, name, stamp)
     made._cache = _TolerantCache(made._cache)
     return _whole(made)
 
@@ -43,6 +51,33 @@ def _whole(made: Any) -> Any:
 
     made.compile = compile_whole
     return made
+
+
+class _KernelFiles:
+    """The files of one kernel in a folder, used by numba as its IndexDataCacheFile.
+
+    kind: this class of numba's. name: the kernel's. stamp: of the sources; both are parts of the files' names.
+    """
+
+    def __init__(self, kind: Any, folder: str, name: str, stamp: str) -> None:
+        self.stamp, self._kind, self._folder = stamp, kind, folder
+        self._all = f"{name}."
+        self._current = f"{name}.{hashlib.sha256(stamp.encode()).hexdigest()[:16]}"
+
+    def load(self, key: Any) -> Any:
+        """Return what was saved for a signature, None if nothing was."""
+        return self._of(key).load(key)
+
+    def save(self, key: Any, data: Any) -> None:
+        """Save a signature's code, and delete that of other sources."""
+        self._of(key).save(key, data)
+        for path in Path(self._folder).glob(glob.escape(self._all) + "*"):
+            if not path.name.startswith(self._current):
+                path.unlink(missing_ok=True)
+
+    def _of(self, key: Any) -> Any:
+        digest = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
+        return self._kind(self._folder, f"{self._current}.{digest}", self.stamp)
 
 
 class _TolerantCache:

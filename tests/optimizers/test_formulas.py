@@ -250,7 +250,9 @@ PROGRAM = """
     from kvemb.rows.block import RowBlock
     from kvemb.rows.schema import Schema, dtype_of
 
-    for kind in (KINDS["adagrad"](clip_norm=1.0, weight_decay=1.0), KINDS["adagrad"](), KINDS["nadam"]()):
+    clipped = KINDS["adagrad"](clip_norm=1.0, weight_decay=1.0)
+    # Formulas of the same names have other slots.
+    for kind in (clipped, KINDS["nadam"](), KINDS["nadam"](bias_correction="global")):
         shapes = kind.shapes(4)
         schema = Schema(dtype_of("int64"), dtype_of("float32"), 4, shapes)
         cpu_rows.CpuRows().apply(RowBlock(schema, 2), np.array([1]), kind, np.ones((1, 4), np.float32), 0)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numba
 import pytest
+from numba.core.caching import IndexDataCacheFile
 
 from kvemb.rows import compiled
 
@@ -76,6 +80,41 @@ def test_a_torn_file_of_the_cache_costs_a_compilation(cache, monkeypatch, caplog
         assert compiled.compiled(double, "stamp")(4) == 8
         assert compiled.compiled(double, "stamp")(4.5) == 9
     assert caplog.text.count("compiled code is not kept on disk") == 1
+
+
+def test_kernels_that_two_processes_save_at_once_are_not_taken_for_each_other(cache, monkeypatch):
+    """One's index was replaced by the other's, and then its code by the one's: it was executed for other arguments."""
+    one, other, again = (compiled.compiled(double, "stamp") for _ in range(3))
+    write, begun, late = IndexDataCacheFile._open_for_write, list[bool](), dict[str, io.BytesIO]()
+
+    @contextmanager
+    def open_for_write(file: Any, path: str) -> Iterator[Any]:
+        if not begun:  # the first that the one writes
+            begun.append(True)
+            other(4.5)
+        elif path.endswith(".nbc") and not late:
+            yield late.setdefault(path, io.BytesIO())
+            return
+        with write(file, path) as opened:
+            yield opened
+
+    with monkeypatch.context() as patch:
+        patch.setattr(IndexDataCacheFile, "_open_for_write", open_for_write)
+        one(4)
+    for path, code in late.items():
+        Path(path).write_bytes(code.getvalue())
+    assert [repr(again(number)) for number in (4, 4.5)] == ["8", "9.0"]
+    assert sum(again.stats.cache_hits.values()) == 2
+
+
+def test_the_code_of_other_sources_is_neither_used_nor_kept(cache):
+    for stamp in ("old", "new", "new"):
+        made = compiled.compiled(double, stamp)
+        assert (made(4), made(4.5)) == (8, 9)
+    assert sum(made.stats.cache_hits.values()) == 2
+    assert len(list(cache.rglob("*.nb?"))) == 4
+    compiled.compiled(double, "old")(4)
+    assert len(list(cache.rglob("*.nb?"))) == 2
 
 
 def test_ctrl_c_waits_until_a_kernel_is_compiled(cache):
