@@ -12,7 +12,7 @@ from kvemb.catalog import open_stored, open_variable
 from kvemb.durability import layout, readable
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.delta import epochs_since
-from kvemb.durability.epochs import common, dropped
+from kvemb.durability.epochs import common_checkpoint, dropped_variables
 from kvemb.durability.manifest import Epoch, VariableEntry
 from kvemb.durability.readable import ReadableCheckpoint
 from kvemb.engine.admitting import adopt_sightings
@@ -44,8 +44,8 @@ def apply_delta(store: Handle[Engine], taken: Checkpoint) -> None:
 
 
 def _common(taken: Checkpoint, here: list[Epoch]) -> tuple[str, list[str]]:
-    """Return what epochs.common does for a checkpoint and a store's epochs. Raises CheckpointNotFound."""
-    if (found := common(inside(taken).changes, here)) is not None:
+    """Return what epochs.common_checkpoint does for a checkpoint and a store's epochs. Raises CheckpointNotFound."""
+    if (found := common_checkpoint(inside(taken).changes, here)) is not None:
         return found
     last = next((epoch.since for epoch in reversed(here) if epoch.includes is not None), here[-1].since)
     raise CheckpointNotFound(
@@ -62,7 +62,7 @@ def _apply_changes(store: Handle[Engine], taken: Checkpoint, position: str) -> C
     """
     engine, described = inside(store), inside(taken)
     epochs = epochs_since(taken.path, described, position)
-    gone = dropped(epochs) & set(engine.names()) - {*engine.opened_manifest.left_out}
+    gone = dropped_variables(epochs) & set(engine.names()) - {*engine.opened_manifest.left_out}
     if gone:
         drop(engine, sorted(gone))  # a variable that was dropped and created again there is created again here
     there = Counter(gone)

@@ -22,7 +22,7 @@ from kvemb.checks.ranges import MAX_ROWS
 from kvemb.durability import cold_databases, fresh_files, inventory, layout, manifest, paths
 from kvemb.durability.attachments import AttachedFiles
 from kvemb.durability.delta import Change, differences, epochs_since
-from kvemb.durability.epochs import dropped
+from kvemb.durability.epochs import dropped_variables
 from kvemb.durability.manifest import FileEntry, HotRows, Manifest, VariableEntry, rows_in_words
 from kvemb.durability.readable import opened
 from kvemb.errors import CheckpointNotFound, Locked
@@ -51,7 +51,7 @@ class Checkpoint(Handle[Manifest], os.PathLike[str]):
         directory = paths.local(path)
         if layout.is_checkpoint(directory):
             return cls(directory)
-        paths.check_there(directory)
+        paths.check_exists(directory)
         point = cls(layout.current_point(directory))
         warn_if_not_closed(directory, inside(point))
         return point
@@ -125,7 +125,7 @@ class Checkpoint(Handle[Manifest], os.PathLike[str]):
         recorded; Corruption, ColdStoreError; KeyError for a name; TypeError or ValueError.
         """
         earlier = Checkpoint(since)
-        gone = dropped(epochs_since(self.path, self._inside, earlier.id)) & set(earlier.variables)
+        gone = dropped_variables(epochs_since(self.path, self._inside, earlier.id)) & set(earlier.variables)
         known = {*self.variables, *gone}
         names = sorted(known if variables is None else variables)
         if strange := [name for name in names if name not in known]:

@@ -1,8 +1,8 @@
 """Functions on epochs: what changed between two of a store's points, and key files that move to a later epoch.
 
-A point links the key files of all its epochs, so files of past ones are joined. Nothing is missed: who asks what
-changed since a checkpoint reads all epochs from there on. But an epoch may then name keys that changed before it. Files
-never move past an epoch in which their variable was cleared or dropped: a later one of that name may have keys of
+A point links the key files of all its epochs, so files of past ones are joined. Nothing is missed: a reader that asks
+what changed since a checkpoint reads all epochs from there on. But an epoch may then name keys that changed before it.
+Files never move past an epoch in which their variable was cleared or dropped: a later one of that name may have keys of
 another dtype. Stateless; all files are read by the caller.
 """
 
@@ -21,12 +21,12 @@ def since(epochs: list[Epoch], checkpoint: str) -> list[Epoch] | None:
     return None
 
 
-def dropped(epochs: list[Epoch]) -> set[str]:
+def dropped_variables(epochs: list[Epoch]) -> set[str]:
     """Return the names of the variables dropped in these epochs; some may have been created again since."""
     return {name for epoch in epochs for name, changed in epoch.variables.items() if changed.dropped}
 
 
-def dropped_after(earlier: list[Epoch], later: list[Epoch]) -> set[str] | None:
+def variables_dropped_between(earlier: list[Epoch], later: list[Epoch]) -> set[str] | None:
     """Return the names of the variables dropped between two durable points of a store, given the epochs of each.
 
     Those that left the checkpoints are still there. None if the later point does not say: its epochs do not reach back
@@ -103,7 +103,7 @@ def _cheapest(listed: list[EpochChanges], nbytes: Callable[[str], int]) -> tuple
     return listed[at], listed[at + 1]
 
 
-def common(there: list[Epoch], here: list[Epoch]) -> tuple[str, list[str]] | None:
+def common_checkpoint(there: list[Epoch], here: list[Epoch]) -> tuple[str, list[str]] | None:
     """Return the last checkpoint that a store shares with another store's, and those that the other one follows since.
 
     there: the epochs of the other store's checkpoint. here: the store's. Returns None if they share none, or if this

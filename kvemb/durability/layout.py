@@ -120,7 +120,7 @@ def current_point(store: Path) -> Path:
 
 def current(store: Path) -> tuple[Path, bool]:
     """Return the durable point that CURRENT names, and whether a log follows it. Raises StoreNotFound or Corruption."""
-    text, before = _said(store), None
+    text, before = _read_current(store), None
     while (named := _POINT.fullmatch(text)) is None or not (store / POINTS / named[1]).is_dir():
         # A store's owner may have replaced the point since its name was read.
         if text == before:
@@ -128,11 +128,11 @@ def current(store: Path) -> tuple[Path, bool]:
                 f"{store / CURRENT} is damaged: it names {brief(text)}, which is not in {store / POINTS}; "
                 "run kvemb repair"
             )
-        text, before = _said(store), text
+        text, before = _read_current(store), text
     return store / POINTS / named[1], named[2] is not None
 
 
-def _said(store: Path) -> str:
+def _read_current(store: Path) -> str:
     """Return the content of CURRENT. Raises StoreNotFound or Corruption."""
     try:
         with open(store / CURRENT, encoding="ascii", newline="") as file:

@@ -149,7 +149,7 @@ def describe(path: Path) -> str:
     return f"{path} is a directory, but neither a checkpoint nor a store{named}"
 
 
-def check_there(path: Path) -> None:
+def check_exists(path: Path) -> None:
     """Raise StoreNotFound, saying what path is, unless it is a checkpoint or a store."""
     if not layout.is_checkpoint(path) and not layout.is_store(path):
         raise StoreNotFound(describe(path))

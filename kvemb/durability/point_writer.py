@@ -26,7 +26,7 @@ from kvemb.durability import cold_databases, layout, manifest
 from kvemb.durability.attachments import Attachments
 from kvemb.durability.changes import ChangeLog
 from kvemb.durability.checkpoint import Checkpoint, DirectoryDraft, complete
-from kvemb.durability.epochs import dropped
+from kvemb.durability.epochs import dropped_variables
 from kvemb.durability.hotset import write_hot
 from kvemb.durability.inventory import Inventory
 from kvemb.durability.journal import Journal
@@ -183,7 +183,7 @@ class PointWriter:
         if self._target is not None:
             self._write_checkpoint(self._target)
             self._end_epoch(described.following(described.id), epochs)
-        elif dropped(epochs[-1:]) & {*described.variables}:
+        elif dropped_variables(epochs[-1:]) & {*described.variables}:
             # An epoch can record only one drop of a name, so the next drop of that name needs another epoch.
             self._end_epoch(replace(described, changes=[*epochs, Epoch(described.id)]), epochs)
         self._end_snapshots()

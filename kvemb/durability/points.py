@@ -166,7 +166,7 @@ def reading(
     the next point is tried; once open, the files stay readable. Raises StoreNotFound, Corruption, ColdStoreError,
     UnsupportedFormat.
     """
-    paths.check_there(path)
+    paths.check_exists(path)
     with ExitStack() as stack:
         while True:
             source = path if layout.is_checkpoint(path) else layout.current_point(path)

@@ -43,15 +43,15 @@ KEY_DTYPE, VALUE_DTYPE, DIM = UnsetName("int64"), UnsetName("float32"), UnsetInt
 TRAINABLE, CHECKPOINT, BP_V2 = (cast(bool, UnsetFlag(flag)) for flag in (True, True, False))
 
 
-# With several base dataclasses, the fields of the last base come first.
-
-
 class GraphKeys:
     """Names of a store's collections."""
 
     GLOBAL_VARIABLES = "variables"
     TRAINABLE_VARIABLES = "trainable_variables"
     REGULARIZATION_LOSSES = "regularization_losses"
+
+
+# With several base dataclasses, the fields of the last base come first.
 
 
 @dataclass(frozen=True, eq=False)

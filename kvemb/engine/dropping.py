@@ -55,7 +55,7 @@ def _drop(engine: Engine, names: list[str]) -> None:
             raise
 
 
-def is_one_with(table: Table, entry: VariableEntry | None) -> bool:
+def is_same_variable(table: Table, entry: VariableEntry | None) -> bool:
     """Whether the stored variable is the one that was opened, and not another that was created with its name."""
     mine = table.entry()
     return entry is not None and (mine.schema, mine.initializer, mine.policy) == (
@@ -65,7 +65,7 @@ def is_one_with(table: Table, entry: VariableEntry | None) -> bool:
     )
 
 
-def end(engine: Engine, table: Table) -> None:
+def end_variable(engine: Engine, table: Table) -> None:
     """Make every use of a dropped variable raise Closed, and return its memory to the budgets."""
     table.storage.end(DroppedState(engine.state, _why(engine, table.name)))
     _forget(engine, table)

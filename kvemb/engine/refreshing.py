@@ -13,11 +13,11 @@ import numpy as np
 
 from kvemb.contracts import ColdDatabase
 from kvemb.durability import layout
-from kvemb.durability.epochs import dropped_after, files_between
+from kvemb.durability.epochs import files_between, variables_dropped_between
 from kvemb.durability.keyfile import distinct, read_keys
 from kvemb.durability.manifest import Manifest
 from kvemb.durability.points import held_history, reading
-from kvemb.engine.dropping import end, is_one_with
+from kvemb.engine.dropping import end_variable, is_same_variable
 from kvemb.engine.engine import Engine
 from kvemb.engine.specification import stored_optimizer
 from kvemb.engine.table import Table
@@ -65,7 +65,7 @@ def _refresh(engine: Engine) -> bool:
                 raise StoreNotFound(f"another store is at {engine.path} now; close this one, and open that")
             follows_on = engine.history.is_at(engine.path)
             for table in _move_tables(engine, database, described, follows_on=follows_on):
-                end(engine, table)
+                end_variable(engine, table)
             engine.database, engine.opened_manifest, engine.history = database, described, history
             view.push(kept.pop_all())
             before, engine.view = engine.view, view.pop_all()
@@ -83,13 +83,13 @@ def _move_tables(engine: Engine, database: ColdDatabase, described: Manifest, *,
         for name, table in engine.tables.items()
     }
     # Without a record of drops since the present point, every variable may have been dropped and created again.
-    dropped = dropped_after(engine.opened_manifest.changes, described.changes)
+    dropped = variables_dropped_between(engine.opened_manifest.changes, described.changes)
     gone: list[Table] = []
     with ExitStack() as paused:
         for table in engine.tables.values():
             paused.enter_context(table.storage.closing())
         for name, table in engine.tables.items():
-            if dropped is None or name in dropped or not is_one_with(table, described.variables.get(name)):
+            if dropped is None or name in dropped or not is_same_variable(table, described.variables.get(name)):
                 gone.append(table)
                 continue
             entry, changed = described.variables[name], renewed[name]

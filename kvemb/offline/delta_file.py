@@ -20,7 +20,7 @@ import numpy as np
 
 from kvemb.checks.fields import Fields
 from kvemb.durability.delta import epochs_since
-from kvemb.durability.epochs import dropped
+from kvemb.durability.epochs import dropped_variables
 from kvemb.durability.manifest import FileEntry, Manifest
 from kvemb.durability.readable import opened
 from kvemb.errors import Corruption, UnsupportedFormat
@@ -62,7 +62,7 @@ def write_delta(
     Corruption naming a local file; OSError.
     """
     epochs = epochs_since(checkpoint, described, before.id)
-    gone = dropped(epochs)
+    gone = dropped_variables(epochs)
     with opened(checkpoint, described) as after:
         parts, streams = [], []
         for name, entry in sorted(described.variables.items()):

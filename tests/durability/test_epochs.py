@@ -11,7 +11,7 @@ from quick import quick
 
 import kvemb
 from kvemb.durability.changes import ChangeLog
-from kvemb.durability.epochs import dropped, join_files, since, take_over
+from kvemb.durability.epochs import dropped_variables, join_files, since, take_over
 from kvemb.durability.manifest import Epoch, EpochChanges
 from kvemb.handle import inside
 from kvemb.limits import Limits
@@ -57,7 +57,7 @@ def test_whoever_asks_since_an_epoch_is_told_every_key_and_none_from_before_a_cl
         for start in range(len(epochs)):
             (cleared, told_now), (was, wanted) = files_said(epochs[start:], name), files_said(before[start:], name)
             assert cleared == was
-            assert dropped(epochs[start:]) == dropped(before[start:])
+            assert dropped_variables(epochs[start:]) == dropped_variables(before[start:])
             said = set().union(*(content[file] for file in told_now))
             assert {*wanted} <= said
             assert all(int(file.split(name)[0]) >= last for file in said), (
@@ -94,7 +94,7 @@ def test_what_a_store_takes_over_has_no_keys_from_before_its_variable_was_made_a
     ]
     own = take_over(epochs, ["1b", "2"], {"gone"}, {"a"})
     assert own == Epoch("2", {"a": EpochChanges(files=["narrow"]), "gone": EpochChanges(True, [], True)}, ["1b", "2"])
-    assert dropped(epochs) == {"a", "gone"}
+    assert dropped_variables(epochs) == {"a", "gone"}
     assert not any(changed.files for epoch in epochs for changed in epoch.variables.values())
 
 

@@ -16,7 +16,7 @@ from kvemb.durability import cold_databases, fresh_files, layout
 from kvemb.durability.changes import recorded
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.delta import differing
-from kvemb.durability.epochs import dropped, files_of, since
+from kvemb.durability.epochs import dropped_variables, files_of, since
 from kvemb.durability.keyfile import merged, write_keys
 from kvemb.durability.manifest import Epoch, EpochChanges, Manifest
 from kvemb.durability.readable import ReadableCheckpoint, opened
@@ -104,7 +104,7 @@ def _recorded(parts: list[ShardPart], known: list[str], keys: _KeyFiles) -> list
         for name in sorted({name for span in spans for each in span for name in each.variables}):
             pairs = zip(parts, spans, strict=True)
             found = [recorded(part.path / layout.CHANGES, span, name) for part, span in pairs]
-            gone = {name in dropped(span) for span in spans}
+            gone = {name in dropped_variables(span) for span in spans}
             cleared = {cleared for cleared, _ in found}
             if len(gone) > 1 or len(cleared) > 1:
                 raise Corruption(f"the shards do not agree whether {name!r} was cleared; use another checkpoint")
