@@ -83,7 +83,7 @@ class Cluster:
         self._checkpointing = threading.RLock()
         self._pending: PendingCheckpoint[Checkpoint] | None = None
 
-    def begun(self) -> Session:
+    def begin_call(self) -> Session:
         """Begin a call; returns the current session. Raises Closed, ShardLost."""
         self.state.check_open()
         self._last_call.session = session = self.session
@@ -92,7 +92,7 @@ class Cluster:
 
     def names(self) -> list[str]:
         """Return the names of all variables. Raises Closed."""
-        return sorted(self.begun().ask("catalog"))
+        return sorted(self.begin_call().ask("catalog"))
 
     def add(self, table: Table, told: OpenVariable) -> None:
         """Add the table of a variable that every shard has. REQUIRES: lock."""
@@ -140,7 +140,7 @@ class Cluster:
         self.state.check_here()
         with self._checkpointing:
             self.settle()
-            session = self.begun()
+            session = self.begin_call()
             with session.attached(attachments) as files:
                 request = CheckpointRequest(keep, attachments.extra, files)
                 given = session.generation, session.client, session.own(), request
@@ -160,12 +160,12 @@ class Cluster:
 
     def lookup(self, wanted: list[LookupPart], *, touch: bool) -> None:
         """Fill in rows and existence. A repeated key is sent once, with the number of its uses."""
-        session = self.begun()
+        session = self.begin_call()
         parts = [(part, self.router.group(part.keys)) for part in wanted]
         reads: dict[int, list[ReadRequest]] = {}
         asked: dict[int, list[int]] = {}
         for at, (part, grouped) in enumerate(parts):
-            opened = session.opened(part.table)
+            opened = session.client_variable(part.table)
             moment, counts = self._used(part.table, opened, grouped, touch)
             for shard, where in grouped.parts:
                 some = None if counts is None else counts[where]
@@ -193,11 +193,11 @@ class Cluster:
 
     def train(self, steps: list[StepPart]) -> list[Exception | None]:
         """Take an optimizer's step on each variable; returns the error of each, None for those that succeeded."""
-        session = self.begun()
+        session = self.begin_call()
         changes: dict[int, list[ChangeRequest]] = {}
         tokens: list[str] = []
         for table, keys, grads in steps:
-            token, clock, admits, _ = session.opened(table)
+            token, clock, admits, _ = session.client_variable(table)
             optimizer = table.operations.optimizer  # raises Closed if the variable was dropped
             assert optimizer is not None
             counted = optimizer.counts_steps and len(keys) > 0
@@ -210,21 +210,21 @@ class Cluster:
             for shard, where in self.router.split(keys).positions() if grouped is None else grouped.parts:
                 change = ChangeRequest(token, "apply_gradients", (keys[where], grads[where]), moment)
                 changes.setdefault(shard, []).append(change)
-        return _made(session, changes, tokens)
+        return _execute(session, changes, tokens)
 
     def change(self, table: Table, method: str, keys: Keys, *columns: Any, use: bool = False) -> None:
         """Call a method that changes rows, on the shards of keys (n,); columns (n, ...) are divided as the keys are.
 
         use: whether it is a call that records uses.
         """
-        session = self.begun()
-        token, clock, *_ = session.opened(table)
+        session = self.begin_call()
+        token, clock, *_ = session.client_variable(table)
         moment = clock.use(table.policy) if use else clock.now(table.policy)
         changes = {
             shard: [ChangeRequest(token, method, tuple(each[positions] for each in (keys, *columns)), moment)]
             for shard, positions in self.router.split(keys).positions()
         }
-        for failure in _made(session, changes, [token]):
+        for failure in _execute(session, changes, [token]):
             if failure is not None:
                 raise failure
 
@@ -262,7 +262,7 @@ class Cluster:
         self._waiting.shutdown(wait=True)
 
 
-def _made(session: Session, changes: dict[int, list[ChangeRequest]], tokens: list[str]) -> list[Exception | None]:
+def _execute(session: Session, changes: dict[int, list[ChangeRequest]], tokens: list[str]) -> list[Exception | None]:
     """Execute changes; returns for each variable its first error, or None."""
     with session.calls.stamped(changes) as stamp:
         found = session.calls.each("change", {shard: (stamp, each) for shard, each in changes.items()})

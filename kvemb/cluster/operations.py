@@ -63,8 +63,11 @@ class ClusterOperations:
     def _ask(self, name: str, keys: Keys, out: Values | None, *arguments: object) -> None:
         """Call a method that reads, on the shards of the distinct keys; fills out (n, ...) with its results."""
         cluster, distinct = self._cluster, Unique(keys)
-        session = cluster.begun()
-        token, positions = session.opened(self.table).token, dict(cluster.router.split(distinct.keys).positions())
+        session = cluster.begin_call()
+        token, positions = (
+            session.client_variable(self.table).token,
+            dict(cluster.router.split(distinct.keys).positions()),
+        )
         asked = {shard: (token, distinct.keys[at], *arguments) for shard, at in positions.items()}
         found = session.calls.each(name, asked)
         if out is not None:
@@ -100,14 +103,14 @@ class ClusterOperations:
 
     def clear(self) -> None:
         """Drop every row."""
-        session = self._cluster.begun()
-        token, clock, *_ = session.opened(self.table)
+        session = self._cluster.begin_call()
+        token, clock, *_ = session.client_variable(self.table)
         session.ask_once("clear", token, clock.now(self.table.policy))
 
     def set_optimizer(self, optimizer: Optimizer, *, writable: bool = True) -> None:
         """Replace the optimizer by one with the same slots."""
-        session = self._cluster.begun()
-        session.ask_once("set_optimizer", session.opened(self.table).token, optimizer, writable)
+        session = self._cluster.begin_call()
+        session.ask_once("set_optimizer", session.client_variable(self.table).token, optimizer, writable)
         self.optimizer = optimizer
 
     def restrict(self, keep_rows: int, trigger_rows: int | None) -> int:
@@ -115,8 +118,8 @@ class ClusterOperations:
 
         Expired rows are removed in any case. Does nothing unless there are more than trigger_rows.
         """
-        session, policy = self._cluster.begun(), self.table.policy
-        token, clock, *_ = session.opened(self.table)
+        session, policy = self._cluster.begin_call(), self.table.policy
+        token, clock, *_ = session.client_variable(self.table)
         session.exchange()
         moment = clock.now(policy)
         expire = policy is not None and policy.min_score(policy.now(moment.step)) > -math.inf

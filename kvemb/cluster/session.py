@@ -69,7 +69,7 @@ class Session:
         """Drop a variable."""
         self._opened.pop(table, None)
 
-    def opened(self, table: Table) -> ClientVariable:
+    def client_variable(self, table: Table) -> ClientVariable:
         """Return what calls need to know of a variable. Raises Closed."""
         table.storage.state.check_open()  # its message says that this client dropped the variable
         if (found := self._opened.get(table)) is None:
@@ -102,17 +102,17 @@ class Session:
 
     def ask(self, name: str, *arguments: Any) -> Any:
         """Call a method of the coordinator that only reads or may be repeated."""
-        with self._heard():
+        with self._recording_loss():
             return self._coordinator.all(name, *arguments)[0]
 
     def ask_once(self, name: str, *arguments: Any) -> Any:
         """Call a method of the coordinator that must be executed once. Sends it this client's counts first."""
         self.exchange()
-        with self._heard():
+        with self._recording_loss():
             return self._coordinator.all_once(name, *arguments)[0]
 
     @contextmanager
-    def _heard(self) -> Iterator[None]:
+    def _recording_loss(self) -> Iterator[None]:
         """Remember a loss that the coordinator reports."""
         self.calls.check()
         try:
@@ -162,7 +162,7 @@ class Session:
     def exchange(self) -> None:
         """Send the coordinator this client's counts, and receive those of the other clients."""
         own = self.own()
-        self._hear(own, self.ask("exchange", self.generation, self.client, own))
+        self._take_counts(own, self.ask("exchange", self.generation, self.client, own))
 
     def exchange_if_due(self) -> None:
         """As exchange(), a few times a second, without waiting for the answer."""
@@ -174,13 +174,16 @@ class Session:
         def arrived(future: Future[Any]) -> None:
             self._exchanging.release()
             if future.exception() is None:  # otherwise the next call raises it
-                self._hear(own, future.result())
+                self._take_counts(own, future.result())
 
         asked = self._coordinator.transport.call(0, "exchange", self.generation, self.client, own)
         asked.add_done_callback(arrived)
 
-    def _hear(self, own: dict[str, StepCounts], answer: tuple[dict[str, StepCounts], str | None]) -> None:
-        """Process the answer to `own`. A variable that the coordinator does not know was dropped by another client."""
+    def _take_counts(self, own: dict[str, StepCounts], answer: tuple[dict[str, StepCounts], str | None]) -> None:
+        """Take the answer of the exchange in which `own` was sent.
+
+        A variable that the coordinator does not know was dropped by another client.
+        """
         others, lost = answer
         for table, opened in self.all_opened():
             if opened.token in others:

@@ -29,25 +29,25 @@ class ClusterStorage:
     @property
     def size(self) -> int:
         """The number of rows on all shards."""
-        session = self._cluster.begun()
-        return sum(session.calls.all("size", session.opened(self.table).token))
+        session = self._cluster.begin_call()
+        return sum(session.calls.all("size", session.client_variable(self.table).token))
 
     @property
     def step(self) -> int:
         """The number of calls that ever recorded uses."""
-        return self._cluster.session.opened(self.table).clock.steps.uses
+        return self._cluster.session.client_variable(self.table).clock.steps.uses
 
     @property
     def optimizer_steps(self) -> int:
         """The number of steps that an optimizer that counts them ever took."""
-        return self._cluster.session.opened(self.table).clock.steps.training
+        return self._cluster.session.client_variable(self.table).clock.steps.training
 
     def scan(self, batch_rows: int, first: int = 0, last: int = LAST_KEY) -> Iterator[RowBlock]:
         """Return rows in key order, batch_rows at a time, as they are now. first, last: ordered keys, both included."""
-        schema, session, scan = self.table.schema, self._cluster.begun(), uuid.uuid4().hex
+        schema, session, scan = self.table.schema, self._cluster.begin_call(), uuid.uuid4().hex
         streams = [_Stream(self._cluster, session, shard, scan) for shard in range(self._cluster.router.shards)]
         session.exchange()  # a client that missed a recovery gets ShardLost here, not an unknown variable
-        session.ask("begin_scan", scan, session.opened(self.table).token, batch_rows, first, last)
+        session.ask("begin_scan", scan, session.client_variable(self.table).token, batch_rows, first, last)
         blocks = [(RowBlock.of(schema, *columns) for columns in stream) for stream in streams]
         return _in_batches(merged([iter(each) for each in blocks], schema, batch_rows), batch_rows, schema)
 
@@ -55,8 +55,8 @@ class ClusterStorage:
         """Return the counts of each shard; of a closed cluster, at its close."""
         if self._last_stats is not None:
             return self._last_stats
-        session = self._cluster.begun()
-        return [stats for (stats,) in session.calls.all("stats", [session.opened(self.table).token])]
+        session = self._cluster.begin_call()
+        return [stats for (stats,) in session.calls.all("stats", [session.client_variable(self.table).token])]
 
     def stats(self) -> Stats:
         """Return the sum of all shards' counts."""

@@ -61,7 +61,7 @@ class Store(DefaultStore[Cluster]):
     @property
     def last_checkpoint(self) -> int | None:
         """The number of the last checkpoint, opened with or written, to which recover() returns; None: none."""
-        last: int | None = self._inside.begun().ask("last")
+        last: int | None = self._inside.begin_call().ask("last")
         return last
 
     @property
@@ -88,7 +88,7 @@ class Store(DefaultStore[Cluster]):
             return cast(Variable, get_in_scope(arguments, cast(Engine, self._inside), self._got))
 
     def _got(self, arguments: Arguments) -> Variable:
-        session = self._inside.begun()
+        session = self._inside.begin_call()
         token, entry, mine = session.ask("described", check_name(arguments.name))
         known = self._inside.tables.get(arguments.name)
         if known is not None and session.is_opened(known, token):
@@ -132,7 +132,7 @@ class Store(DefaultStore[Cluster]):
         with self._inside.lock:
             if (known := self._inside.tables.get(name)) is not None and self._inside.session.has(known):
                 return variable_of(known)
-            if self._inside.begun().ask("described", name)[1] is None:
+            if self._inside.begin_call().ask("described", name)[1] is None:
                 raise KeyError(f"there is no variable {name!r}: it was dropped")
             return self._got(Arguments(name))
 
@@ -190,7 +190,7 @@ class Store(DefaultStore[Cluster]):
 
     def check(self, *, deep: bool = False) -> None:
         """Raise Corruption with the findings of the first shard that has any: kvemb.Store.check."""
-        self._inside.begun().calls.all("check", bool(deep))
+        self._inside.begin_call().calls.all("check", bool(deep))
 
     @overload
     def checkpoint(
@@ -268,7 +268,7 @@ class Store(DefaultStore[Cluster]):
     def _close(self, flush: bool) -> None:
         with uninterrupted():  # between the last cut and the end, other threads' calls wait
             if self._owner and flush and self._series and self._inside.session.calls.lost is None:
-                session = self._inside.begun()
+                session = self._inside.begin_call()
                 with suppress(Closed):  # another thread has made the last cut
                     session.ask("finish", session.generation, session.client, session.own())
             with suppress(ShardLost, Closed):

@@ -38,7 +38,7 @@ class OpenVariables(VariableMap):
 
     def __getitem__(self, name: str) -> OneStoresVariable:
         known = self._cluster.tables.get(name)
-        if known is None or not self._cluster.begun().has(known):
+        if known is None or not self._cluster.begin_call().has(known):
             return super().__getitem__(name)
         return variable_of(known)
 
@@ -54,7 +54,7 @@ def counts_of(cluster: Cluster) -> Iterator[list[Stats]]:
 
 def lines_of(cluster: Cluster) -> Iterator[str]:
     """Yield a line for each variable of a cluster, for its repr."""
-    catalog: dict[str, VariableEntry | None] = cluster.begun().ask("catalog")
+    catalog: dict[str, VariableEntry | None] = cluster.begin_call().ask("catalog")
     for name, entry in sorted(catalog.items()):
         if name in cluster.tables:
             yield f"  {cluster.tables[name].variable!r}"

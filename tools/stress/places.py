@@ -144,7 +144,7 @@ def _send_half(store: kvemb.cluster.Store, chance: Any) -> bool:
     keys, columns = KEYS[int(chance.integers(GROUPS))], table.schema.dim
     parts = dict(cluster.router.split(keys).positions())
     shard = int(chance.choice(list(parts)))
-    token, clock, *_ = cluster.session.opened(table)
+    token, clock, *_ = cluster.session.client_variable(table)
     calls = Calls(cluster.session.calls.transport)
     with calls.stamped(parts) as stamp:
         sent = keys[parts[shard]], gradients(columns - 1, columns)[parts[shard]]
