@@ -73,7 +73,7 @@ class Sightings:
         return enough
 
     def forget(self, keys: Keys) -> None:
-        """Let distinct keys (m,) count from 0 again. Of other keys, those that share the lowest counter do so, too.
+        """Count distinct keys (m,) from 0 again, and with them other keys that share their lowest counter.
 
         A key has as many sightings as the lowest of its counters, so setting that one to 0 is enough.
         """
@@ -87,7 +87,7 @@ class Sightings:
             self._counters[lowest, places[lowest, sighted]] = 0
 
     def take(self, counters: Counters | None, *, saved: bool = False) -> None:
-        """Count on from these counters, None: from 0. saved: whether they are those of the current durable point."""
+        """Continue from these counters; None: from 0. saved: whether they are those of the current durable point."""
         self._keep()
         self._counters[:] = 0 if counters is None else counters.values
         self._counted = 0 if counters is None else counters.counted

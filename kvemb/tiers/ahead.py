@@ -64,9 +64,8 @@ class ReadsAhead:
     def start_in_background(self, given: Callable[[], Keys]) -> None:
         """Do what start does, on another thread. Takes no lock.
 
-        given: called on that thread; returns the keys, in any order, duplicates and hot keys allowed.
-
-        If more than READS_AHEAD wait for a thread, the oldest are dropped.
+        given: called on that thread; returns the keys, in any order, duplicates and hot keys allowed. If more than
+        READS_AHEAD wait for a thread, the oldest are dropped.
         """
         self._queued.append(given)
         with suppress(RuntimeError):  # the store is being closed

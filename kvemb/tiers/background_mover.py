@@ -18,12 +18,12 @@ TURN_SECONDS = 0.05
 
 
 class BackgroundMover:
-    """Moves one variable's rows on other threads. active: whether it does: all devices are GPUs.
+    """Moves one variable's rows on other threads. active: whether it does so, which is if all devices are GPUs.
 
     A GPU's table moves rows on its own stream, so moves made by another thread run beside the caller's kernels, and the
-    caller neither waits for them nor copies rows. Rows that a lookup found elsewhere move up when the lookup has ended,
-    those of a read ahead when they have been read; a call that takes the lock before makes the moves that are due.
-    move: makes them, and those of the rows of `keys`, which are about to be used, if given.
+    caller neither waits for them nor copies rows. Rows that a lookup found elsewhere move up after that lookup; rows
+    that are read ahead, once they are read. If another call takes the lock first, it makes the moves that are due.
+    move(keys): makes them, and moves up the rows of keys, if given, which are about to be used.
     """
 
     def __init__(

@@ -48,7 +48,6 @@ class RefreshedState(NamedTuple):
 
     cold: the store that holds them. keys: all keys whose rows may differ. rows: the later rows of some of these keys,
     which stay hot.
-
     """
 
     cold: ColdStore
