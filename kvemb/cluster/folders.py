@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import time
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -28,16 +27,20 @@ def new_folder(root: Path, prefix: str) -> tuple[Path, LockFile]:
     """
     with layout.as_cold_store_error(f"write to {root}"):
         fresh_files.make_directory(root)
-        for left in root.glob(f"{prefix}*"):
-            _delete_if_left(left)
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
-        return folder, layout.lock(folder)
+        lock = layout.lock(folder)
+        for left in root.glob(f"{prefix}*"):
+            _delete_if_left(left, folder.stat().st_mtime)
+        return folder, lock
 
 
-def _delete_if_left(folder: Path) -> None:
-    """Delete a folder whose owner has ended. Leaves folders of other users, and anything that is not such a folder."""
+def _delete_if_left(folder: Path, now: float) -> None:
+    """Delete a folder whose owner has ended. Leaves folders of other users, and anything that is not such a folder.
+
+    now: the time of the filesystem's clock, which may differ from this machine's.
+    """
     with suppress(OSError, Corruption, Locked):
-        if time.time() - (folder / layout.LOCK).stat().st_mtime > SETTLED_SECONDS:
+        if now - (folder / layout.LOCK).stat().st_mtime > SETTLED_SECONDS:
             with closing(layout.lock(folder)):
                 shutil.rmtree(folder, ignore_errors=True)
 

@@ -1,7 +1,8 @@
 """Temporary directories that are deleted even if their process was killed.
 
-A directory is locked (flock) while its process lives. Creating one first deletes those of the same prefix that are
-unlocked, at least a minute old and owned by the same user. On a filesystem without such locks none is deleted.
+A directory is locked (flock) while its process lives. Creating one deletes those of the same prefix that are unlocked,
+at least a minute older and owned by the same user. Ages are by the filesystem's clock, which may differ from this
+machine's. On a filesystem without such locks none is deleted.
 Thread-safe and process-safe.
 """
 
@@ -12,7 +13,6 @@ import os
 import re
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -31,13 +31,13 @@ def scratch(prefix: str, within: str | os.PathLike[str] | None = None) -> Iterat
     prefix: of its name, reserved for such directories. within: its parent, None for the system's temporary directory.
     """
     parent = Path(tempfile.gettempdir() if within is None else within)
-    _delete_abandoned(parent, prefix)
     folder, lock, process = None, None, os.getpid()
     try:
         with uninterrupted():
             folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
             lock = os.open(folder, os.O_RDONLY)
             _locked(lock)
+        _delete_abandoned(parent, prefix, os.fstat(lock).st_mtime)
         yield folder
     finally:
         with uninterrupted():  # Ctrl-C while files are being deleted would leave the others
@@ -55,19 +55,19 @@ def _locked(folder: int) -> bool:
     return True
 
 
-def _delete_abandoned(parent: Path, prefix: str) -> None:
-    """Delete directories of this prefix whose processes have ended. Errors are ignored."""
+def _delete_abandoned(parent: Path, prefix: str, now: float) -> None:
+    """Delete directories of this prefix whose processes have ended. Errors are ignored. now: the filesystem's time."""
     pattern = re.compile(re.escape(prefix) + "[a-z0-9_]{8}")  # as tempfile names them
     with suppress(OSError), os.scandir(parent) as entries:
         for entry in entries:
             with suppress(OSError):
                 if pattern.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
-                    _delete_stale(entry)
+                    _delete_stale(entry, now)
 
 
-def _delete_stale(entry: os.DirEntry[str]) -> None:
+def _delete_stale(entry: os.DirEntry[str], now: float) -> None:
     status = entry.stat(follow_symlinks=False)
-    if status.st_uid != os.getuid() or time.time() - status.st_mtime < GRACE_SECONDS:
+    if status.st_uid != os.getuid() or now - status.st_mtime < GRACE_SECONDS:
         return
     folder = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW)
     try:

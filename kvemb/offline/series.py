@@ -10,6 +10,7 @@ a directory with a number is complete. Each checkpoint has its own hard links, s
 from __future__ import annotations
 
 import builtins
+import math
 import os
 import threading
 import time
@@ -123,7 +124,7 @@ class CheckpointManager:
         _check_store(store)
         if self._begun is None:
             newest = self.latest()
-            self._begun = newest.created if newest is not None else 0.0
+            self._begun = newest.created if newest is not None else -math.inf
         # A time in the future is from a clock that was set back since.
         waiting = 0 <= time.time() - self._begun < self.every
         return None if waiting else self.save(store, block=block, files=files, extra=extra)

@@ -105,6 +105,16 @@ def test_nothing_else_is_touched(tmp_path):
     os.close(lock)
 
 
+def test_ages_are_by_the_clock_of_the_filesystem(tmp_path, monkeypatch):
+    """A server's clock may be behind: the folder may be one that its process has made just now, and will lock."""
+    new = old(tmp_path / f"{PREFIX}new12345")
+    os.utime(new)
+    ahead = time.time() + 3600
+    monkeypatch.setattr(time, "time", lambda: ahead)
+    with scratch(PREFIX, tmp_path):
+        assert new.exists()
+
+
 def test_where_the_filesystem_knows_no_locks_nothing_is_deleted(tmp_path, monkeypatch):
     def refuse(*_: object) -> None:
         raise OSError(95, "Operation not supported")

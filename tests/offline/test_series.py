@@ -141,6 +141,15 @@ def test_a_save_is_due_when_time_has_gone(monkeypatch, store, tmp_path):
         assert again.save_if_due(store) is None
 
 
+def test_a_first_save_is_due_whatever_the_clock_says(monkeypatch, store, tmp_path):
+    """A machine may begin in 1970 until it gets the time."""
+    monkeypatch.setattr(series.time, "time", lambda: 5.0)
+    with kvemb.CheckpointManager(tmp_path / "series", every=60) as manager:
+        fill(store, 1)
+        assert manager.save_if_due(store, block=True).path == manager.path(1)
+        assert manager.save_if_due(store) is None
+
+
 def test_arguments_are_checked(store, tmp_path):
     for wrong, error in ((0, ValueError), (-1, ValueError), (1.5, TypeError), (True, TypeError)):
         with pytest.raises(error, match="keep must be"):
