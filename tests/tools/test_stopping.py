@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 import kvemb
-from kvemb import bulk, interrupts
+from kvemb import bulk
+from kvemb.threads.interrupts import uninterrupted
 from kvemb.tools import stopping
 from kvemb.tools.ahead import ahead
 from kvemb.tools.cli import run
@@ -194,7 +195,7 @@ def test_sigterm_waits_as_ctrl_c_does():
     reached = []
 
     def work() -> None:
-        with interrupts.uninterrupted():
+        with uninterrupted():
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.01)
             reached.append(True)
