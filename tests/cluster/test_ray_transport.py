@@ -97,7 +97,7 @@ def actors_of(cluster):
     return inside(cluster).session.calls.transport.actors
 
 
-def lose(call, seconds=20):
+def lose(call, seconds=60):
     """Call until a shard counts as lost; returns the message."""
     begun = time.monotonic()
     with pytest.raises(ShardLost) as raised:  # noqa: PT012
@@ -137,7 +137,7 @@ def test_after_a_loss_the_whole_cluster_goes_back_to_its_last_checkpoint_and_on(
 
 def on(ray, actor, function):
     """Call a function with an actor, in its process."""
-    return ray.get(actor.__ray_call__.remote(function), timeout=30)
+    return ray.get(actor.__ray_call__.remote(function), timeout=60)
 
 
 def test_when_the_coordinator_is_killed_every_client_is_told_and_the_cluster_opens_again_at_once(ray, tmp_path):
@@ -234,7 +234,7 @@ CLIENT = """
 import sys
 import numpy as np, ray, kvemb, kvemb.cluster
 ray.init(address=sys.argv[1], log_to_driver=False)
-cluster = kvemb.cluster.connect(sys.argv[2], wait_seconds=30)
+cluster = kvemb.cluster.connect(sys.argv[2], wait_seconds=60)
 table = cluster.variables["table"]
 print("connected", flush=True)
 if sys.argv[3] == "kill":

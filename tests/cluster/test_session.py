@@ -311,7 +311,7 @@ def test_a_client_that_ends_leaves_the_cluster_and_its_end_is_the_cluster_s(open
 def test_who_connects_waits_for_who_opens(open_cluster, tmp_path):
     found = []
     waiting = threading.Thread(
-        target=lambda: found.append(kvemb.cluster.connect(tmp_path / "series", transport="local", wait_seconds=20))
+        target=lambda: found.append(kvemb.cluster.connect(tmp_path / "series", transport="local", wait_seconds=60))
     )
     waiting.start()
     open_cluster(1, url=tmp_path / "series")

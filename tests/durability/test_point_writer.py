@@ -88,7 +88,7 @@ def test_what_fails_after_the_snapshot_ends_it(store):
     # A scan waits for a snapshot under way.
     scan = threading.Thread(target=store.variables["table"].export, daemon=True)
     scan.start()
-    scan.join(30)
+    scan.join(60)
     assert not scan.is_alive()
     store.flush()
     assert shown(store) == {1: 1.0}

@@ -198,7 +198,7 @@ def begun_while_ctrl_c_comes(monkeypatch: pytest.MonkeyPatch, begun: threading.E
         monkeypatch.setattr(PointWriter, "write", write)
         begun.set()
         os.kill(os.getpid(), signal.SIGINT)
-        go_on.wait(30)
+        go_on.wait(60)
         return write(writer)
 
     monkeypatch.setattr(PointWriter, "write", slowly)

@@ -15,7 +15,7 @@ from kvemb.stats import Stats
 from kvemb.store_state import StoreState
 from kvemb.tiers.access import HeldForCall, TableAccess
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 SOON = 0.05
 
 

@@ -249,7 +249,7 @@ def test_a_reader_does_not_wait_for_a_variable_that_is_in_use_for_long():
     with place.storage.held():
         thread = threading.Thread(target=readers.go)
         thread.start()
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive()
     assert place.cold.reads == [[1]]
     place.lookup(9)

@@ -266,7 +266,7 @@ def test_a_store_that_closes_waits_for_reads_under_way(twin: LockstepChecker) ->
 
     def slow(keys: Any) -> Any:
         reading.set()
-        assert go_on.wait(30)
+        assert go_on.wait(60)
         return read_now(keys)
 
     cold._inner.read = slow
@@ -281,13 +281,13 @@ def test_a_store_that_closes_waits_for_reads_under_way(twin: LockstepChecker) ->
     looking = threading.Thread(target=look)
     closing = threading.Thread(target=store_of(twin).close)
     looking.start()
-    assert reading.wait(30)
+    assert reading.wait(60)
     closing.start()
     while not store_of(twin).state.closed:
         time.sleep(0.001)
     go_on.set()
-    looking.join(30)
-    closing.join(30)
+    looking.join(60)
+    closing.join(60)
     assert not looking.is_alive()
     assert not closing.is_alive()
     assert [type(error) for error in outcome] == [Closed]
