@@ -183,7 +183,7 @@ def test_another_failure_is_raised_as_it_is_and_poisons_later_calls(access):
 
 
 def test_a_forked_process_is_told_before_any_lock_is_taken(access, monkeypatch):
-    monkeypatch.setattr(access.state, "_process", 0)
+    monkeypatch.setattr(access.state, "process", 0)
     with access._lock:  # nobody would ever free it
         for entered in (access.held, access.held_without_snapshot):
             with pytest.raises(Closed, match="fork"), entered():
