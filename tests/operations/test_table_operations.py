@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from arrays_on_device import ArrayOnDevice, DlpackOnly, there
+from blocks import Now
 from counting_device import CountingDevice
 from cuda_devices import device_of
 from cuda_on_cpu import CudaOnCpuTable, cpu_device
@@ -47,6 +48,14 @@ def opened(tmp_path: Path, _gpu_on_cpu: None) -> Iterator[Any]:
     for store in stores:
         with store:
             store.check()
+
+
+def still(store: kvemb.Store) -> kvemb.Store:
+    """A store whose rows are moved on the caller's thread, so that a test can tell where they are."""
+    engine = inside(store)
+    engine.readers.shutdown()
+    engine.readers = Now()
+    return store
 
 
 def made(store: kvemb.Store, name: str, **how: Any) -> kvemb.Variable:
@@ -88,7 +97,7 @@ def fill_pinned_memory(host: Budget) -> None:
 
 
 def test_rows_in_three_tiers(opened: Any) -> None:
-    store = opened(limits=Limits(**small_spill(8)))
+    store = still(opened(limits=Limits(**small_spill(8))))
     host = inside(store).budgets.host
     fill_pinned_memory(host)
     plain = made(store, "plain", hot_rows=KEYS)
@@ -209,7 +218,7 @@ def test_bags_without_a_row_in_the_hosts_memory_stay_on_the_gpu(
 ) -> None:
     device = CountingDevice()
     monkeypatch.setattr(CudaOnCpuTable, "open_device", staticmethod(lambda name: device))
-    store, keys = opened(), np.arange(400)
+    store, keys = still(opened()), np.arange(400)
     plain, var = (made(store, name, devices=where, restrict_policy=policy) for name, where in DEVICE_OF.items())
     values = np.random.default_rng(5).normal(size=(400, DIM)).astype(np.float32)
     for each in (plain, var):
