@@ -1,11 +1,11 @@
 """Dirty rows on their way from the hot tier to the cold store.
 
 Rows wait in slots, in the order in which they left the hot tier, as long as memory is available (kvemb.memory.budget,
-Lease): a row that becomes hot again meanwhile is never written. When most of the available memory is taken, the oldest
-slots are written in the background, in one sorted run; more rows than the slots could hold are written at once, and
-the caller waits. Rows stay readable here until the cold store has them. The variable's lock guards every method; the
-writing thread reads only slots that do not change. Longer than 300 lines: rows wait, are found and are written in the
-same slots.
+Lease): a row that becomes hot again meanwhile is never written, and one that is updated is changed in its slot. When
+most of the available memory is taken, the oldest slots are written in the background, in one sorted run; more rows than
+the slots could hold are written at once, and the caller waits. Rows stay readable here until the cold store has them.
+The variable's lock guards every method; the writing thread reads only slots that do not change. Longer than 300 lines:
+rows wait, are found and are written in the same slots.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
+from kvemb.contracts import Mask
 from kvemb.memory.budget import Lease
 from kvemb.rows.block import REMOVED, ReservedBlock, RowBlock
 from kvemb.rows.codec import order_keys
@@ -75,6 +76,7 @@ class SpillBuffer:
         self._held: deque[int] = deque()  # the oldest first; the last one is being filled
         self._filled = slot_rows  # rows in the last one
         self._writes: deque[_Write] = deque()  # of the oldest slots, in order; one runs, the others wait
+        self._in_writes = np.zeros(self._slots, np.bool_)  # which slots are in these
         self._failure: Exception | None = None  # the error of an append
         self._kept: list[RowBlock] = []  # the rows of that append and of later ones
 
@@ -187,6 +189,19 @@ class SpillBuffer:
             known[wanted], exists[wanted] = True, rows.flags[source] & REMOVED == 0
         return known, exists
 
+    def update(self, rows: RowBlock, chosen: Mask) -> Mask:
+        """Overwrite rows that wait here, by key, unless they are being written. Returns which were overwritten (n,).
+
+        chosen (n,): the rows to overwrite, if they are here.
+        """
+        self._check_sound()
+        if not self._held:
+            return np.zeros(len(rows), np.bool_)
+        positions = self._find(rows.keys)
+        here = chosen & (positions >= 0) & ~self._in_writes[positions // self._slot_rows]
+        copy_rows(rows, here.nonzero()[0], self._block, positions[here])
+        return here
+
     def discard(self, keys: Keys) -> None:
         """Forget rows by key, because they are hot again or superseded. Rows that are being written are still written.
 
@@ -239,6 +254,7 @@ class SpillBuffer:
 
     def _release(self, slot: int) -> None:
         self._live[slot * self._slot_rows : (slot + 1) * self._slot_rows] = False
+        self._in_writes[slot] = False
         self._free.append(slot)
 
     def give_back_idle(self) -> None:
@@ -302,6 +318,7 @@ class SpillBuffer:
         slots = list(islice(self._held, begin, begin + count))
         if begin + count == len(self._held):
             self._filled = self._slot_rows  # later rows go to another slot
+        self._in_writes[slots] = True
         live = self._live.reshape(self._slots, self._slot_rows)[slots]
         before = self._writes[-1].done if self._writes else None
         self._writes.append(_Write(slots, self._executor.submit(self._write_slots, slots, live, before)))

@@ -229,6 +229,16 @@ class TieredStorage:
             finally:
                 self._spill.append(left)
 
+    def settle(self, found: Located) -> None:
+        """Do what admit does, for changed rows with unchanged scores: those that wait to be spilled may stay there.
+
+        If they became hot, they would soon leave again.
+        """
+        if len(found.rows):
+            with self.changing():
+                waiting = self._spill.update(found.rows, found.exists)
+            self.admit(found.only(~waiting))
+
     def promote(self, found: Located, *, by_score: bool) -> None:
         """Offer to the hot tier rows that were looked up and exist.
 

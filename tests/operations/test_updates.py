@@ -131,3 +131,21 @@ def test_another_optimizer_takes_the_next_step(table):
 def test_new_rows_are_in_no_tier(table):
     rows = table.new_rows(np.array([5]), values([3]))
     assert (rows.flags[0], rows.scores[0], table._storage.size) == (0, 1.0, 0)
+
+
+def test_rows_that_wait_to_be_written_are_changed_where_they_are_and_rise_when_they_are_used(table):
+    fill(table, 20)  # of which 4 wait
+    storage = table._storage
+    waiting = np.setdiff1d(np.arange(20), storage.hot_tables.keys())
+    before = storage.counts.promotions
+    table.apply_gradients(waiting, values([2.0] * len(waiting)))  # by SGD(0.5)
+    table.upsert(waiting[:1], values([90.0]))
+    table.accum(waiting[1:2], values([0.0]), values([7.0]), np.array([True]))
+    assert storage.counts.promotions == before
+    assert storage.stats().rows_waiting == len(waiting) == 4
+    expected = [90.0, waiting[1] + 6.0, *(waiting[2:] - 1.0)]
+    assert look(table, waiting) == expected
+    assert look(table, waiting, touch=True) == expected
+    assert np.isin(waiting[-1], storage.hot_tables.keys())
+    storage.write_dirty()
+    assert look(table, waiting) == expected

@@ -100,6 +100,30 @@ def test_a_row_that_is_hot_again_is_forgotten_even_if_it_is_written():
     assert spilled.cold.read(np.array([1, 5]))[1].tolist() == [True, False]
 
 
+def test_a_row_that_waits_is_updated_where_it_is_and_one_that_is_being_written_is_not():
+    spilled = Spilled(Later(), slots=3)
+    spilled.append([1, 2, 3, 4], 1.0)
+    spilled.append([5, 6], 1.0)
+    spilled.append([7], 1.0, flags=DIRTY | REMOVED)
+    writing = spilled.buffer.writing
+    spilled.buffer.start_write()
+    spilled.append([8, 9], 1.0)
+    rows = rows_of([9, 5, 8, 77], 2.0, flags=DIRTY)
+    assert not writing
+    assert spilled.buffer.update(rows, np.array([True, True, False, True])).tolist() == [True, False, False, False]
+    assert spilled.read([5, 8, 9])[2] == {5: 1.0, 8: 1.0, 9: 2.0}
+    assert spilled.buffer.rows == 9
+    spilled.executor.go()
+    spilled.buffer.poll()
+    spilled.append([10, 11, 12, 13], 1.0)  # a slot that was written
+    assert spilled.buffer.update(rows_of([13], 3.0, flags=DIRTY), np.array([True])).tolist() == [True]
+    spilled.executor.go()
+    spilled.buffer.start_write()
+    spilled.executor.go()
+    spilled.buffer.poll()
+    assert values_of(spilled.cold.read(np.array([8, 9, 13]))[0]) == {8: 1.0, 9: 2.0, 13: 3.0}
+
+
 def test_rows_of_a_write_that_failed_stay_and_those_that_come_are_kept_too():
     spilled = Spilled()
     spilled.failure = ColdStoreError("full")
@@ -289,7 +313,7 @@ def test_a_row_of_key_0_outlasts_memory_that_is_given_back():
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 5), st.lists(st.integers(0, 30), max_size=12, unique=True)), max_size=60),
+    st.lists(st.tuples(st.integers(0, 6), st.lists(st.integers(0, 30), max_size=12, unique=True)), max_size=60),
     st.integers(2, 9),
     st.integers(0, 6),
 )
@@ -310,6 +334,10 @@ def test_any_history_equals_its_model(history, slots, leasable):
         elif act == 4:
             executor.go()
             spilled.buffer.poll()
+        elif act == 5:
+            chosen = np.array([model.get(key) is not None for key in keys], np.bool_)
+            updated = spilled.buffer.update(rows_of(keys, float(number), flags=DIRTY), chosen)
+            model.update(dict.fromkeys(np.array(keys, np.int64)[updated].tolist(), float(number)))
         else:
             spilled.buffer.start_write()
         wanted = [key for key in range(31) if key not in hot]
