@@ -236,7 +236,7 @@ class SpillBuffer:
 
     def _oldest(self) -> int:
         """Return how many slots are written at a time."""
-        return max(1, len(self._held) // 4)
+        return max(1, len(self._held) // 2)
 
     def _add_slot(self) -> bool:
         if self._leased == self._slots or not self._lease.take(self._slot_bytes):

@@ -227,11 +227,11 @@ def test_as_many_rows_wait_as_memory_can_be_had_for_and_the_oldest_are_written_f
     spilled.append(range(24, 28))
     spilled.buffer.poll()
     assert spilled.told == []
-    spilled.append(range(28, 32))  # the last slot of eight: a quarter of them is written
+    spilled.append(range(28, 32))  # the last slot of eight: half of them are written
     spilled.buffer.poll()
-    assert sorted(spilled.told) == list(range(8))
+    assert sorted(spilled.told) == list(range(16))
     assert budget.unused == 0
-    assert spilled.read([7, 8, 31])[0] == [False, True, True]
+    assert spilled.read([15, 16, 31])[0] == [False, True, True]
     spilled.append(range(32, 200))
     assert spilled.lease.held == 6 * slot
     assert spilled.buffer.rows <= 32
