@@ -1,5 +1,5 @@
-"""Cold rows in RocksDB: one database per store, one column family per variable. Only this module and rocks_options
-import rocksdict; rocks_scan.translated turns its errors into kvemb's.
+"""Cold rows in RocksDB: one database per store, one column family per variable. Only this module, rocks_families and
+rocks_options import rocksdict; rocks_scan.translated turns its errors into kvemb's.
 
 Writes skip the write-ahead log: the store makes them durable with flush() and checkpoint(). Concurrent reads are safe;
 writes to one variable must be serialised, by its lock or by the thread that spills.
@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cached_property
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ import rocksdict as rd
 
 from kvemb.backends.open_files import FEW_FILES, most_open
 from kvemb.backends.rocks_config import check_config
+from kvemb.backends.rocks_families import Families
 from kvemb.backends.rocks_files import SortedFile, splits
 from kvemb.backends.rocks_forks import check_threads, keep_in_forks
 from kvemb.backends.rocks_options import PARTITIONED, DatabaseOptions, database_creator, holding_whole
@@ -98,18 +100,19 @@ class RocksDatabase:
         directory = (path / "CURRENT").resolve().parent
         with translated(f"open {directory}"):
             check_config(directory)
-            self.db = rd.Rdict(str(path), options, columns or None, access)
+            self.column_families = Families(path, options, columns, access)
 
     def create(self, name: str, schema: Schema, creator: RocksDBCreator) -> RocksStore:
         """Create an empty column family."""
         with translated(f"create {name!r}"):
-            self.db.create_column_family(name, self._options.of_family(creator, partitioned=False))
+            self.column_families.create(name, self._options.of_family(creator, partitioned=False))
         return self.attach(name, schema)
 
     def attach(self, name: str, schema: Schema) -> RocksStore:
         """Return the store of an existing column family."""
-        with translated(f"open {name!r}"):
-            store = RocksStore(self, name, schema, partitioned=name in self._partitioned)
+        store = RocksStore(self, self.column_families, name, schema, partitioned=name in self._partitioned)
+        if store.made:
+            _ = store.family  # raises an error if the database has none of this name
         with self._naming:
             self._stores[name] = store
         return store
@@ -121,13 +124,14 @@ class RocksDatabase:
                 self._stores.pop(name).close()
             self._partitioned.discard(name)  # a new one of this name begins with whole filters and indexes
         with translated(f"drop {name!r}"):
-            self.db.drop_column_family(name)
+            self.column_families.drop(name)
 
     def checkpoint(self, path: Path) -> None:
         """See contracts.ColdDatabase. It costs a flush of the memtables and hard links."""
         self.flush()
         with translated(f"checkpoint to {path}"):
-            rd.Checkpoint(self.db).create_checkpoint(str(path))
+            self.column_families.make()
+            rd.Checkpoint(self.column_families.db).create_checkpoint(str(path))
 
     @classmethod
     def families(cls, path: Path) -> list[str]:
@@ -152,7 +156,7 @@ class RocksDatabase:
                     copy.drop(name)
                 for name, given in files.items():
                     with translated(f"amend {path}"):
-                        family = copy.db.get_column_family(name)
+                        family, _ = copy.column_families.handles(name)
                         for file in given:
                             _ingest(family, file)
                             time.sleep(YIELD_SECONDS)
@@ -165,8 +169,9 @@ class RocksDatabase:
     def flush(self) -> None:
         """See contracts.ColdDatabase."""
         for name, store in list(self._stores.items()):
-            with translated(f"flush {name!r}"):
-                store.family.flush(True)
+            if store.made:
+                with translated(f"flush {name!r}"):
+                    store.family.flush(True)
 
     def sorted_file(self, path: Path, schema: Schema, creator: RocksDBCreator) -> SortedFile:
         """See contracts.ColdDatabase."""
@@ -183,6 +188,8 @@ class RocksDatabase:
 
     def crowded(self, name: str) -> bool:
         """See contracts.ColdDatabase. RocksDB slows writes down at rocks_options.SLOW_FILES in level 0."""
+        if not self.column_families.made(name):
+            return False
         family = self._stores[name].family
 
         def property_of(name: str) -> int:
@@ -201,7 +208,7 @@ class RocksDatabase:
         if self._options.mapped:
             return
         with self._naming:
-            stores = {name: store for name, store in self._stores.items() if not store.partitioned}
+            stores = {name: store for name, store in self._stores.items() if store.made and not store.partitioned}
             if stores and sum(store.metadata_bytes() for store in stores.values()) > self._metadata_bytes:
                 for name, store in stores.items():
                     store.partition()
@@ -215,33 +222,41 @@ class RocksDatabase:
         for store in self._stores.values():
             store.close()
         self._stores.clear()
-        with suppress(Exception):
-            self.db.close()
-        del self.db
+        with translated(f"close {self.path}"):
+            self.column_families.close()
 
 
 class RocksStore:
-    """contracts.ColdStore over one column family."""
+    """contracts.ColdStore over one column family, which is made when it is first written to."""
 
-    def __init__(self, database: RocksDatabase, name: str, schema: Schema, *, partitioned: bool) -> None:
+    def __init__(
+        self, database: RocksDatabase, families: Families, name: str, schema: Schema, *, partitioned: bool
+    ) -> None:
         self._readers, self._threads, self._limits = database.readers, database.threads, database.limits
-        self._name, self._schema = name, schema
-        self.family = database.db.get_column_family(name)
-        self._handle = database.db.get_column_family_handle(name)
-        self._db = database.db
+        self._families, self._name, self._schema = families, name, schema
         self._unlogged = rd.WriteOptions()
         self._unlogged.disable_wal = True  # type: ignore[method-assign, assignment]
         self._unlogged.memtable_insert_hint_per_batch = True
         self._unlogged.no_slowdown = True
         self._scans: WeakSet[Scan] = WeakSet()
         self._bound_metadata, self.partitioned = database.bound_metadata, partitioned
-        self._cache_blocks(partitioned)
 
-    def _cache_blocks(self, fill: bool) -> None:
-        """Set whether lookups leave blocks in the cache; partitions are cached only if data blocks are."""
-        options = rd.ReadOptions()
-        options.fill_cache(fill)  # type: ignore[call-arg]
-        self.family.set_read_options(options)
+    @property
+    def made(self) -> bool:
+        """Whether its family exists. If not, it has no rows."""
+        return self._families.made(self._name)
+
+    @cached_property
+    def _handles(self) -> tuple[rd.Rdict, rd.ColumnFamily]:
+        with translated(f"open {self._name!r}"):
+            family, handle = self._families.handles(self._name)
+        _cache_blocks(family, self.partitioned)
+        return family, handle
+
+    @cached_property
+    def family(self) -> rd.Rdict:
+        """The handle of its family for all but batches of writes. Makes the family if it is new."""
+        return self._handles[0]
 
     def metadata_bytes(self) -> int:
         """Return the bytes of filters and indexes that the readers of its files hold."""
@@ -252,18 +267,21 @@ class RocksStore:
         with translated(f"set the options of {self._name!r}"):
             self.family.set_options(PARTITIONED)
         self.partitioned = True
-        self._cache_blocks(True)
+        _cache_blocks(self.family, True)
 
     def close(self) -> None:
         """End scans and release the handles. After a failed write RocksDB fails here again, which is ignored."""
         for scan in list(self._scans):
             scan.close()
-        with suppress(Exception):
-            self.family.close()
-        del self.family, self._handle, self._db
+        if "_handles" in self.__dict__:
+            with suppress(Exception):
+                self.family.close()
+            del self._handles, self.family
 
     def read(self, keys: Keys) -> tuple[RowBlock, Mask]:
         """See contracts.ColdStore. MultiGet releases the GIL, so a large batch is read by several threads."""
+        if not self.made:
+            return decode_records(keys[:0], [], self._schema), np.zeros(len(keys), np.bool_)
         encoded = encode_keys(keys, self._schema)
         with translated(f"read {self._name!r}"):
             if len(encoded) < self._limits.cold_parallel_keys:
@@ -302,11 +320,11 @@ class RocksStore:
         it would deadlock: RocksDB's recovery waits for the writer, and the writer for the recovery.
         """
         batch = rd.WriteBatch(raw_mode=True)
-        batch.set_default_column_family(self._handle)
+        batch.set_default_column_family(self._handles[1])
         deque(map(batch.delete, deletes), maxlen=0)
         deque(map(batch.put, keys, records), maxlen=0)
         try:
-            self._db.write(batch, self._unlogged)
+            self._families.db.write(batch, self._unlogged)
         except Exception as error:
             if "Write stall" not in str(error):
                 raise
@@ -319,6 +337,8 @@ class RocksStore:
 
     def scan(self, batch_rows: int, first: int = 0, last: int = LAST_KEY) -> Iterator[RowBlock]:
         """See contracts.ColdStore. Its snapshot's files stay on disk until the scan is exhausted or deleted."""
+        if not self.made:
+            return iter(())
         options = rd.ReadOptions()
         options.set_readahead_size(READAHEAD_BYTES)
         options.fill_cache(False)  # type: ignore[call-arg]
@@ -336,7 +356,7 @@ class RocksStore:
 
     def splits(self, parts: int) -> list[int]:
         """See contracts.ColdStore."""
-        return splits(self.family, parts)
+        return splits(self.family, parts) if self.made else []
 
     def compact(self, report: Callable[[int, int], None]) -> None:
         """See contracts.ColdStore. Compacts one range at a time, because rocksdict holds the GIL meanwhile."""
@@ -351,13 +371,22 @@ class RocksStore:
 
     def clear(self) -> None:
         """See contracts.ColdStore."""
+        if not self.made:
+            return
         with translated(f"clear {self._name!r}"):
             self.family.delete_range(b"", b"\xff" * 9, self._unlogged)
 
     def disk_bytes(self) -> int:
         """See contracts.ColdStore."""
         names = ("rocksdb.total-sst-files-size", "rocksdb.cur-size-all-mem-tables")
-        return sum(self.family.property_int_value(name) or 0 for name in names)
+        return sum(self.family.property_int_value(name) or 0 for name in names) if self.made else 0
+
+
+def _cache_blocks(family: rd.Rdict, fill: bool) -> None:
+    """Set whether lookups leave blocks in the cache; partitions are cached only if data blocks are."""
+    options = rd.ReadOptions()
+    options.fill_cache(fill)  # type: ignore[call-arg]
+    family.set_read_options(options)
 
 
 def _ingest(family: rd.Rdict, file: Path) -> None:
