@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
+from kvemb.checks import few_files
 from kvemb.checks.machine import memory_bytes
 from kvemb.durability import layout, paths
 from kvemb.durability.checkpoint import install
@@ -69,16 +70,17 @@ def open(
     seconds = as_flush_every(flush_every)
     if seconds is not None and (read_only or follow):
         raise ValueError("flush_every is of a store that is written to; leave it out to read one")
-    engine = Engine(
-        place,
-        memory_budget=memory_budget,
-        device_memory=device_memory,
-        read_only=bool(read_only or follow),
-        follow=bool(follow),
-        durability=durability,
-        limits=limits,
-        warm=bool(warm),
-    )
+    with few_files.told(f"open {path}"):
+        engine = Engine(
+            place,
+            memory_budget=memory_budget,
+            device_memory=device_memory,
+            read_only=bool(read_only or follow),
+            follow=bool(follow),
+            durability=durability,
+            limits=limits,
+            warm=bool(warm),
+        )
     store = Store(engine)
     if seconds is not None:
         run_flushes(engine, seconds, engine.closing.wait)

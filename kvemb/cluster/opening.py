@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakValueDictionary, finalize
 
+from kvemb.checks import few_files
 from kvemb.checks.brief import brief
 from kvemb.checks.numeric import as_int, as_number
 from kvemb.checks.ranges import MAX_SERIES
@@ -103,7 +104,8 @@ def open(
         way = ray_starting.start(request, place, progress)
         cluster = Cluster(way, request.url or "on Ray", shared=series is not None)
     else:
-        coordinator = start(request, partial(make_in_process, root), progress)
+        with few_files.told(f"open {request.url or root}"):
+            coordinator = start(request, partial(make_in_process, root), progress)
         cluster = Cluster(DirectTransport(coordinator), request.url or coordinator.place)
         if request.url is not None:
             _here[request.url] = coordinator

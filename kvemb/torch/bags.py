@@ -59,6 +59,8 @@ def _checked(ids: Any, what: str) -> torch.Tensor:
         instead = f"pass {what}.values() and {what}.offsets()[:-1]" if ids.is_nested else f"pass {what}.to_dense()"
         if ids.is_nested and ids.layout == torch.strided:
             instead = f"make it with layout=torch.jagged, and {instead}"
+        elif ids.is_nested and not ids.is_contiguous():  # of torch.nested.narrow: values() has more than the bags
+            instead = f"let {what} = {what}.contiguous(), and {instead}"
         found = "a nested one" if ids.is_nested else ids.layout
         raise TypeError(f"{what} must be a dense tensor, got {found}; {instead}")
     if ids.device.type == "meta":

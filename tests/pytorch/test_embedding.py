@@ -274,6 +274,12 @@ def test_ids_that_numpy_cannot_read_are_refused(loaded):
     rows = kt.Embedding(loaded(weight_of(1)))
     with pytest.raises(TypeError, match=r"ids must be a dense tensor, got a nested one; make it with layout=torch.jag"):
         rows(torch.nested.nested_tensor([torch.tensor([1]), torch.tensor([2, 3])]))
+    narrow = torch.nested.narrow(
+        torch.arange(6).reshape(2, 3), 1, torch.tensor([0, 1]), torch.tensor([1, 2]), layout=torch.jagged
+    )
+    assert len(narrow.values()) == 6
+    with pytest.raises(TypeError, match=r"let ids = ids\.contiguous\(\), and pass ids\.values\(\)"):
+        rows(narrow)
     with pytest.raises(TypeError, match=r"rows are looked up outside torch.func, torch.vmap"):
         torch.vmap(rows)(torch.tensor([1, 2]))
 
