@@ -7,8 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import wait
 from functools import cache
 
-from kvemb.threads.interrupts import Threads
 from kvemb.threads.parallel import cores
+from kvemb.threads.pool import Threads
 
 
 def in_parts(part: Callable[[int, int], object]) -> None:

@@ -40,8 +40,8 @@ from kvemb.rows.block import REMOVED, RowBlock
 from kvemb.rows.codec import LAST_KEY, decode_records, encode_keys, encode_records, order_keys
 from kvemb.rows.hashing import Keys
 from kvemb.rows.schema import Schema
-from kvemb.threads.interrupts import Threads
 from kvemb.threads.parallel import cores
+from kvemb.threads.pool import Threads
 
 READAHEAD_BYTES = 2 << 20
 STALL_SECONDS = 0.002

@@ -263,7 +263,7 @@ class Store(DefaultStore[Engine]):
     def close(self, *, flush: bool = True) -> None:
         """Flush, and release the directory. A poisoned or read-only store is only released. Idempotent.
 
-        Functions of atexit are too late for it: Python has ended the threads that write by then.
+        A function of atexit may call it, if it was registered after kvemb was imported.
         flush=False: release any store without a flush. Without one, changes since the last durable point that are in no
         log are lost; for a poisoned store a warning says so.
         """

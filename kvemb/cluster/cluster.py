@@ -33,7 +33,7 @@ from kvemb.errors import KvembError, ShardLost
 from kvemb.moment import Moment
 from kvemb.restrict import ScoreRule
 from kvemb.rows.hashing import Keys
-from kvemb.threads.interrupts import Threads
+from kvemb.threads.pool import Threads
 
 Result = TypeVar("Result")
 # Asynchronous calls (lookup_async, apply_gradients_async) that run at the same time; further ones wait.

@@ -15,7 +15,7 @@ from kvemb.cluster.making import Plan
 from kvemb.cluster.shard import Shard
 from kvemb.cluster.transport import Unanswered
 from kvemb.progress import Meter
-from kvemb.threads.interrupts import Threads
+from kvemb.threads.pool import Threads
 
 # Calls of several threads overlap; more threads than this would only wait for each other.
 MAX_THREADS = 16

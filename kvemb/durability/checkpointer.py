@@ -23,7 +23,8 @@ from kvemb.durability.points import Points
 from kvemb.errors import Closed, ColdStoreError
 from kvemb.handle import Handle
 from kvemb.store_state import StoreState
-from kvemb.threads.interrupts import Threads, is_done, result_of, uninterrupted
+from kvemb.threads.interrupts import is_done, result_of, uninterrupted
+from kvemb.threads.pool import Threads
 
 Written = TypeVar("Written")
 
@@ -100,7 +101,7 @@ class Checkpointer:
     ) -> None:
         self._database, self._points, self._changes, self._log = database, points, changes, log
         self._state, self._in_order = state, in_order
-        self._background = Threads(1, thread_name_prefix="kvemb-checkpoint")
+        self._background = Threads(1, thread_name_prefix="kvemb-checkpoint", started=True)
         # The last point, and before it those whose failure was raised to no caller.
         self._begun: list[PointInProgress[Checkpoint]] = []
         self._attaching = False

@@ -19,7 +19,7 @@ from kvemb.checks import few_files
 from kvemb.durability import manifest
 from kvemb.durability.manifest import FileEntry, Manifest
 from kvemb.errors import ColdStoreError, Corruption
-from kvemb.threads.interrupts import Threads
+from kvemb.threads.pool import Threads
 
 # Files that are not hashed when a checkpoint is opened: their blocks and frames have checksums, checked when read.
 _CHECKED_ON_READ = (".sst", ".blob", ".keys", ".counts")

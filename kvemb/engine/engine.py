@@ -34,7 +34,8 @@ from kvemb.memory.budget import Budgets
 from kvemb.options import format_time, parse_budget, parse_device_memory
 from kvemb.rows.codec import Ordered
 from kvemb.store_state import StoreState
-from kvemb.threads.interrupts import Threads, result_of
+from kvemb.threads.interrupts import result_of
+from kvemb.threads.pool import Threads
 
 Result = TypeVar("Result")
 _logger = logging.getLogger("kvemb")
@@ -93,8 +94,8 @@ class Engine:
                 with inventory.naming_damaged_file(self.points.folder, self.opened_manifest):
                     self.database = self.open_database(self.points.live / layout.ROWS, self.opened_manifest)
                 undo.callback(self.database.close)
-            self.spiller = Threads(1, thread_name_prefix="kvemb-spill")
-            self.readers = Threads(2, thread_name_prefix="kvemb-prefetch")
+            self.spiller = Threads(1, thread_name_prefix="kvemb-spill", started=True)
+            self.readers = Threads(2, thread_name_prefix="kvemb-prefetch", started=True)
             if not read_only:
                 self.changes = ChangeLog(self.points.live / layout.CHANGES, self.opened_manifest.changes, self.limits)
                 self.recovery = self._recover()
@@ -103,8 +104,7 @@ class Engine:
                     undo.callback(self.log.close)
                     self.points.begin_log()
                 self.checkpointer = self._checkpointer_with(self.log)
-            self.hot_rows = self._count_hot() if warm else {}
-            self.closing = threading.Event()
+            self.closing, self.hot_rows = threading.Event(), self._count_hot() if warm else {}
             self._undo = undo.pop_all()
 
     def _open_view(self) -> None:

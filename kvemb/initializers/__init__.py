@@ -82,7 +82,10 @@ def _row(spec: Any, dim: int) -> Row:
     except ValueError:
         shape = "a ragged list"
     if shape != (dim,):
-        raise ValueError(f"initializer must have shape (dim,) = ({dim},), got {shape}; give one number a column")
+        advice = "give one number a column"
+        if isinstance(shape, tuple) and len(shape) == 1:
+            advice += f", or dim={shape[0]}"
+        raise ValueError(f"initializer must have shape (dim,) = ({dim},), got {shape}; {advice}")
     return Row(spec)
 
 

@@ -20,7 +20,8 @@ from kvemb.durability.inventory import check_is_of_file
 from kvemb.durability.layout import as_cold_store_error
 from kvemb.durability.manifest import FileEntry
 from kvemb.errors import Corruption
-from kvemb.threads.interrupts import Threads, result_of
+from kvemb.threads.interrupts import result_of
+from kvemb.threads.pool import Threads
 
 PIECE_BYTES = 1 << 20
 # Bytes of a file in memory while it is copied. Object stores transfer parts of at least 5 MiB.

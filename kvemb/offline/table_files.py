@@ -18,7 +18,8 @@ from kvemb.durability import cold_databases, layout
 from kvemb.handle import inside
 from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import order_keys, unordered_keys
-from kvemb.threads.interrupts import Threads, result_of
+from kvemb.threads.interrupts import result_of
+from kvemb.threads.pool import Threads
 from kvemb.variable import Variable
 
 

@@ -10,11 +10,9 @@ import time
 
 # The module signal adds conversions to enums, which take eight times as long as these functions.
 from _signal import SIGINT, getsignal, signal  # type: ignore[import-not-found,unused-ignore]
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, ParamSpec, TypeVar
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
-Given = ParamSpec("Given")
 Result = TypeVar("Result")
 # Seconds for which a waiting thread may delay Ctrl-C.
 TURN_SECONDS = 0.1
@@ -42,15 +40,6 @@ class Deferral:
 def uninterrupted() -> Deferral:
     """Return a block during which Ctrl-C is deferred."""
     return Deferral()
-
-
-class Threads(ThreadPoolExecutor):
-    """A pool of threads to which work may be given at any time: Ctrl-C waits until the pool has taken it."""
-
-    def submit(self, fn: Callable[Given, Result], /, *args: Given.args, **kwargs: Given.kwargs) -> Future[Result]:
-        """See ThreadPoolExecutor."""
-        with uninterrupted():
-            return super().submit(fn, *args, **kwargs)
 
 
 def is_done(future: Future[Any]) -> bool:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import cache
 
-from kvemb.threads.interrupts import Threads, result_of, uninterrupted
+from kvemb.threads.interrupts import result_of, uninterrupted
+from kvemb.threads.pool import Threads
 
 # For work that waits for the disk: more threads than cores, so that reads overlap.
 MAX_THREADS = 8

@@ -73,7 +73,7 @@ def test_where_no_function_handles_it_nothing_is_changed(handler: signal.Handler
 
 ENDING = """
     import os, signal, threading
-    from kvemb.threads.interrupts import Threads
+    from kvemb.threads.pool import Threads
 
     real = threading.Thread.start
     threading.Thread.start = lambda thread: (real(thread), os.kill(os.getpid(), signal.SIGINT))[0]
@@ -97,7 +97,7 @@ def test_a_pool_whose_first_thread_began_at_ctrl_c_works_and_lets_the_program_en
 def test_every_pool_is_one_that_defers_ctrl_c() -> None:
     folders = [Path(str(each.__file__)).parent for each in (kvemb, cpu)]
     named = [path.name for each in folders for path in each.rglob("*.py") if "ThreadPoolExecutor" in path.read_text()]
-    assert named == ["interrupts.py"]
+    assert named == []
 
 
 def test_other_threads_are_left_alone() -> None:

@@ -24,7 +24,8 @@ from kvemb.cluster.durability.series import ClusterSeries
 from kvemb.cluster.messages import PushedPart
 from kvemb.durability.lock_file import LockFile
 from kvemb.durability.manifest import VariableEntry, rows_in_words
-from kvemb.threads.interrupts import Threads, result_of, uninterrupted
+from kvemb.threads.interrupts import result_of, uninterrupted
+from kvemb.threads.pool import Threads
 
 # Checkpoints whose outcome is remembered for clients that have not asked for it yet.
 MAX_REMEMBERED = 256

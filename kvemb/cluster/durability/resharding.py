@@ -40,7 +40,8 @@ from kvemb.offline.sorter import Sorter
 from kvemb.options import MIN_BUDGET_BYTES
 from kvemb.progress import Meter, Progress
 from kvemb.store import Store
-from kvemb.threads.interrupts import Threads, result_of
+from kvemb.threads.interrupts import result_of
+from kvemb.threads.pool import Threads
 
 # The memory budget of a new shard's store; rows do not pass through its hot tier.
 BUDGET = "32MiB"

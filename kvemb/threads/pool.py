@@ -1,0 +1,148 @@
+"""Pools of threads that work until the program's functions of atexit have run, such as one that closes a store.
+
+Those of concurrent.futures refuse work as soon as the main thread ends, when other threads of the user may go on for
+long. Here the last function of atexit ends the pools, the newest first, and waits for the work that they have. It was
+registered when kvemb was imported, so functions that were registered later run before it. Python starts no thread any
+more by then: work for a pool that has none is done by the thread that gives it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from queue import Empty, SimpleQueue
+from typing import Any, ParamSpec, TypeVar
+
+from kvemb.threads.interrupts import uninterrupted
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+# The future, and the function to call; None: the pool has ended.
+Work = tuple[Future[Any], Callable[[], Any]] | None
+
+
+class Threads(Executor):
+    """A pool of at most `most` threads, which start as they are needed, in daemon mode. Thread-safe.
+
+    Ctrl-C while work is given waits until the pool has taken it. started: start the first thread at once, so that no
+    caller ever does its work: for work that is given under a lock which it takes itself. initializer: called by each
+    thread as it starts.
+    """
+
+    def __init__(
+        self,
+        most: int,
+        *,
+        thread_name_prefix: str = "kvemb",
+        initializer: Callable[[], object] | None = None,
+        started: bool = False,
+    ) -> None:
+        self._most, self._name, self._initializer = most, thread_name_prefix, initializer
+        self._queue: SimpleQueue[Work] = SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._threads: list[threading.Thread] = []
+        self._lock, self._ended = threading.Lock(), _program_ended
+        # The threads do not refer to the pool: they end when nothing else does.
+        weakref.finalize(self, self._queue.put, None).atexit = False
+        _pools[next(_numbers)] = self
+        if started:
+            with uninterrupted(), self._lock:
+                self._start()
+
+    def submit(self, fn: Callable[Given, Result], /, *args: Given.args, **kwargs: Given.kwargs) -> Future[Result]:
+        """Return a future of fn's result. Raises RuntimeError after shutdown()."""
+        future: Future[Result] = Future()
+        with uninterrupted():
+            with self._lock:
+                if self._ended:
+                    raise RuntimeError(f"the threads {self._name!r} have ended, at close() or as the program ends")
+                taken = self._idle.acquire(blocking=False) or len(self._threads) == self._most
+                if taken or self._start() or self._threads:
+                    self._queue.put((future, lambda: fn(*args, **kwargs)))
+                    return future
+            _do((future, lambda: fn(*args, **kwargs)))
+        return future
+
+    def _start(self) -> bool:
+        """Start one more thread; return whether it could be started. REQUIRES: the lock."""
+        name = f"{self._name}_{len(self._threads)}"
+        arguments = self._queue, self._idle, self._initializer
+        thread = threading.Thread(target=_work, args=arguments, name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the program ends, or the system has no more threads
+            return False
+        self._threads.append(thread)
+        return True
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the threads when they have done the work that was given. wait: for that. cancel_futures: skip it."""
+        with self._lock:
+            self._ended = True
+            if cancel_futures:
+                _cancel(self._queue)
+            self._queue.put(None)
+        if wait:
+            for thread in self._threads:
+                thread.join()
+
+
+def _work(queue: SimpleQueue[Work], idle: threading.Semaphore, initializer: Callable[[], object] | None) -> None:
+    if initializer is not None:
+        initializer()
+    while True:
+        try:
+            work = queue.get_nowait()
+        except Empty:
+            idle.release()
+            work = queue.get()
+        if work is None:
+            queue.put(None)  # for the next thread
+            return
+        _do(work)
+        del work  # a thread that waits keeps nothing alive
+
+
+def _do(work: tuple[Future[Any], Callable[[], Any]]) -> None:
+    future, call = work
+    if future.set_running_or_notify_cancel():
+        try:
+            result = call()
+        except BaseException as error:
+            future.set_exception(error)
+            del future, work  # the error's traceback refers to this frame
+        else:
+            future.set_result(result)
+
+
+def _cancel(queue: SimpleQueue[Work]) -> None:
+    while True:
+        try:
+            work = queue.get_nowait()
+        except Empty:
+            return
+        if work is not None:
+            work[0].cancel()
+
+
+_pools: weakref.WeakValueDictionary[int, Threads] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+_program_ended = False
+
+
+@atexit.register
+def _end_all() -> None:
+    """End all pools, the newest first: work of a newer one may give work to an older one, and make others."""
+    global _program_ended
+    for _, pool in sorted(_pools.items(), reverse=True):
+        pool.shutdown()
+    _program_ended = True  # a pool that is made from now on has ended
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pools.clear)  # their threads exist in the parent only
