@@ -134,6 +134,8 @@ def test_a_cold_store_that_is_made_though_that_failed_is_in_no_durable_point(
     """RocksDB's manifest has it, and the sync of its directory fails; undone: it cannot be deleted again."""
     error = ColdStoreError("the disk is full")
     with kvemb.open(tmp_path / "store", memory_budget="8MiB") as store:
+        store.get_variable("first", dim=4)
+        store.flush()  # from now on cold stores are made at once
         database = inside(store).database
         if undone:
             monkeypatch.setattr(database, "drop", refusing(error))
@@ -146,6 +148,7 @@ def test_a_cold_store_that_is_made_though_that_failed_is_in_no_durable_point(
             store.flush()
     monkeypatch.undo()
     with kvemb.open(tmp_path / "store", memory_budget="8MiB") as store:
+        assert list(store.variables) == ["first"]
         assert store.get_variable("rows", dim=4).size() == 0
 
 
