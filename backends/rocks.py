@@ -4,7 +4,7 @@ rocks_options import rocksdict; rocks_scan.translated turns its errors into kvem
 Writes skip the write-ahead log: the store makes them durable with flush() and checkpoint(). Concurrent reads are safe;
 writes to one variable must be serialised, by its lock or by the thread that spills.
 
-Longer than 300 lines: a database and its stores are in one module, because no other may import rocksdict.
+Longer than 300 lines: a database and its stores are in one module, because they share its handles.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from kvemb.variable import InStore, Variable
 
 
 def default_store() -> Store:
-    """Return the innermost default store, or else a temporary one, deleted at exit; a warning is logged once."""
+    """Return the innermost default store, or else a temporary one, deleted at exit; a UserWarning says so."""
     return cast(Store, DEFAULTS.innermost())
 
 

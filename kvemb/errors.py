@@ -31,7 +31,7 @@ class Locked(KvembError, BlockingIOError):
 
 
 class BackendUnavailable(KvembError, ImportError):
-    """The hardware or the package that a backend needs is missing, or after a fork its threads."""
+    """The hardware or the package that a backend needs is missing; or, in a forked process, its threads."""
 
 
 # When a variable is opened or created.

@@ -1,4 +1,4 @@
-"""Variable, the user's object for one table: it checks arguments and passes them to kvemb.operations.updates.
+"""Variable, the user's object for one table: it checks arguments and passes them to kvemb.operations.
 
 Longer than 300 lines: every call on a variable is defined here, with its docstring.
 

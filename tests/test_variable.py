@@ -104,6 +104,7 @@ def test_an_array_that_cannot_be_filled_is_refused_before_anything_is_read(table
         (np.empty((4, 6), np.float32)[:, :3], ValueError, "this one is not C-contiguous"),
         (fixed, ValueError, "this one is read-only"),
         (fits.tolist(), TypeError, "out must be a NumPy array, got list"),
+        (np.ma.array(fits), TypeError, "out must be an array without a mask; give out.data"),
     ]:
         with pytest.raises(error, match=message):
             table.lookup(keys, out=out)

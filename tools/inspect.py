@@ -25,8 +25,8 @@ class VariableInfo:
     """One variable without its rows. described: as kvemb.bulk.described, with `step` renamed to `recording_calls`.
 
     tiers: if some rows were hot on a GPU when it was saved, `rows` and `bytes` in each memory, "gpu:0" or "host".
-    sightings: if an Admission counted any, `counted` since its counters were halved, how many `counters`, of one byte
-    each, and the `bytes` of their files.
+    sightings: if an Admission counted any, `counted` since its counters began or were last halved, how many `counters`,
+    of one byte each, and the `bytes` of their files.
     """
 
     name: str

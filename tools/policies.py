@@ -37,8 +37,12 @@ def policy_of(asked: str) -> dict[str, Any] | None:
     given: dict[str, Any] = {}
     try:
         for part in text.split(",") if colon else []:
-            field, equals, value = part.partition("=")
-            field, value = (field, value) if equals else (first or "a parameter", field)
+            field, equals, value = part.rpartition("=")
+            field = field if equals else first or ""
+            if field not in _fields(kind):
+                raise ValueError(
+                    f"{name} takes {' and '.join(_fields(kind)) or 'no parameter'}, not {field or value!r}"
+                )
             given[field] = float(value) if field in _NUMBERS else value
         return kind(**given).to_json()
     except (TypeError, ValueError) as error:
@@ -49,9 +53,21 @@ def policy_of(asked: str) -> dict[str, Any] | None:
 
 
 def policy_text(policy: dict[str, Any] | None) -> str:
-    """Return a policy in words."""
-    rest = [] if policy is None else [str(value) for what, value in policy.items() if what != "kind" and value]
-    return ":".join([kind_name(policy), *rest])
+    """Return a policy as policy_of takes it; only the kind of one that POLICIES lacks."""
+    name = kind_name(policy)
+    if policy is None or name not in POLICIES:
+        return name
+    kind, first = POLICIES[name]
+    values = {field: policy[field] for field in _fields(kind) if policy[field] is not None}
+    texts = {field: f"{value:.17g}" if isinstance(value, float) else str(value) for field, value in values.items()}
+    begin = [texts.pop(first)] if first in texts else []
+    parts = [*begin, *(f"{field}={text}" for field, text in texts.items())]
+    return f"{name}:{','.join(parts)}" if parts else name
+
+
+def _fields(kind: type[kvemb.RestrictPolicy]) -> list[str]:
+    """Return the names of a policy's parameters."""
+    return [field for field in kind().to_json() if field != "kind"]
 
 
 def have_one_scale(policy: dict[str, Any] | None, other: dict[str, Any] | None) -> bool:

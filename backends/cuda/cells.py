@@ -1,8 +1,7 @@
 """The cells of one hot table, and the kernels on them, whose inputs and outputs are device addresses.
 
-table.py handles arrays in the host's memory, arrays.py those in the device's memory; steps.py takes
-optimizer steps on cells. Not thread-safe: the table's
-caller locks.
+table.py handles arrays in the host's memory, arrays.py those in the device's memory; steps.py takes optimizer
+steps on cells. Not thread-safe: the table's caller locks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Input validation: numbers in arguments and in JSON, their ranges, fields of JSON objects, values in messages.
+"""Input validation: numbers in arguments and in JSON, their ranges, fields of JSON objects, values in messages;
+and advice where no more files may be opened.
 
-Pure functions and values. Imports nothing of kvemb.
+Imports nothing of kvemb but its errors.
 """

@@ -23,7 +23,10 @@ def advice(error: str) -> str:
 
 @contextmanager
 def told(what: str) -> Iterator[None]:
-    """Translate an OSError for want of file descriptors into ColdStoreError. what: the operation, for the message."""
+    """Translate an OSError that says that too many files are open into ColdStoreError.
+
+    what: the operation, for the message.
+    """
     try:
         yield
     except OSError as error:

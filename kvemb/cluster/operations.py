@@ -1,4 +1,4 @@
-"""The calls of kvemb.operations.updates for one variable of a cluster, sent to its shards.
+"""The calls of kvemb.operations for one variable of a cluster, sent to its shards.
 
 Arguments are checked (kvemb.variable): keys int64 (n,), values contiguous (n, dim). Thread-safe.
 """

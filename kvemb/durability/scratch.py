@@ -2,8 +2,7 @@
 
 A directory is locked (flock) while its process lives. Creating one deletes those of the same prefix that are unlocked,
 at least a minute older and owned by the same user. Ages are by the filesystem's clock, which may differ from this
-machine's. On a filesystem without such locks none is deleted.
-Thread-safe and process-safe.
+machine's. On a filesystem without such locks none is deleted. Thread-safe and process-safe.
 """
 
 from __future__ import annotations

@@ -24,7 +24,10 @@ from kvemb.tiers.hot_tables import Owners
 
 
 class TableOperations(TableUpdates):
-    """The calls on one variable's rows, for arrays in either memory. REQUIRES of the latter: HotTables.device_rows."""
+    """The calls on one variable's rows, for arrays in the host's or the GPU's memory.
+
+    For the GPU's, REQUIRES: HotTables.device_rows.
+    """
 
     @property
     def device_rows(self) -> DeviceRows:

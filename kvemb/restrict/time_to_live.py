@@ -27,6 +27,8 @@ class TimeToLiveRestrictPolicy(TimestampRestrictPolicy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if isinstance(self.ttl, str):
+            raise TypeError(f"TimeToLiveRestrictPolicy ttl must be a number, such as 86400 for a day, got {self.ttl!r}")
         ttl = float(as_number(self.ttl, "TimeToLiveRestrictPolicy ttl"))
         if not 0 < ttl < float("inf"):
             raise ValueError(f"TimeToLiveRestrictPolicy ttl must be finite and above 0, got {self.ttl}")

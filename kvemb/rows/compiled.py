@@ -4,9 +4,9 @@ numba keeps them next to the source or in the user's cache directory, and refuse
 as in some containers. A failure of the cache costs seconds but changes no result; the first failure of a process is
 logged.
 
-numba has one index of a kernel's signatures, which a process reads, and writes with its own one added. If two do so at
-the same time, one is lost, or the index names the code of the other signature, which would be executed. So here each
-signature has an index of its own (_KernelFiles).
+numba has one index of all signatures of a kernel. A process reads it, adds its own signature and writes it. If two
+processes do so at the same time, one signature is lost, or the index names the code of the other one, which would then
+be executed. So here each signature has an index of its own (_KernelFiles).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _whole(made: Any) -> Any:
 class _KernelFiles:
     """The files of one kernel in a folder, used by numba as its IndexDataCacheFile.
 
-    kind: this class of numba's. name: the kernel's. stamp: of the sources; both are parts of the files' names.
+    kind: numba's class of that name. name: the kernel's. stamp: of the sources; both are parts of the files' names.
     """
 
     def __init__(self, kind: Any, folder: str, name: str, stamp: str) -> None:

@@ -60,6 +60,8 @@ def rows_to_fill(
     """
     if out is None:
         return np.empty((len(keys), expected[-1]), dtype)
+    if isinstance(out, np.ma.MaskedArray):
+        raise TypeError("out must be an array without a mask; give out.data")
     if not isinstance(out, np.ndarray):
         raise TypeError(f"out must be a NumPy array, got {type(out).__name__}; of a CPU tensor give out.numpy()")
     if out.dtype != dtype:

@@ -1,1 +1,1 @@
-"""Work on other threads, and Ctrl-C while it goes on. Imports nothing of kvemb."""
+"""Work on other threads, and deferred Ctrl-C. Imports nothing else of kvemb."""

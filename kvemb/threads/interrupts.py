@@ -1,6 +1,6 @@
 """Deferred Ctrl-C. A KeyboardInterrupt while a row moves between tiers would lose the row. One while Python's Event or
 Future takes its lock would leave the lock taken, and other threads would wait forever; one while a pool starts a thread
-would leave a thread that the program's end waits for.
+would leave a thread that the pool does not know, and whose work its end does not wait for.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Pools of threads that work until the program's functions of atexit have run, such as one that closes a store.
 
-Those of concurrent.futures refuse work as soon as the main thread ends, when other threads of the user may go on for
-long. Here the last function of atexit ends the pools, the newest first, and waits for the work that they have. It was
-registered when kvemb was imported, so functions that were registered later run before it. Python starts no thread any
-more by then: work for a pool that has none is done by the thread that gives it.
+Pools of concurrent.futures refuse work once the main thread has ended, although other threads of the user may still
+run. Here a function of atexit, registered when kvemb is imported, ends the pools, the newest first, and waits for their
+work. Functions that are registered later run before it. Python no longer starts threads then: work for a pool that has
+none is done by the thread that gives it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Work = tuple[Future[Any], Callable[[], Any]] | None
 
 
 class Threads(Executor):
-    """A pool of at most `most` threads, which start as they are needed, in daemon mode. Thread-safe.
+    """A pool of at most `most` threads, which start as they are needed, as daemons. Thread-safe.
 
     Ctrl-C while work is given waits until the pool has taken it. started: start the first thread at once, so that no
     caller ever does its work: for work that is given under a lock which it takes itself. initializer: called by each

@@ -18,7 +18,7 @@ TURN_SECONDS = 0.05
 
 
 class BackgroundMover:
-    """Moves one variable's rows on other threads. active: whether it does so, which is if all devices are GPUs.
+    """Moves one variable's rows on other threads. active: whether it does so: only if all devices are GPUs.
 
     A GPU's table moves rows on its own stream, so moves made by another thread run beside the caller's kernels, and the
     caller neither waits for them nor copies rows. Rows that a lookup found elsewhere move up after that lookup; rows

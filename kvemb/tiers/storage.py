@@ -5,7 +5,7 @@ Longer than 300 lines: all entries to a variable's rows and all their moves are 
 Exactly one copy of a row counts: that in its hot cell, else that in the spill buffer (dirty, readable from memory),
 else that in the cold store. One lock per variable makes each call atomic per key (kvemb.tiers.access). It is released
 while cold rows are read; rows that changed meanwhile are read again (kvemb.tiers.locate). What a call does to the rows
-that it finds is defined in kvemb.operations.updates.
+that it finds is defined in kvemb.operations.
 """
 
 from __future__ import annotations

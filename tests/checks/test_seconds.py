@@ -1,4 +1,4 @@
-"""Durations: numbers of seconds, and what the message says to whoever gives something else."""
+"""Durations: numbers of seconds, and the message for anything else."""
 
 from __future__ import annotations
 

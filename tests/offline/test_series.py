@@ -142,7 +142,7 @@ def test_a_save_is_due_when_time_has_gone(monkeypatch, store, tmp_path):
 
 
 def test_a_first_save_is_due_whatever_the_clock_says(monkeypatch, store, tmp_path):
-    """A machine may begin in 1970 until it gets the time."""
+    """The clock of a machine may be in 1970 until it is set."""
     monkeypatch.setattr(series.time, "time", lambda: 5.0)
     with kvemb.CheckpointManager(tmp_path / "series", every=60) as manager:
         fill(store, 1)

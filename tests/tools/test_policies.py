@@ -24,7 +24,26 @@ from kvemb.tools.policies import POLICIES, have_one_scale, policy_of, policy_tex
 )
 def test_a_text_names_a_policy(text, policy):
     assert policy_of(text) == policy.to_json()
-    assert policy_text(policy.to_json()).startswith(text.partition(":")[0])
+    shown = policy_text(policy.to_json())
+    assert policy_of(shown) == policy.to_json()
+    assert shown.startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("epoch_frequency:3", "epoch_frequency takes no parameter"),
+        ("frequency:size=3", "frequency takes half_life, not 'size'"),
+        ("time_to_live:5,size=3", "time_to_live takes clock and ttl, not 'size'"),
+    ],
+)
+def test_an_unknown_parameter_is_named(text, advice):
+    with pytest.raises(WrongUsage, match=advice):
+        policy_of(text)
+
+
+def test_a_policy_of_the_user_is_shown_by_its_kind():
+    assert policy_text({"kind": "mine", "size": 3}) == "mine"
 
 
 def test_none_is_no_policy():

@@ -110,11 +110,11 @@ def gpu(
 ) -> None:
     """Measure hot rows on a GPU, in parts.
 
-    Four parts have bars, stated for an H200; for an H100 they are 0.7 of these. calls: lookup, upsert, training and
+    Four parts have targets, stated for an H200; those for an H100 are 0.7 of them. calls: lookup, upsert, training and
     pooling of hot rows, compared with the CPU. find, insert: keys per second in a full table. training: a step compared
-    with PyTorch's on the same GPU, if PyTorch for CUDA is installed. tiers: training a table of 10 times the GPU's
-    memory, compared with the same with hot rows on the CPU. Each part's figures are printed when the part ends; with
-    --json all of them at the end.
+    with PyTorch's on the same GPU, if PyTorch for CUDA is installed. tiers: training a table of 10 times --device-mib,
+    compared with the same with hot rows on the CPU. Each part's figures are printed when the part ends; with --json all
+    of them at the end.
     """
     from kvemb.tools.bench.gpu.run import PARTS, Sizes, run
 

@@ -76,7 +76,7 @@ def export(
 
 
 def import_(
-    source: Annotated[str, typer.Argument(metavar="IN", help="A file, a folder, a URL, or - for a pipe.")],
+    source: Annotated[str, typer.Argument(help="A file, a folder, a URL, or - for a pipe.")],
     path: Annotated[Path, typer.Argument(parser=local_path, help="A store; created if it does not exist.")],
     variable: Annotated[
         str | None, typer.Option(help="The variable's name; default: the name in IN, or that of IN.")

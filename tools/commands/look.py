@@ -50,10 +50,10 @@ def info(path: Place, as_json: AsJson = False) -> None:
         lines += [("", f"hot when saved: {', '.join(held)}")] if held else []
         lines.append(("", f"uses recorded by {counted(described['recording_calls'], 'call')}"))
         if (seen := each.sightings) is not None:
-            told = f"{counted(seen['counted'], 'sighting')} of keys without a row, since counters were halved"
-            lines.append(
-                ("", f"admission: {told}; {size(seen['counters'])} of counters, {size(seen['bytes'])} on disk")
-            )
+            told = f"admission: {counted(seen['counted'], 'sighting')} of keys without a row"
+            since = "since the counters began or were last halved"
+            size_text = f"{size(seen['counters'])} of counters, {size(seen['bytes'])} on disk"
+            lines.append(("", f"{told} ({since}); {size_text}"))
         parts = [what for what in ("optimizer", "policy", "initializer") if described[what]]
         lines += [("", f"{what}: {_brief(described[what])}") for what in parts]
     summary = {**asdict(found), "path": str(path), "nbytes": found.nbytes}

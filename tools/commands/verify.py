@@ -21,7 +21,8 @@ def verify(
         str,
         typer.Argument(
             help="A checkpoint; a store that no process has open for writing; a local series, whose newest is checked; "
-            "or where a push or a cluster writes, a URL or a directory: all are checked, or one, PLACE/00000042."
+            "or the place to which a push or a cluster writes, a URL or a directory: all its checkpoints are checked, "
+            "or only PLACE/00000042."
         ),
     ],
     deep: Annotated[bool, typer.Option("--deep", help="Read every file, record and key.")] = False,

@@ -169,7 +169,7 @@ def test_bad_input_is_one_line_and_changes_nothing(store, tmp_path, monkeypatch,
 def test_scores_of_another_scale_begin_anew_and_others_stay(store, tmp_path):
     before = whole(store)[1].scores
     half = plan(store, tmp_path / "half", policy="frequency:1000")
-    assert half.steps == ["policy: frequency becomes frequency:1000.0; scores start again"]
+    assert half.steps == ["policy: frequency becomes frequency:1000; scores start again"]
     migrate(half)
     described, rows = whole(tmp_path / "half")
     assert described["policy"] == kvemb.FrequencyRestrictPolicy(half_life=1000.0).to_json()
