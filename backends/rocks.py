@@ -130,8 +130,7 @@ class RocksDatabase:
         """See contracts.ColdDatabase. It costs a flush of the memtables and hard links."""
         self.flush()
         with translated(f"checkpoint to {path}"):
-            self.column_families.make()
-            rd.Checkpoint(self.column_families.db).create_checkpoint(str(path))
+            self.column_families.checkpoint(path)
 
     @classmethod
     def families(cls, path: Path) -> list[str]:

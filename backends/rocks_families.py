@@ -51,19 +51,29 @@ class Families:
         If that fails, as on a full disk, they stay named, and the next call tries again.
         """
         with self._lock:
-            self._failed = True
-            if len(self._new) < MANY:
-                for name in list(self._new):
-                    self.db.create_column_family(name, self._new[name])
-                    del self._new[name]
-                    self._any = True
-            else:
-                with suppress(rd.DbClosedError):  # it is closed if an earlier call failed
-                    self.db.close()
-                self._options.create_missing_column_families(True)
-                self.db = self._open(self._new)
-                self._new, self._any = {}, True
-            self._failed = False
+            self._make()
+
+    def checkpoint(self, path: Path) -> None:
+        """Write a native checkpoint of all families. Meanwhile none is made."""
+        with self._lock:
+            self._make()
+            rd.Checkpoint(self.db).create_checkpoint(str(path))
+
+    def _make(self) -> None:
+        """Do what make() does. REQUIRES: the lock."""
+        self._failed = True
+        if len(self._new) < MANY:
+            for name in list(self._new):
+                self.db.create_column_family(name, self._new[name])
+                del self._new[name]
+                self._any = True
+        else:
+            with suppress(rd.DbClosedError):  # it is closed if an earlier call failed
+                self.db.close()
+            self._options.create_missing_column_families(True)
+            self.db = self._open(self._new)
+            self._new, self._any = {}, True
+        self._failed = False
 
     def handles(self, name: str) -> tuple[rd.Rdict, rd.ColumnFamily]:
         """Return the handles of a family, for reads and for batches of writes; it is made if it is new."""
