@@ -1,8 +1,8 @@
 """Pools of threads that work until the program's functions of atexit have run, such as one that closes a store.
 
 Pools of concurrent.futures refuse work once the main thread has ended, although other threads of the user may still
-run. Here a function of atexit, registered when kvemb is imported, ends the pools, the newest first, and waits for their
-work. Functions that are registered later run before it. Python no longer starts threads then: work for a pool that has
+run. Here a function of atexit, registered when kvemb is imported, waits for the work that all pools have, and then ends
+them. Functions that are registered later run before it. Python no longer starts threads then: work for a pool that has
 none is done by the thread that gives it.
 """
 
@@ -14,7 +14,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, wait
 from queue import Empty, SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
@@ -46,6 +46,7 @@ class Threads(Executor):
         self._queue: SimpleQueue[Work] = SimpleQueue()
         self._idle = threading.Semaphore(0)
         self._threads: list[threading.Thread] = []
+        self._given: set[Future[Any]] = set()  # that is not done
         self._lock, self._ended = threading.Lock(), _program_ended
         # The threads do not refer to the pool: they end when nothing else does.
         weakref.finalize(self, self._queue.put, None).atexit = False
@@ -53,6 +54,11 @@ class Threads(Executor):
         if started:
             with uninterrupted(), self._lock:
                 self._start()
+
+    @property
+    def unfinished(self) -> list[Future[Any]]:
+        """The futures of work that was given and is not done."""
+        return list(self._given)
 
     def submit(self, fn: Callable[Given, Result], /, *args: Given.args, **kwargs: Given.kwargs) -> Future[Result]:
         """Return a future of fn's result. Raises RuntimeError after shutdown()."""
@@ -63,6 +69,8 @@ class Threads(Executor):
                     raise RuntimeError(f"the threads {self._name!r} have ended, at close() or as the program ends")
                 taken = self._idle.acquire(blocking=False) or len(self._threads) == self._most
                 if taken or self._start() or self._threads:
+                    self._given.add(future)
+                    future.add_done_callback(self._given.discard)
                     self._queue.put((future, lambda: fn(*args, **kwargs)))
                     return future
             _do((future, lambda: fn(*args, **kwargs)))
@@ -137,8 +145,9 @@ _program_ended = False
 
 @atexit.register
 def _end_all() -> None:
-    """End all pools, the newest first: work of a newer one may give work to an older one, and make others."""
+    """Wait for the work that all pools have, which may give work to any of them, and make others; then end them."""
     global _program_ended
+    wait([future for pool in list(_pools.values()) for future in pool.unfinished])
     for _, pool in sorted(_pools.items(), reverse=True):
         pool.shutdown()
     _program_ended = True  # a pool that is made from now on has ended

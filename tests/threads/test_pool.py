@@ -160,6 +160,26 @@ def test_a_store_can_be_used_until_the_program_has_ended(tmp_path, how) -> None:
     assert kvemb.verify(tmp_path / place, deep=True)
 
 
+def test_work_may_give_work_to_a_newer_pool_as_the_program_ends(tmp_path) -> None:
+    """As a checkpoint does, to the threads that hash its files and to those that divide a large batch."""
+    text = """
+        import threading, time
+        from kvemb.threads.pool import Threads
+
+        older, newer = Threads(1), Threads(1)
+
+        def work():
+            threading.main_thread().join()
+            time.sleep(0.5)  # the functions of atexit run
+            print(newer.submit(int, "7").result())
+
+        future = older.submit(work)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(text)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=tmp_path, check=True)
+    assert found.stdout == "7\n"
+
+
 def test_a_function_of_atexit_that_came_before_kvemb_is_too_late_and_told_so(tmp_path) -> None:
     text = """
         import atexit
