@@ -155,7 +155,7 @@ def test_cold_databases_are_opened_in_one_place():
 def test_backends_stand_on_contracts_and_know_no_tiers(path):
     below = LAYERS[: LAYERS.index("registry")]
     for module, _ in imports(path):
-        allowed = ("rocks.py", "rocks_families.py", "rocks_options.py")
+        allowed = ("rocks.py", "rocks_families.py", "rocks_options.py", "rocks_store.py")
         assert top(module) != "rocksdict" or path.name in allowed, f"only {allowed} import rocksdict"
         if module.startswith("kvemb.backends"):
             continue
@@ -396,7 +396,9 @@ def test_ruff_finds_nothing():
 COLD_SUITE, HOT_SUITE = "backends/test_cold_store.py", "backends/test_hot_table.py"
 TESTED_BY = {
     # Contracts: one suite each, over every implementation. Kernels, by what calls them.
-    **dict.fromkeys(["kvemb/contracts/cold.py", "backends/rocks.py", "backends/memory.py"], COLD_SUITE),
+    **dict.fromkeys(
+        ["kvemb/contracts/cold.py", "backends/rocks.py", "backends/rocks_store.py", "backends/memory.py"], COLD_SUITE
+    ),
     **dict.fromkeys(["kvemb/contracts/hot.py", "backends/cpu.py"], HOT_SUITE),
     "backends/cpu_probe.py": HOT_SUITE,
     "backends/cpu_insert.py": "backends/test_hot_table_growth.py",

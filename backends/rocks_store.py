@@ -1,0 +1,213 @@
+"""Cold rows of one variable in RocksDB: one column family. rocks_scan.translated turns RocksDB's errors into kvemb's.
+
+Writes skip the write-ahead log: the store makes them durable with flush() and checkpoint(). Concurrent reads are safe;
+writes to one variable must be serialised, by its lock or by the thread that spills.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from contextlib import suppress
+from functools import cached_property
+from itertools import chain, pairwise
+from typing import Any
+from weakref import WeakSet
+
+import numpy as np
+import rocksdict as rd
+
+from kvemb.backends.rocks_families import Families
+from kvemb.backends.rocks_files import splits
+from kvemb.backends.rocks_options import PARTITIONED
+from kvemb.backends.rocks_rescue import rescue
+from kvemb.backends.rocks_scan import Scan, translated
+from kvemb.contracts import Gap, Mask
+from kvemb.errors import ColdStoreError
+from kvemb.limits import Limits
+from kvemb.rows.block import REMOVED, RowBlock
+from kvemb.rows.codec import LAST_KEY, decode_records, encode_keys, encode_records, order_keys
+from kvemb.rows.hashing import Keys
+from kvemb.rows.schema import Schema
+
+READAHEAD_BYTES = 2 << 20
+STALL_SECONDS = 0.002
+COMPACT_PART_BYTES = 32 << 20
+
+
+class RocksStore:
+    """contracts.ColdStore over one column family, which is made when it is first written to.
+
+    readers: threads for large reads; threads: how many. bound_metadata: called after each write. partitioned: whether
+    new files have partitioned filters and indexes.
+    """
+
+    def __init__(
+        self,
+        families: Families,
+        name: str,
+        schema: Schema,
+        *,
+        readers: Executor,
+        threads: int,
+        limits: Limits,
+        bound_metadata: Callable[[], None],
+        partitioned: bool,
+    ) -> None:
+        self._families, self._name, self._schema = families, name, schema
+        self._readers, self._threads, self._limits = readers, threads, limits
+        self._unlogged = rd.WriteOptions()
+        self._unlogged.disable_wal = True  # type: ignore[method-assign, assignment]
+        self._unlogged.memtable_insert_hint_per_batch = True
+        self._unlogged.no_slowdown = True
+        self._scans: WeakSet[Scan] = WeakSet()
+        self._bound_metadata, self.partitioned = bound_metadata, partitioned
+
+    @property
+    def made(self) -> bool:
+        """Whether its family exists. If not, it has no rows."""
+        return self._families.made(self._name)
+
+    @cached_property
+    def _handles(self) -> tuple[rd.Rdict, rd.ColumnFamily]:
+        with translated(f"open {self._name!r}"):
+            family, handle = self._families.handles(self._name)
+        _cache_blocks(family, self.partitioned)
+        return family, handle
+
+    @cached_property
+    def family(self) -> rd.Rdict:
+        """The handle of its family for all but batches of writes. Makes the family if it is new."""
+        return self._handles[0]
+
+    def metadata_bytes(self) -> int:
+        """Return the bytes of filters and indexes that the readers of its files hold."""
+        return self.family.property_int_value("rocksdb.estimate-table-readers-mem") or 0
+
+    def partition(self) -> None:
+        """From now on write new files with partitioned filters and indexes."""
+        with translated(f"set the options of {self._name!r}"):
+            self.family.set_options(PARTITIONED)
+        self.partitioned = True
+        _cache_blocks(self.family, True)
+
+    def close(self) -> None:
+        """End scans and release the handles. After a failed write RocksDB fails here again, which is ignored."""
+        for scan in list(self._scans):
+            scan.close()
+        if "_handles" in self.__dict__:
+            with suppress(Exception):
+                self.family.close()
+            del self._handles, self.family
+
+    def read(self, keys: Keys) -> tuple[RowBlock, Mask]:
+        """See contracts.ColdStore. MultiGet releases the GIL, so a large batch is read by several threads."""
+        if not self.made:
+            return decode_records(keys[:0], [], self._schema), np.zeros(len(keys), np.bool_)
+        encoded = encode_keys(keys, self._schema)
+        with translated(f"read {self._name!r}"):
+            if len(encoded) < self._limits.cold_parallel_keys:
+                records: list[bytes | None] = self.family.get(encoded)  # type: ignore[arg-type, assignment]
+            else:
+                step = -(-len(encoded) // self._threads)
+                pieces = [encoded[at : at + step] for at in range(0, len(encoded), step)]
+                read: Any = self.family.get
+                records = list(chain.from_iterable(self._readers.map(read, pieces)))
+        if all(records):
+            return decode_records(keys, records, self._schema), np.ones(len(records), np.bool_)  # type: ignore[arg-type]
+        found = np.fromiter(map(bool, records), np.bool_, len(records))
+        return decode_records(keys[found], list(filter(None, records)), self._schema), found
+
+    def write(self, rows: RowBlock) -> None:
+        """See contracts.ColdStore. Rows are put in key order, which is twice as fast for the memtable."""
+        ordered = order_keys(rows.keys, self._schema)
+        if (ordered[1:] < ordered[:-1]).any():
+            rows = rows.select(np.argsort(ordered))
+        for at in range(0, len(rows), self._limits.batch_rows):
+            part = rows.part(at, min(len(rows), at + self._limits.batch_rows))
+            removed = part.flags & REMOVED != 0
+            any_removed = bool(removed.any())
+            kept = part.select(~removed) if any_removed else part
+            deletes = encode_keys(part.keys[removed], self._schema) if any_removed else []
+            keys, records = encode_keys(kept.keys, self._schema), encode_records(kept)
+            with translated(f"write {len(part)} rows of {self._name!r}"):
+                while not self._try_write(deletes, keys, records):
+                    time.sleep(STALL_SECONDS)
+        self._bound_metadata()
+
+    def _try_write(self, deletes: list[bytes], keys: list[bytes], records: list[bytes]) -> bool:
+        """Write one batch; returns False if RocksDB stalls writes.
+
+        rocksdict holds the GIL while it writes, so waiting inside RocksDB would stop every thread, and with a full disk
+        it would deadlock: RocksDB's recovery waits for the writer, and the writer for the recovery.
+        """
+        batch = rd.WriteBatch(raw_mode=True)
+        batch.set_default_column_family(self._handles[1])
+        deque(map(batch.delete, deletes), maxlen=0)
+        deque(map(batch.put, keys, records), maxlen=0)
+        try:
+            self._families.db.write(batch, self._unlogged)
+        except Exception as error:
+            if "Write stall" not in str(error):
+                raise
+            if self.family.property_int_value("rocksdb.background-errors"):
+                raise ColdStoreError(
+                    f"write to {self._name!r}: RocksDB's background work failed; is the disk full?"
+                ) from error
+            return False
+        return True
+
+    def scan(self, batch_rows: int, first: int = 0, last: int = LAST_KEY) -> Iterator[RowBlock]:
+        """See contracts.ColdStore. Its snapshot's files stay on disk until the scan is exhausted or deleted."""
+        if not self.made:
+            return iter(())
+        options = rd.ReadOptions()
+        options.set_readahead_size(READAHEAD_BYTES)
+        options.fill_cache(False)  # type: ignore[call-arg]
+        # Both iterators see the state at their creation. rocksdict's Snapshot would not help: its iterators see later
+        # writes. Nor would bounds in the options: rocksdict encodes them as if keys were not raw.
+        start = first.to_bytes(8, "big")
+        items, check = self.family.items(from_key=start, read_opt=options), self.family.iter(options)
+        scan = Scan(self._name, self._schema, items, check, batch_rows, (start, last.to_bytes(8, "big")))
+        self._scans.add(scan)
+        return scan
+
+    def rescue(self, batch_rows: int) -> Iterator[RowBlock | Gap]:
+        """See contracts.ColdStore."""
+        return rescue(self.family, self._schema, batch_rows)
+
+    def splits(self, parts: int) -> list[int]:
+        """See contracts.ColdStore."""
+        return splits(self.family, parts) if self.made else []
+
+    def compact(self, report: Callable[[int, int], None]) -> None:
+        """See contracts.ColdStore. Compacts one range at a time, because rocksdict holds the GIL meanwhile."""
+        with translated(f"compact {self._name!r}"):
+            parts = max(1, self.disk_bytes() // COMPACT_PART_BYTES)
+            bounds = [None, *(split.to_bytes(8, "big") for split in self.splits(parts)), None]
+            options = rd.CompactOptions()
+            options.set_bottommost_level_compaction(rd.BottommostLevelCompaction.force_optimized())
+            for done, (first, last) in enumerate(pairwise(bounds), 1):
+                self.family.compact_range(first, last, options)
+                report(done, len(bounds) - 1)
+
+    def clear(self) -> None:
+        """See contracts.ColdStore."""
+        if not self.made:
+            return
+        with translated(f"clear {self._name!r}"):
+            self.family.delete_range(b"", b"\xff" * 9, self._unlogged)
+
+    def disk_bytes(self) -> int:
+        """See contracts.ColdStore."""
+        names = ("rocksdb.total-sst-files-size", "rocksdb.cur-size-all-mem-tables")
+        return sum(self.family.property_int_value(name) or 0 for name in names) if self.made else 0
+
+
+def _cache_blocks(family: rd.Rdict, fill: bool) -> None:
+    """Set whether lookups leave blocks in the cache; partitions are cached only if data blocks are."""
+    options = rd.ReadOptions()
+    options.fill_cache(fill)  # type: ignore[call-arg]
+    family.set_read_options(options)
