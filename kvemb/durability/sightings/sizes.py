@@ -13,7 +13,7 @@ from kvemb.durability.sightings.counter_file import Counted
 class SightingsSize:
     """What an Admission counted for a variable. Counters do not tell how many keys were sighted.
 
-    counted: sightings since the counters were last halved. counters: of one byte each. bytes: of the counter files.
+    counted: sightings since the counters began or were last halved. counters: of one byte each. bytes: of their files.
     """
 
     counted: int
