@@ -53,7 +53,8 @@ def test_as_many_threads_start_as_are_needed() -> None:
     assert of_pool("some") == []
     for _ in range(5):
         pool.submit(int).result(PATIENCE)
-        time.sleep(0.05)  # it is idle again
+        assert pool._idle.acquire(timeout=PATIENCE), "its thread waits for work"
+        pool._idle.release()
     assert len(of_pool("some")) == 1
     futures = [pool.submit(release.wait, PATIENCE) for _ in range(9)]
     assert len(of_pool("some")) == 3
