@@ -72,6 +72,8 @@ def test_a_single_stores_series_is_no_place_for_a_cluster(tmp_path):
 
 
 def test_one_that_is_dropped_open_is_told(tmp_path, caplog):
+    gc.collect()  # what earlier tests left is told now
+    caplog.clear()
     url = str(tmp_path / "series")
     left = kvemb.cluster.open(url, shards=1, memory_budget="4MiB", scratch=tmp_path, transport="local")
     coordinator = opening._here[url]  # so that the shard can be closed below

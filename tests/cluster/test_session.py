@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 from twins import twin_of
+from waiting import wait_until
 
 import kvemb
 import kvemb.cluster
@@ -333,8 +334,8 @@ def test_a_scan_that_is_given_up_ends_on_the_shards_with_the_next_call(cluster):
     del batches
     gc.collect()
     table.lookup([1])
-    table.size()
-    assert [len(shard._scans._scans) for shard in shards] == [0, 0, 0]
+    # Nobody waits for the shards' answers.
+    wait_until(lambda: [len(shard._scans._scans) for shard in shards] == [0, 0, 0])
 
 
 def test_many_clients_lose_no_update(open_cluster, tmp_path):

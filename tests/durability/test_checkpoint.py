@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from histories import SMALL_PILES
 from quick import quick
+from waiting import wait_until
 
 import kvemb
 from kvemb.backends.rocks_files import SortedFile
@@ -160,13 +161,13 @@ def test_rows_change_from_many_threads_while_a_checkpoint_is_written(open_store,
             assert (low <= values).all()
             assert (values <= high).all()
             sums.append(values.sum())
+            wait_until(lambda: failures or table.lookup(KEYS, touch=False).sum() > sums[-1])
     finally:
         stop.set()
         for thread in threads:
             thread.join()
     assert failures == []
-    assert sums == sorted(sums)
-    assert sums[-1] > sums[0]
+    assert sums == sorted(set(sums))
 
 
 def test_only_what_changed_is_written(open_store, tmp_path):

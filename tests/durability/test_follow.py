@@ -179,7 +179,7 @@ def test_two_processes_one_writes_others_read(tmp_path):
             with pytest.raises(Locked, match="open for writing"):
                 kvemb.open(tmp_path / "store")
             with kvemb.open(tmp_path / "store", follow=True) as follower, kvemb.open(taken, read_only=True) as reader:
-                moved, ends = 0, time.monotonic() + 60
+                moved, ends = 0, time.monotonic() + 300
                 while moved < 5 and time.monotonic() < ends:
                     moved += follower.refresh()
                     rows = follower.variables["table"].lookup(np.arange(500))

@@ -26,15 +26,18 @@ OWNER = """
 
     how, place = sys.argv[1], Path(sys.argv[2])
     held = layout.lock(place)
-    if how == "fork":
-        child = os.fork()
-    elif how == "fork in C":
-        child = ctypes.CDLL(None).fork()
+    if how == "spawn":
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], close_fds=False).pid
     else:
-        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], close_fds=False).pid
+        runs, tells = os.pipe()
+        child = os.fork() if how == "fork" else ctypes.CDLL(None).fork()
+        if child:
+            os.read(runs, 1)  # os.fork has closed the child's copy of the lock
+        else:
+            os.write(tells, b"!")
     if child:
         print(child, flush=True)
-    time.sleep(60)
+    time.sleep(600)
 """
 
 

@@ -86,7 +86,8 @@ class Lease:
         deadline = time.monotonic() + LOST_RENEWALS * self._every
         while found is not None and not _has_ended(_fields(found)) and time.monotonic() < deadline:
             if found != first:
-                raise Locked(f"the cluster at {self._url} is open elsewhere{_by(found)}; close it there")
+                by = _by(found) or _by(first)  # it may have been read while its holder writes it again
+                raise Locked(f"the cluster at {self._url} is open elsewhere{by}; close it there")
             time.sleep(self._every / 20)
             found = self._read()
 

@@ -152,14 +152,20 @@ def test_a_loss_that_one_client_finds_stops_the_others(open_cluster, tmp_path):
     second.close()
 
 
+def take_away(folder):
+    """Take a shard's disk away, at one moment: its database goes on making and deleting files."""
+    gone = folder.rename(folder.with_name("gone"))
+    shutil.rmtree(gone)
+
+
 def test_a_store_whose_disk_is_gone_is_a_lost_shard(open_cluster, tmp_path):
     cluster = open_cluster(2, url=tmp_path / "series")
     table = cluster.get_variable("table", dim=64)
     rows = np.ones((5000, 64), np.float32)
     table.upsert(np.arange(5000), rows)
     cluster.checkpoint()
-    (gone,) = (tmp_path / "scratch").glob("*/shard-0001")
-    shutil.rmtree(gone)
+    (disk,) = (tmp_path / "scratch").glob("*/shard-0001")
+    take_away(disk)
     with pytest.raises(ShardLost, match="shard 1 is lost: its store failed: "):  # noqa: PT012
         for number in range(200):
             table.upsert(np.arange(number * 5000, number * 5000 + 5000), rows)
@@ -173,8 +179,8 @@ def test_a_store_whose_disk_is_gone_is_a_lost_shard(open_cluster, tmp_path):
 def test_a_checkpoint_finds_that_the_disk_is_gone(open_cluster, tmp_path):
     cluster = open_cluster(2, url=tmp_path / "series")
     cluster.get_variable("table", dim=1).upsert(np.arange(100), np.ones((100, 1), np.float32))
-    (gone,) = (tmp_path / "scratch").glob("*/shard-0000")
-    shutil.rmtree(gone)
+    (disk,) = (tmp_path / "scratch").glob("*/shard-0000")
+    take_away(disk)
     with pytest.raises(ShardLost, match="shard 0 is lost"):
         cluster.checkpoint()
     cluster.recover()

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 
 import numpy as np
 import pytest
+from waiting import wait_until
 
 from kvemb.cluster.calls import Calls
 from kvemb.cluster.coordination.cuts import cut, missing
@@ -51,11 +52,6 @@ class Threads:
 
         threading.Thread(target=run).start()
         return future
-
-
-def wait_until(true):
-    while not true():
-        time.sleep(0.001)
 
 
 def test_what_is_missing_is_what_some_have_made_and_the_client_waits_for():
