@@ -46,15 +46,17 @@ def test_what_a_part_raises_is_raised():
 
 def test_no_part_runs_on_when_another_has_failed(monkeypatch):
     monkeypatch.setattr(cpu_threads, "cores", lambda: 2)
-    begun, ended = threading.Event(), threading.Event()
+    begun, failing, ended = threading.Event(), threading.Event(), threading.Event()
     caller = threading.current_thread()
 
     def part(number, parts):
         if threading.current_thread() is caller:
             assert begun.wait(60)
+            failing.set()
             raise ValueError("the caller's part")
         if not begun.is_set():
             begun.set()
+            assert failing.wait(60)  # so that the caller has a part, however late it is
             time.sleep(0.05)
             ended.set()
 
