@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from unread import run_unread
 
 import kvemb
 from kvemb.tools.cli import run
 
 pytestmark = pytest.mark.slow
 
-COMMAND = f"{sys.executable} -c 'from kvemb.tools import main; main()'"
+COMMAND = [sys.executable, "-c", "from kvemb.tools import main; main()"]
 TINY = "demo --clicks 3000 --dim 4 --batch 256 --budget 8MiB"
 CLOSED = "kvemb: stdout is closed; to discard the output, redirect it to /dev/null\n"
 
@@ -28,9 +30,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shell(place: Path, line: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["bash", "-c", line.replace("kvemb", COMMAND)], cwd=place, capture_output=True, text=True, timeout=300
-    )
+    words = ["bash", "-c", line.replace("kvemb", shlex.join(COMMAND))]
+    return subprocess.run(words, cwd=place, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.parametrize("command", ["info store", "--help", "nonsense", "export store - --format csv"])
@@ -65,13 +66,12 @@ def test_an_import_from_a_closed_pipe_is_one_line(place):
     ["info store --json", "--help", "--version", "info --help", "verify checkpoint", "diff store checkpoint", TINY],
 )
 def test_a_reader_that_goes_away_ends_the_command(place, command):
-    done = shell(place, f"kvemb {command} | true; exit ${{PIPESTATUS[0]}}")
+    done = run_unread([*COMMAND, *command.split()], place)
     assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_a_failure_whose_reader_went_away_keeps_its_exit_code(place):
-    done = shell(place, "kvemb info nowhere 2>&1 | true; exit ${PIPESTATUS[0]}")
-    assert (done.returncode, done.stderr) == (1, "")
+    assert run_unread([*COMMAND, "info", "nowhere"], place, errors_too=True).returncode == 1
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")

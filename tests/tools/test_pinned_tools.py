@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from crashes import copy_of_open
+from unread import run_unread
 
 import kvemb
 from kvemb import bulk
@@ -235,10 +235,8 @@ def test_a_reader_that_goes_away_is_no_failure_of_the_input(tmp_path, command):
     with kvemb.open(tmp_path / "many", memory_budget="32MiB") as store:
         for at in range(20 if command == "ls many" else 1):
             store.get_variable(f"variable {at}", dim=1)
-    code = "import sys; from kvemb.tools import main; main()"
-    # It reads nothing: what is written meets a pipe that is closed.
-    line = f"{sys.executable} -c '{code}' {command} | true; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    words = [sys.executable, "-c", "from kvemb.tools import main; main()", *command.split()]
+    done = run_unread(words, tmp_path)
     assert (done.returncode, done.stderr) == (141, "")
 
 

@@ -32,21 +32,23 @@ pytestmark = pytest.mark.slow
 pytest.importorskip("pyarrow")
 COMMAND = [sys.executable, "-c", "from kvemb.tools import main; main()"]
 PATIENCE = 300.0
+SLOW_READS = Path(__file__).parents[1] / "slow_reads"
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store that takes seconds to export as text."""
+    """A store of a dozen batches of rows."""
     path = tmp_path_factory.mktemp("stopping") / "store"
     with kvemb.open(path, memory_budget="32MiB") as store:
-        table = store.get_variable("table", dim=32)
+        table = store.get_variable("table", dim=4)
         chance = np.random.default_rng(0)
         batches = (np.arange(at, at + 50_000) for at in range(0, 400_000, 50_000))
-        bulk.load(table, (bulk.Rows(keys, chance.random((len(keys), 32), np.float32)) for keys in batches))
+        bulk.load(table, (bulk.Rows(keys, chance.random((len(keys), 4), np.float32)) for keys in batches))
     return path
 
 
 def begin(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Begin a command that reads slowly: it has not ended when it is interrupted."""
     (tmp_path / "tmp").mkdir()
     # As a shell in the foreground starts it: SIGINT is not ignored.
     return subprocess.Popen(
@@ -56,7 +58,7 @@ def begin(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        env={**os.environ, "TMPDIR": str(tmp_path / "tmp")},
+        env={**os.environ, "TMPDIR": str(tmp_path / "tmp"), "PYTHONPATH": str(SLOW_READS)},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
 
