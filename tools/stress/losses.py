@@ -32,9 +32,9 @@ from kvemb.tools.stress.groups import KEYS, calls_in, gradients, group_of, table
 from kvemb.tools.stress.lockstep import Difference, check_same
 from kvemb.tools.stress.places import LocalPlace, Place, RayPlace
 
-# A loss occurs within so many seconds; every client must get ShardLost within so many seconds after it. There are at
-# most MAX_PAUSE seconds between checkpoints.
-MAX_SECONDS, MAX_UNHEARD = 2.0, 120.0
+# A loss occurs after at most MAX_SECONDS, but not before MIN_CALLS calls, however busy the machine is; every client
+# must get ShardLost at most MAX_UNHEARD seconds after it. There are at most MAX_PAUSE seconds between checkpoints.
+MAX_SECONDS, MIN_CALLS, MAX_UNHEARD = 2.0, 20, 120.0
 MAX_PAUSE = 0.1
 KEPT = 3
 
@@ -84,6 +84,12 @@ class Load:
             begun = list(self.begun)  # calls that begin later are not in the checkpoint
             self.written[pending.result().number] = before, begun
 
+    def wait_for(self, calls: int) -> None:
+        """Wait until so many calls were made since the last loss, or no client makes any."""
+        enough = sum(self._rounds.counts) + calls
+        while sum(self.done) < enough and any(each.is_alive() for each in self._threads[:-1]):
+            time.sleep(0.001)
+
     def end(self, *, lost: bool) -> None:
         """Wait until all clients have ended. Raises Difference.
 
@@ -123,6 +129,7 @@ class LossRounds:
         """Lose something, recover, compare. Raises Difference."""
         load = Load(self, int(self._chance.integers(1 << 30)))
         time.sleep(float(self._chance.random()) * MAX_SECONDS)
+        load.wait_for(MIN_CALLS)
         lost = True
         try:
             lost = self.place.losses[kind](self._chance)

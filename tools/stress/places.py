@@ -146,12 +146,15 @@ def _send_half(store: kvemb.cluster.Store, chance: Any) -> bool:
     shard = int(chance.choice(list(parts)))
     token, clock, *_ = cluster.session.client_variable(table)
     calls = Calls(cluster.session.calls.transport)
-    with calls.stamped(parts) as stamp:
-        sent = keys[parts[shard]], gradients(columns - 1, columns)[parts[shard]]
-        change = ChangeRequest(token, "apply_gradients", sent, clock.now(None))
-        with suppress(GateClosed):  # then no shard has executed it
-            calls.transport.call(shard, "change", stamp, [change]).result()
-    return False
+    while True:
+        with calls.stamped(parts) as stamp:
+            sent = keys[parts[shard]], gradients(columns - 1, columns)[parts[shard]]
+            change = ChangeRequest(token, "apply_gradients", sent, clock.now(None))
+            try:
+                calls.transport.call(shard, "change", stamp, [change]).result()
+                return False
+            except GateClosed:  # for a checkpoint: no shard has executed it
+                time.sleep(0.001)
 
 
 def _vanish(folder: Path) -> None:
