@@ -61,7 +61,7 @@ def main(rank: int, address: str, folder: Path) -> None:
         how = {"memory_budget": "4MiB", "scratch": folder / "scratch"}
         cluster = kvemb.cluster.open(folder / "series", shards=2, **how)
     else:
-        cluster = kvemb.cluster.connect(folder / "series", wait_seconds=60)
+        cluster = kvemb.cluster.connect(folder / "series", wait_seconds=300)
     model = Model(cluster)
     trained = DistributedDataParallel(model)
     optimizers = [torch.optim.SGD(model.dense.parameters(), 0.1), kt.Optimizer(model)]

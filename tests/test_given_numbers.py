@@ -31,7 +31,7 @@ VALUES = [
     *(True, None, 1.5, float("inf"), -1, 0, 1, 2**31, 2**40, 2**62, 2**63, 2**64, 2**70, -(2**63), 1e300, 5e-324, []),
     *(np.int64(3), np.int8(-1), np.uint64(2**63), np.float32(0.5), np.float64("nan"), np.bool_(True), np.array(3)),
 ]
-MAX_SECONDS, MAX_CHARACTERS = 10, 600
+MAX_SECONDS, MAX_CHARACTERS = 60, 600
 
 
 def numeric(function: Callable[..., Any]) -> Iterator[str]:

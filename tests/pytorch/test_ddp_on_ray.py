@@ -38,7 +38,7 @@ def test_two_ranks_train_what_one_process_does(ray, store, tmp_path):
     address = ray.get_runtime_context().gcs_address
     ranks = [subprocess.Popen([sys.executable, TRAINER, str(rank), address, tmp_path]) for rank in range(2)]
     try:
-        assert [rank.wait(timeout=200) for rank in ranks] == [0, 0]
+        assert [rank.wait(timeout=600) for rank in ranks] == [0, 0]
     finally:
         for rank in ranks:
             rank.kill()

@@ -190,7 +190,12 @@ def test_one_great_batch_of_arrow_is_read_in_pieces(tmp_path):
     assert [len(part["key"]) for part in batches] == [32_768] * 3 + [1_696]
 
 
+# These calls take a tenth of a second. The limit is for work that grows with the square of the text.
+MAX_SECONDS = 60
+
+
 def seconds(call: Callable[[], object]) -> float:
+    """CPU seconds of all threads."""
     began = time.process_time()
     call()
     return time.process_time() - began
@@ -213,14 +218,14 @@ def test_text_without_an_end_is_refused_soon(tmp_path, format, content, line):
         with pytest.raises(BadInput, match=line):
             import_table(io.BytesIO(content), tmp_path / "new", format=format)
 
-    assert seconds(refused) < 3
+    assert seconds(refused) < MAX_SECONDS
     assert not (tmp_path / "new").exists()
 
 
 def test_as_many_columns_as_a_csv_may_have_come_in_soon(tmp_path):
     count = 16_383
     text = b"key," + b",".join(b"value_%d" % at for at in range(count)) + b"\n1" + b",0.5" * count + b"\n"
-    assert seconds(lambda: import_table(io.BytesIO(text), tmp_path / "new", format="csv")) < 20
+    assert seconds(lambda: import_table(io.BytesIO(text), tmp_path / "new", format="csv")) < MAX_SECONDS
 
 
 def limited(arguments: list[str], cwd: Path, max_bytes: int) -> subprocess.CompletedProcess[str]:

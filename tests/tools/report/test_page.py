@@ -59,7 +59,7 @@ def test_every_command_of_the_page_works(place):
     assert len(CONSOLE) > 30
     for line in CONSOLE:
         if "|" in line:
-            done = subprocess.run(["bash", "-c", line], env=environment, capture_output=True, text=True, timeout=120)
+            done = subprocess.run(["bash", "-c", line], env=environment, capture_output=True, text=True, timeout=300)
             assert done.returncode == 0, (line, done.stderr)
         else:
             words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', line)]

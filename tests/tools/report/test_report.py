@@ -326,9 +326,9 @@ def test_a_browser_draws_it(text, tmp_path, width):
         *(f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},2400", "--virtual-time-budget=3000"),
     ]
     uri, shot = (tmp_path / "frame.html").as_uri(), tmp_path / "shot.png"
-    subprocess.run([*common, f"--screenshot={shot}", uri], check=True, capture_output=True, timeout=120)
+    subprocess.run([*common, f"--screenshot={shot}", uri], check=True, capture_output=True, timeout=300)
     assert shot.stat().st_size > 30_000, "a page that is blank takes less"
-    done = subprocess.run([*common, "--dump-dom", uri], check=True, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*common, "--dump-dom", uri], check=True, capture_output=True, text=True, timeout=300)
     wide, window, least = map(float, re.search(r"<title>(\d+) (\d+) ([\d.]+)</title>", done.stdout).groups())
     assert window == width
     assert wide <= window
