@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -103,12 +104,14 @@ def test_a_path_is_text_or_a_path(path):
 # Locking.
 
 
-def never(_: float) -> None:
-    raise AssertionError("it waits")
-
-
 def test_a_second_opener_of_this_process_is_told_at_once(store, monkeypatch):
     fill(store)
+    opener, sleep = threading.get_ident(), time.sleep
+
+    def never(seconds: float) -> None:
+        assert threading.get_ident() != opener, "it waits"
+        sleep(seconds)
+
     with monkeypatch.context() as patch:
         patch.setattr(time, "sleep", never)
         with pytest.raises(Locked, match=r"open for writing already, by this process.*follow=True"):
