@@ -29,7 +29,7 @@ from kvemb.contracts import Mask, Values
 from kvemb.durability.attachments import Attachments
 from kvemb.durability.checkpointer import PendingCheckpoint, PointInProgress
 from kvemb.engine.table import Table
-from kvemb.errors import KvembError, ShardLost
+from kvemb.errors import Closed, KvembError, ShardLost
 from kvemb.moment import Moment
 from kvemb.restrict import ScoreRule
 from kvemb.rows.hashing import Keys
@@ -142,10 +142,9 @@ class Cluster:
             self.settle()
             session = self.begin_call()
             with session.attached(attachments) as files:
-                request = CheckpointRequest(keep, attachments.extra, files)
-                given = session.generation, session.client, session.own(), request
-                number: int = session.ask_once("checkpoint", *given)
-            written = PointInProgress[Checkpoint](self._waiting.submit(session.ask, "written", number))
+                own, request = session.own(), CheckpointRequest(keep, attachments.extra, files)
+                number: int = session.ask_once("checkpoint", session.generation, session.client, own, request)
+            written = PointInProgress[Checkpoint](self._submit(self._waiting, lambda: session.ask("written", number)))
             self._pending = PendingCheckpoint(written)
             return self._pending
 
@@ -231,10 +230,17 @@ class Cluster:
     def start(self, call: Callable[[], Result]) -> Future[Result]:
         """Run a function on another thread, and return a future of its result. Raises Closed."""
         self.state.check_open()
-        future = self._started.submit(call)
+        future = self._submit(self._started, call)
         self._under_way.add(future)
         future.add_done_callback(self._under_way.discard)
         return future
+
+    def _submit(self, pool: Threads, call: Callable[[], Result]) -> Future[Result]:
+        """Give work to a pool. Raises Closed if end() has come between."""
+        try:
+            return pool.submit(call)
+        except RuntimeError as error:
+            raise Closed(f"this client of the cluster {self.path} was closed meanwhile") from error
 
     def finish(self) -> None:
         """Wait for all functions that start() was given, and for the checkpoint: settle()."""

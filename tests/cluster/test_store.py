@@ -261,6 +261,28 @@ def test_check_names_what_is_wrong(open_cluster, tmp_path):
     damaged.write_bytes(text)
 
 
+@pytest.mark.parametrize("owner", [True, False])
+@pytest.mark.parametrize("begin", ["lookup_async", "checkpoint"])
+def test_what_close_overtakes_as_it_begins_raises_closed(open_cluster, tmp_path, monkeypatch, begin, owner):
+    """It raised RuntimeError: the threads that were to do it, or to wait for it, had ended."""
+    cluster = open_cluster(2, url=tmp_path / "series")
+    table = cluster.get_variable("table", dim=2)
+    table.upsert([1, 2, 3], ONES)
+    client = cluster if owner else kvemb.cluster.connect(tmp_path / "series", transport="local")
+    table, threads = client.variables["table"], inside(client)
+    pool = threads._started if begin == "lookup_async" else threads._waiting
+    submit = pool.submit
+
+    def overtaken(*given):
+        client.close()
+        return submit(*given)
+
+    monkeypatch.setattr(pool, "submit", overtaken)
+    with pytest.raises(Closed):
+        table.lookup_async([1]) if begin == "lookup_async" else client.checkpoint(block=False)
+    assert client.state.closed
+
+
 def test_close_saves_what_was_started_before(open_cluster, tmp_path):
     cluster = open_cluster(2, url=tmp_path / "series")
     table = cluster.get_variable("table", dim=2, optimizer=kvemb.optimizers.SGD(1.0))
