@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from waiting import wait_until
 
 from kvemb.backends.rocks import RocksDatabase
 from kvemb.backends.rocks_options import LOG_BYTES, MANIFEST_BYTES, database_creator, holding_whole
@@ -14,6 +15,8 @@ from kvemb.contracts import Family
 from kvemb.options import RocksDBCreator
 from tests.blocks import SCHEMA, rows_of
 
+# What RocksDB tells of merges that are to come or under way: many small files have larger indexes than one.
+MERGING = ("compaction-pending", "num-running-compactions")
 SHARE = 32 << 10  # of filters and indexes held whole: some 20,000 rows
 
 
@@ -37,6 +40,7 @@ def fill(store: Any, first: int, last: int) -> None:
     for start in range(first, last, 1000):
         store.write(rows_of(np.arange(start, start + 1000)))
     store.family.flush(True)
+    wait_until(lambda: not any(int(store.family.property_int_value(f"rocksdb.{each}") or 0) for each in MERGING))
     store.read(np.arange(first, last))  # a file that was merged is opened, and counted, when it is first read
 
 
