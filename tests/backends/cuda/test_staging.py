@@ -149,7 +149,7 @@ def test_threads_with_tables_of_their_own_wait_for_no_table_and_mix_no_bytes(see
         return all((crossed(queues[number], each) == each).all() for each in given)
 
     with ThreadPoolExecutor(6) as threads:
-        assert all(threads.map(work, range(6), timeout=60))
+        assert all(threads.map(work, range(6), timeout=600))
 
 
 class Stopped(BaseException):
