@@ -30,7 +30,7 @@ from kvemb.durability.recovery import Recovery, replay
 from kvemb.engine.table import Table
 from kvemb.errors import Corruption, KvembError, UnsupportedFormat
 from kvemb.limits import Limits
-from kvemb.memory.budget import Budgets
+from kvemb.memory.budgets import Budgets
 from kvemb.options import format_time, parse_budget, parse_device_memory
 from kvemb.rows.codec import Ordered
 from kvemb.store_state import StoreState

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from kvemb import registry
 from kvemb.contracts import HOST, HotTable, Memory
 from kvemb.limits import Limits
-from kvemb.memory.budget import Budget, Budgets
+from kvemb.memory.budget import Budget
+from kvemb.memory.budgets import Budgets
 from kvemb.rows.schema import Schema
 from kvemb.tiers.spill import OWN_SLOTS, slot_bytes
 

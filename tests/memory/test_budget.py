@@ -9,7 +9,8 @@ from contextlib import suppress
 import pytest
 
 from kvemb.contracts import HOST, Memory
-from kvemb.memory.budget import Budget, Budgets, Lease
+from kvemb.memory.budget import Budget, Lease
+from kvemb.memory.budgets import Budgets
 from kvemb.memory.rebalancer import Share
 
 

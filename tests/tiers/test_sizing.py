@@ -13,7 +13,7 @@ from kvemb import registry
 from kvemb.contracts import Memory
 from kvemb.handle import inside
 from kvemb.limits import Limits
-from kvemb.memory.budget import Budgets
+from kvemb.memory.budgets import Budgets
 from kvemb.rows.schema import Schema, dtype_of
 from kvemb.tiers.sizing import make_tables, spill_bytes
 
