@@ -21,7 +21,7 @@ from kvemb.engine.table import Table
 from kvemb.engine.warming import warm
 from kvemb.errors import ColdStoreError, ReadOnly
 from kvemb.handle import Handle
-from kvemb.memory.budget import Lease
+from kvemb.memory.lease import Lease
 from kvemb.operations.row_factory import RowFactory
 from kvemb.operations.scoring import Scorer
 from kvemb.operations.table_operations import TableOperations

@@ -1,9 +1,10 @@
 """The budget of one memory, from which hot tables, spill buffers and reads ahead are paid.
 
 Hot cells are reserved; growing tables may be asked to give some back, down to a few (kvemb.memory.rebalancer). Memory
-for rows that wait for the disk is leased: a lessee takes memory that is unused at the moment, and gives it back when it
-is needed elsewhere. Memory that a hot table gave up for another is not lent until that table has taken it, the turn has
-ended or a table was dropped. Thread-safe.
+for rows that wait for the disk is leased (kvemb.memory.lease): a lessee takes memory that is unused at the moment, and
+gives it back when it is needed elsewhere. Reads ahead go before other lessees: the memory that they have had stays
+theirs as long as reads begin, because a caller waits for a row that was not read in time. Memory that a hot table gave
+up for another is not lent until that table has taken it, the turn has ended or a table was dropped. Thread-safe.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+from kvemb.memory.lease import Lease
 from kvemb.memory.rebalancer import Rebalancer, Share
 from kvemb.options import format_bytes
 
 # How long reserve() waits for memory to be given back, and how often it checks.
 WAIT_SECONDS, PAUSE_SECONDS = 30.0, 0.002
+# Memory is kept for reads ahead until none has begun for so long.
+IDLE_SECONDS = 60.0
 
 
 class Budget:
@@ -42,11 +46,18 @@ class Budget:
         self._promised = 0  # of the free bytes: those that shares gave in this turn for others to grow
         self._lock = threading.Lock()
         self._leases: list[Lease] = []
+        self._lent = self._lent_to_reads = 0
+        self._most_read, self._read_at = 0, 0.0  # bytes that reads ahead had or lacked, and when one began last
         self.rebalancer = Rebalancer()
 
     @property
     def kept_from_growth(self) -> int:
         """Bytes that growing tables leave free for later variables."""
+        return self.total // 16
+
+    @property
+    def most_for_reads(self) -> int:
+        """Bytes for which reads ahead go before growing tables and other leases."""
         return self.total // 16
 
     @property
@@ -58,25 +69,32 @@ class Budget:
     def free(self) -> int:
         """Bytes that are not reserved, leased ones included."""
         with self._lock:
-            return self._free + self._leased()
+            return self._free + self._lent
 
     @property
     def unused(self) -> int:
-        """Bytes that may be lent: neither reserved nor leased, nor given back in this turn for a table to grow."""
-        return max(0, self._free - self._promised)
+        """Bytes that may be lent: not reserved, leased, given back in this turn for a table, or kept for reads."""
+        return max(0, self._free - self._promised - self._kept_for_reads())
+
+    @property
+    def _for_reads(self) -> int:
+        """Bytes that are kept for reads ahead, with those that they have."""
+        return self._most_read if time.monotonic() < self._read_at + IDLE_SECONDS else 0
 
     def try_grow(self, nbytes: int) -> bool:
-        """Take nbytes for growth, if that leaves kept_from_growth free or leased.
+        """Take nbytes for growth, if that leaves kept_from_growth and what is kept for reads free or leased.
 
         If it would, but lessees hold the memory, they are asked to give it back for a later call. Returns whether it
         was taken.
         """
         with self._lock:
-            if nbytes <= self._free and nbytes <= self._free + self._leased() - self.kept_from_growth:
+            kept = self._kept_for_reads()
+            grows = nbytes <= self._free + self._lent - self._for_reads - self.kept_from_growth
+            if grows and nbytes <= self._free - kept:
                 self._free -= nbytes
                 self._promised = max(0, self._promised - nbytes)
                 return True
-            owing = self._ask(nbytes) if nbytes <= self._free + self._leased() - self.kept_from_growth else []
+            owing = self._ask(nbytes + kept, self._not_for_reads()) if grows else []
         _notify(owing)
         return False
 
@@ -135,21 +153,61 @@ class Budget:
         """Return a new lease, of no bytes yet."""
         lease = Lease(self)
         with self._lock:
-            self._leases.append(lease)
+            self._leases += [lease, lease.reads]
         return lease
 
     def lend(self, lease: Lease, nbytes: int) -> bool:
         """See Lease.take."""
+        if lease.for_reads:
+            return self._lend_to_read(lease, nbytes)
         with self._lock:
             if lease.owed == 0 and nbytes <= self.unused:
-                self._free -= nbytes
-                lease.held += nbytes
+                self._move(lease, nbytes)
                 return True
-            largest = max(self._leases, key=lambda other: other.held - other.owed)
+            largest = max(self._not_for_reads(), key=lambda other: other.held - other.owed)
             fairer = lease.owed == 0 and largest.held - largest.owed > 2 * (lease.held + nbytes)
             owing = self._ask(nbytes, [largest]) if fairer else []
         _notify(owing)
         return False
+
+    def _lend_to_read(self, lease: Lease, nbytes: int) -> bool:
+        """Do what lend does for a read ahead, which may use what is kept for reads, and what is promised.
+
+        If nbytes are not free, or leave less than is kept from growth, growing tables are asked to give some back.
+        """
+        with self._lock:
+            first = self._lent_to_reads + nbytes <= self.most_for_reads
+            lent = lease.owed == 0 and nbytes <= self._free - (0 if first else self._promised)
+            if lent:
+                self._move(lease, nbytes)
+                self._promised = min(self._promised, self._free)
+            had, self._read_at = self._for_reads, time.monotonic()
+            wanted = self._lent_to_reads + (0 if lent else nbytes)
+            self._most_read = max(had, min(self.most_for_reads, wanted))
+            giving = []
+            if not lent or self._most_read > had:
+                missing = self._most_read + self.kept_from_growth - self._free - self._lent
+                self.rebalancer.ask(missing - self.rebalancer.owed)
+                giving = [share for share in self.rebalancer.shares if share.owed]
+        for share in giving:
+            share.notify()
+        return lent
+
+    def _kept_for_reads(self) -> int:
+        """Return the bytes that are kept for reads ahead, without those that they have."""
+        return max(0, self._for_reads - self._lent_to_reads)
+
+    def _move(self, lease: Lease, nbytes: int) -> None:
+        """Move free bytes to a lease; a negative number: back. REQUIRES: the lock."""
+        self._free -= nbytes
+        lease.held += nbytes
+        self._lent += nbytes
+        if lease.for_reads:
+            self._lent_to_reads += nbytes
+
+    def _not_for_reads(self) -> list[Lease]:
+        """Return the leases that are not for reads. REQUIRES: the lock."""
+        return [lease for lease in self._leases if not lease.for_reads]
 
     def use(self, nbytes: int) -> None:
         """Take nbytes, free or not. Growing tables are asked for what is not free, as far as they can give it."""
@@ -164,14 +222,10 @@ class Budget:
     def take_back(self, lease: Lease, nbytes: int, *, end: bool = False) -> None:
         """See Lease.give_back; end: see Lease.end."""
         with self._lock:
-            self._free += nbytes
-            lease.held -= nbytes
+            self._move(lease, -nbytes)
             lease.owed = max(0, lease.owed - nbytes)
             if end:
                 self._leases.remove(lease)
-
-    def _leased(self) -> int:
-        return sum(lease.held for lease in self._leases)
 
     def _ask(self, nbytes: int, lessees: Sequence[Lease] | None = None) -> list[Lease]:
         """Make the largest lessees owe what nbytes lack in free memory; return those to notify. REQUIRES: the lock."""
@@ -205,7 +259,7 @@ class Budget:
                     self._free -= nbytes
                     self._promised = min(self._promised, self._free)
                     return
-                had = self._free + self._leased() + self.rebalancer.owed
+                had = self._free + self._lent + self.rebalancer.owed
                 if nbytes > had + self.rebalancer.spare(below_min=below_min) or time.monotonic() >= until:
                     break
                 self._check_giving()
@@ -222,43 +276,6 @@ class Budget:
             f"{what} needs {format_bytes(nbytes)}, but {format_bytes(self.free)} of {self._whose} budget of "
             f"{format_bytes(self.total)} are free; {self._advice}"
         )
-
-
-class Lease:
-    """Memory of a budget that its holder gives back on demand. held: its bytes. owed: bytes of these asked back.
-
-    notify: a callback set by the holder, called on any thread when the lease owes memory. It must not block.
-    """
-
-    def __init__(self, budget: Budget) -> None:
-        self._budget = budget
-        self.held = self.owed = 0
-        self.notify: Callable[[], None] = lambda: None
-
-    @property
-    def most(self) -> int:
-        """The most bytes that it may ever hold."""
-        return self._budget.total
-
-    @property
-    def available(self) -> int:
-        """The most bytes that take() would grant now."""
-        return 0 if self.owed else self._budget.unused
-
-    def take(self, nbytes: int) -> bool:
-        """Take nbytes if they are free and nothing is owed; return whether they were taken.
-
-        If not, a lessee that holds much more is asked to give memory back.
-        """
-        return self._budget.lend(self, nbytes)
-
-    def give_back(self, nbytes: int) -> None:
-        """Free nbytes of those held."""
-        self._budget.take_back(self, nbytes)
-
-    def end(self) -> None:
-        """Give everything back. The lease must not be used afterwards."""
-        self._budget.take_back(self, self.held, end=True)
 
 
 def _notify(owing: Iterable[Lease]) -> None:

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from kvemb.memory.budget import Lease
+from kvemb.memory.lease import Lease
 from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import Keys, Unique
 from kvemb.rows.schema import Schema
@@ -114,8 +114,9 @@ class ReadsAhead:
         """Return a new, registered read of those distinct keys that are not in memory, or None to read nothing."""
         if sum(fetch.reading for fetch in self._kept) >= READS_AHEAD:
             return None
+        self.give_back_owed()
         wanted = self._locator.unknown(keys)[: self._max_rows]
-        if len(self._kept) >= READS_AHEAD:
+        if len(self._kept) == READS_AHEAD:
             self._forget(next(fetch for fetch in self._kept if not fetch.reading))
         if not len(wanted) or not self._lease.take(len(wanted) * self._row_bytes):
             return None

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 
 from kvemb.limits import Limits
-from kvemb.memory.budget import Lease
+from kvemb.memory.lease import Lease
 from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import Keys, Positions
 from kvemb.tiers.access import TableAccess

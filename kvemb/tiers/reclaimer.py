@@ -11,7 +11,7 @@ from concurrent.futures import Executor
 from contextlib import suppress
 
 from kvemb.errors import ColdStoreError, Poisoned
-from kvemb.memory.budget import Lease
+from kvemb.memory.lease import Lease
 from kvemb.rows.block import RowBlock
 from kvemb.tiers.access import TableAccess
 from kvemb.tiers.ahead import ReadsAhead
@@ -40,7 +40,7 @@ class Reclaimer:
         self._access, self._hot_tables, self._spill, self._ahead = access, hot_tables, spill, ahead
         self._lease, self._writer, self._others, self._leave = lease, writer, others, leave
         self._returning = self._reclaiming = False
-        lease.notify = self._return_leased_soon
+        lease.notify = lease.reads.notify = self._return_leased_soon
         hot_tables.memory.wake_with(self._reclaim_soon)
 
     def reclaim(self) -> None:

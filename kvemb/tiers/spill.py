@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb.contracts import Mask
-from kvemb.memory.budget import Lease
+from kvemb.memory.lease import Lease
 from kvemb.rows.block import REMOVED, ReservedBlock, RowBlock
 from kvemb.rows.codec import order_keys
 from kvemb.rows.hashing import KeyIndex, Keys, Positions

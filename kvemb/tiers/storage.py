@@ -22,7 +22,7 @@ import numpy as np
 from kvemb.contracts import ColdStore, PlannedChange, Recorder, WriteLog
 from kvemb.errors import ColdStoreError, Poisoned
 from kvemb.limits import Limits
-from kvemb.memory.budget import Lease
+from kvemb.memory.lease import Lease
 from kvemb.moment import current_moment
 from kvemb.rows.block import DIRTY, REMOVED, RowBlock
 from kvemb.rows.codec import LAST_KEY, Ordered, order_keys
@@ -96,7 +96,9 @@ class TieredStorage:
         )
         self._locator = Locator(hot_tables, self._spill, cold, self._access, self.counts)
         self._mover = BackgroundMover(self._access, hot_tables, readers, self._move)
-        self.ahead = ReadsAhead(schema, self._locator, self._access, readers, lease, limits.ahead_rows, self._mover)
+        self.ahead = ReadsAhead(
+            schema, self._locator, self._access, readers, lease.reads, limits.ahead_rows, self._mover
+        )
         self._reclaimer = Reclaimer(
             self._access, hot_tables, self._spill, self.ahead, lease, executor, readers, self._leave
         )

@@ -69,11 +69,11 @@ def test_one_read_brings_so_many_rows_at_most():
 def test_what_a_lookup_took_the_last_rows_of_is_forgotten_and_its_memory_given_back():
     place = Place()
     place.prefetch(1, 2)
-    assert place.lease.held == 2 * ROW_BYTES
+    assert place.lease.reads.held == 2 * ROW_BYTES
     place.lookup(1)
     assert place.kept == [[1, 2]]
     place.lookup(2, 1)
-    assert (place.kept, place.lease.held) == ([], 0)
+    assert (place.kept, place.lease.reads.held) == ([], 0)
 
 
 def test_what_changed_since_need_not_be_taken():
@@ -135,7 +135,7 @@ def test_memory_that_is_owed_is_given_back():
     place = Place()
     place.prefetch(1)
     place.prefetch(2)
-    place.lease.owed = 1
+    place.lease.reads.owed = 1
     place.storage.ahead.give_back_owed()
     assert place.kept == [[2]]
 

@@ -92,7 +92,7 @@ def test_rows_read_ahead_are_on_the_device_when_their_lookup_comes() -> None:
     place.device.start()
     assert (place.lookup(FEW) == 1).all()
     assert (place.device.waits, place.device.downloads, place.device.uploads) == (1, [8], [])
-    assert place.storage.lease.held == 0, "the host's copies were forgotten"
+    assert place.storage.lease.reads.held == 0, "the host's copies were forgotten"
 
 
 @pytest.mark.parametrize("after_lookup", [False, True])

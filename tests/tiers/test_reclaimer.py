@@ -23,7 +23,8 @@ from kvemb.backends import cpu
 from kvemb.errors import ColdStoreError, Poisoned
 from kvemb.handle import inside
 from kvemb.limits import Limits
-from kvemb.memory.budget import Budget, Lease
+from kvemb.memory.budget import Budget
+from kvemb.memory.lease import Lease
 from kvemb.rows.block import RowBlock
 from kvemb.tiers.spill import slot_bytes
 from kvemb.tools.stress.lockstep import LockstepChecker

@@ -1,0 +1,54 @@
+"""A lease: memory of a budget that is lent, and given back when it is needed elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvemb.memory.budget import Budget
+
+
+class Lease:
+    """Memory of a budget that its holder gives back on demand. held: its bytes. owed: bytes of these asked back.
+
+    for_reads: whether it is for reads ahead, which go before other lessees. reads: if it is not, the holder's lease for
+    them, which ends with this one.
+    notify: a callback set by the holder, called on any thread when the lease owes memory. It must not block.
+    """
+
+    reads: Lease
+
+    def __init__(self, budget: Budget, *, for_reads: bool = False) -> None:
+        self._budget, self.for_reads = budget, for_reads
+        if not for_reads:
+            self.reads = Lease(budget, for_reads=True)
+        self.held = self.owed = 0
+        self.notify: Callable[[], None] = lambda: None
+
+    @property
+    def most(self) -> int:
+        """The most bytes that it may ever hold."""
+        return self._budget.total
+
+    @property
+    def available(self) -> int:
+        """The most bytes that take() would grant now."""
+        return 0 if self.owed else self._budget.unused
+
+    def take(self, nbytes: int) -> bool:
+        """Take nbytes if they are free and nothing is owed; return whether they were taken.
+
+        If not, a lessee that holds much more is asked to give memory back.
+        """
+        return self._budget.lend(self, nbytes)
+
+    def give_back(self, nbytes: int) -> None:
+        """Free nbytes of those held."""
+        self._budget.take_back(self, nbytes)
+
+    def end(self) -> None:
+        """Give everything back. The lease must not be used afterwards."""
+        self._budget.take_back(self, self.held, end=True)
+        if not self.for_reads:
+            self.reads.end()
