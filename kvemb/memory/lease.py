@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from kvemb.memory.budget import Budget
+
+class Lender(Protocol):
+    """What lends the memory: kvemb.memory.budget.Budget."""
+
+    total: int
+
+    @property
+    def unused(self) -> int:
+        """See Budget.unused."""
+
+    def lend(self, lease: Lease, nbytes: int) -> bool:
+        """See Lease.take."""
+
+    def take_back(self, lease: Lease, nbytes: int, *, end: bool = False) -> None:
+        """See Lease.give_back. end: see Lease.end."""
 
 
 class Lease:
@@ -19,7 +32,7 @@ class Lease:
 
     reads: Lease
 
-    def __init__(self, budget: Budget, *, for_reads: bool = False) -> None:
+    def __init__(self, budget: Lender, *, for_reads: bool = False) -> None:
         self._budget, self.for_reads = budget, for_reads
         if not for_reads:
             self.reads = Lease(budget, for_reads=True)

@@ -1,4 +1,4 @@
-"""The budgets: what is reserved of a memory is gone, of that one alone."""
+"""The budget of one memory: what is reserved is gone, and nothing is handed out twice."""
 
 from __future__ import annotations
 
@@ -8,38 +8,10 @@ from contextlib import suppress
 
 import pytest
 
-from kvemb.contracts import HOST, Memory
 from kvemb.memory.budget import IDLE_SECONDS, Budget
 from kvemb.memory.budgets import Budgets
 from kvemb.memory.lease import Lease
 from kvemb.memory.rebalancer import Share
-
-
-def test_the_cold_stores_share_is_set_aside_first():
-    for total in (4 << 20, 64 << 20, 1 << 30, 1 << 36):
-        budgets = Budgets(total)
-        assert budgets.cache_bytes > 0
-        assert budgets.write_buffer_bytes > 0
-        assert budgets.host.free == total - budgets.cache_bytes - budgets.write_buffer_bytes
-        assert budgets.host.free > total // 2
-
-
-def test_each_memory_has_a_budget_of_its_own():
-    budgets, device = Budgets(16 << 20), Memory("gpu:0", 1 << 20)
-    free = budgets.host.free
-    budgets.of(device).reserve(1 << 20, "rows")
-    assert (budgets.of(device).free, budgets.host.free) == (0, free)
-    assert budgets.of(device) is budgets.of(device)
-    assert budgets.of(HOST) is budgets.host
-    assert budgets.of(Memory("gpu:1", 1 << 20)).free == 1 << 20
-    with pytest.raises(ValueError, match=r"rows needs 1 B, but 0 B of gpu:0's budget of 1\.0 MiB are free; ask"):
-        budgets.of(device).reserve(1, "rows")
-
-
-def test_a_devices_budget_is_what_the_store_was_opened_with():
-    budgets = Budgets(16 << 20, device_memory=2 << 20)
-    assert budgets.of(Memory("gpu:0", 1 << 20)).free == budgets.of(Memory("gpu:1", 1 << 30)).free == 2 << 20
-    assert budgets.host.total == 16 << 20
 
 
 def test_what_is_reserved_is_gone():
@@ -133,75 +105,6 @@ def test_threads_never_reserve_a_byte_twice():
     assert 0 <= budget.free < 1001
 
 
-def end_of_reads(budget: Budget) -> None:
-    budget._read_at -= 2 * IDLE_SECONDS
-
-
-def test_reads_ahead_go_before_growing_tables_and_other_leases():
-    budget = Budget(1600)
-    lease, share, told = budget.lease(), Share(1, 1500, 100), []
-    share.notify = lambda: told.append("share")
-    budget.reserve(1500, "cells")
-    budget.join(share)
-    assert lease.take(100)
-    assert not lease.reads.take(40), "all of it is taken"
-    assert (share.owed, told) == (187, ["share"]), "an eighth at least"
-    budget.shrink(share, 30)
-    assert not lease.take(1), "it is kept for reads"
-    assert not budget.try_grow(1)
-    assert not lease.reads.take(40)
-    budget.shrink(share, 157)
-    assert lease.reads.take(40)
-    lease.reads.give_back(40)
-    assert budget.unused == 0, "of 187 bytes 40 are kept for reads; the others are promised to tables"
-    assert budget.try_grow(147)
-    assert not budget.try_grow(1)
-    assert lease.reads.take(40)
-    assert not lease.reads.take(61), "they may have been read, but never more than a sixteenth goes first"
-    assert budget.most_for_reads == 100
-    end_of_reads(budget)
-    lease.reads.give_back(40)
-    assert lease.take(40)
-
-
-def test_reads_ahead_may_have_more_than_a_sixteenth_of_what_nobody_uses():
-    budget = Budget(1600)
-    lease = budget.lease()
-    assert lease.reads.take(900)
-    assert lease.available == 700
-    assert not lease.reads.take(701)
-    lease.reads.give_back(900)
-    assert lease.available == 1500, "a sixteenth is kept as long as reads begin"
-    end_of_reads(budget)
-    assert lease.available == 1600
-
-
-def test_a_reservation_takes_what_reads_ahead_have_and_what_is_kept_for_them():
-    budget = Budget(1600)
-    lease, asked = budget.lease(), []
-
-    def give_back() -> None:
-        asked.append(lease.reads.owed)
-        lease.reads.give_back(lease.reads.held)
-
-    lease.reads.notify = give_back
-    assert lease.reads.take(100)
-    budget.reserve(1600, "rows")
-    assert asked == [100]
-    assert (lease.reads.owed, budget.free) == (0, 0)
-    assert not lease.reads.take(1)
-
-
-def test_a_lease_for_reads_ends_with_the_other():
-    budget = Budget(1600)
-    lease = budget.lease()
-    assert lease.reads.take(100)
-    assert lease.take(100)
-    lease.end()
-    assert budget.free == 1600
-    assert budget._leases == []
-
-
 class GivingBack:
     """A lock, after whose first release a lessee gives back all that it holds."""
 
@@ -276,7 +179,7 @@ def test_threads_that_lease_grow_and_reserve_never_have_more_than_there_is():
     assert min(seen_low) >= 0
     assert budget.free == total
     assert budget.unused >= total - budget.most_for_reads
-    end_of_reads(budget)
+    budget._read_at -= 2 * IDLE_SECONDS
     assert budget.unused == total
 
 
