@@ -195,7 +195,7 @@ def test_memory_that_is_short_for_what_a_checkpoint_keeps_fails_the_checkpoint(
         gate = threading.Event()
 
         def later(self: Any, *arguments: Any) -> Any:
-            gate.wait()
+            assert gate.wait(600)
             return begin(self, *arguments)
 
         patched.setattr(dirty_snapshot.DirtySnapshot, "write", later)

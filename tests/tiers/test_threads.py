@@ -22,7 +22,7 @@ from tests.histories import small_spill
 THREADS = 8
 ROUNDS = 12
 DIM = 6
-STUCK_AFTER_SECONDS = 120
+STUCK_AFTER_SECONDS = 600
 
 # What a key is used for, so that the end is known exactly.
 COUNTERS = np.arange(0, 1000)  # there from the start; every thread adds to them
