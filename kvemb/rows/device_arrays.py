@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from kvemb.rows.tensors import refusal
+from kvemb.rows.tensors import is_of, refusal
 
 # DLPack's device types of a GPU's memory, and of memory that the GPU and the host share (dlpack.h; do not renumber).
 _DEVICE_TYPES = (2, 13)
@@ -142,8 +142,7 @@ def in_kind(data: Any, made: Any) -> Any:
 
 def is_tensor(data: Any) -> bool:
     """Whether this is a PyTorch tensor."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(data, torch.Tensor)
+    return is_of(data, "torch", "Tensor")
 
 
 def _of_tensor(data: Any, what: str) -> tuple[DeviceArray, bool, bool]:

@@ -22,16 +22,16 @@ def plain(data: Any, dtype: np.dtype[Any], what: str) -> Any:
     gradients, or whose numbers are not stored plainly in this process's memory; and for a masked array, even one that
     masks nothing, so that no mask is ignored and a call fails in its first batch.
     """
-    torch, masked = sys.modules.get("torch"), sys.modules.get("numpy.ma")
-    if masked is not None and isinstance(data, masked.MaskedArray):
+    if is_of(data, "numpy.ma", "MaskedArray"):
         raise TypeError(
             f"{what} must be an array without a mask, got a masked array; pass {what}.compressed(), the elements that "
             f"are not masked, or {what}.filled(number)"
         )
-    if torch is None or not isinstance(data, torch.Tensor):
+    if not is_of(data, "torch", "Tensor"):
         if hasattr(data, "__cuda_array_interface__"):
             raise TypeError(f"{what} must be in the host's memory here, got an array on a GPU; pass {what}.get()")
         return data
+    torch = sys.modules["torch"]
     advice = refusal(torch, data, what)
     if advice is None and data.device.type != "cpu":
         advice = f"is on the device {str(data.device)!r}; pass {what}.cpu()"
@@ -44,6 +44,12 @@ def plain(data: Any, dtype: np.dtype[Any], what: str) -> Any:
         return (data.float() if name.startswith(_NARROW) else data.resolve_neg()).numpy()
     except (TypeError, RuntimeError) as error:
         raise TypeError(f"{what} must be a tensor that NumPy can read, got {data.dtype}: {error}") from error
+
+
+def is_of(data: Any, module: str, name: str) -> bool:
+    """Whether data is of a class of a module. Another thread may be importing that module: then it is not."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and isinstance(data, kind)
 
 
 def refusal(torch: Any, data: Any, what: str) -> str | None:

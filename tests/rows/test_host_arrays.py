@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
+from types import ModuleType
 
 import numpy as np
 import pytest
 
+from kvemb.rows.device_arrays import is_tensor
 from kvemb.rows.host_arrays import as_keys, as_values
 from kvemb.rows.schema import VALUE_DTYPES, dtype_of
 
@@ -123,3 +126,10 @@ def test_pythons_numbers_take_the_dtype_they_are_stored_in(name):
     if dtype.kind not in "iu":
         got = as_values([0.1, math.nan, -math.inf], dtype, (3,))
         assert got.tobytes() == np.array([[0.1, math.nan, -math.inf]]).astype(dtype).tobytes()
+
+
+@pytest.mark.parametrize("module", ["torch", "numpy.ma"])
+def test_arrays_are_taken_while_another_thread_imports_a_module_that_has_others(monkeypatch, module):
+    monkeypatch.setitem(sys.modules, module, ModuleType(module))  # it is there from the beginning of its import
+    assert as_keys([1, 2], np.dtype(np.int64)).tolist() == [1, 2]
+    assert not is_tensor([1, 2])
