@@ -358,7 +358,7 @@ class Variable(Handle[Table]):
 
         On a GPU, all rows of keys are also made hot before that call, as far as time permits. after_lookup: start when
         the next lookup, that of the previous batch, has ended, so as not to slow it down. Nothing is read if the rows
-        need more memory than is unused, and more than what is left of a sixteenth of the budget.
+        need more memory than is unused, unless other reads ahead leave them room in a sixteenth of the budget.
         Raises TypeError; Closed.
         """
         if device_of(keys) is not None:

@@ -2,9 +2,10 @@
 
 Hot cells are reserved; growing tables may be asked to give some back, down to a few (kvemb.memory.rebalancer). Memory
 for rows that wait for the disk is leased (kvemb.memory.lease): a lessee takes memory that is unused at the moment, and
-gives it back when it is needed elsewhere. Reads ahead go before other lessees: the memory that they have had stays
-theirs as long as reads begin, because a caller waits for a row that was not read in time. Memory that a hot table gave
-up for another is not lent until that table has taken it, the turn has ended or a table was dropped. Thread-safe.
+gives it back when it is needed elsewhere. Reads ahead go before other lessees, up to most_for_reads: the memory that
+they lately had stays theirs as long as reads begin, because a caller waits for a row that was not read in time. Memory
+that a hot table gave up for another is not lent until that table has taken it, the turn has ended or a table was
+dropped. Thread-safe.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 from kvemb.memory.lease import Lease
 from kvemb.memory.rebalancer import Rebalancer, Share
+from kvemb.memory.recent_most import RecentMost
 from kvemb.options import format_bytes
 
 # How long reserve() waits for memory to be given back, and how often it checks.
 WAIT_SECONDS, PAUSE_SECONDS = 30.0, 0.002
-# Memory is kept for reads ahead until none has begun for so long.
+# Memory that reads ahead had or lacked is kept for them until none has begun for so long, or none has needed it for
+# twice as long.
 IDLE_SECONDS = 60.0
 
 
@@ -27,7 +30,8 @@ class Budget:
     """`total` bytes of one memory, handed out in reservations.
 
     set_aside: of these, bytes that are taken from the start. whose, advice: for messages. check_giving: raises an error
-    if memory is no longer given back. rebalancer: the hot tables that grow, guarded by the budget's lock.
+    if memory is no longer given back. clock: returns seconds. rebalancer: the hot tables that grow, guarded by the
+    budget's lock.
     """
 
     def __init__(
@@ -38,6 +42,7 @@ class Budget:
         whose: str = "the store's",
         advice: str = "open the store with a larger memory_budget or ask for less",
         check_giving: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.total = total
         self._whose, self._advice, self._check_giving = whose, advice, check_giving
@@ -47,7 +52,7 @@ class Budget:
         self._lock = threading.Lock()
         self._leases: list[Lease] = []
         self._lent = self._lent_to_reads = 0
-        self._most_read, self._read_at = 0, 0.0  # bytes that reads ahead had or lacked, and when one began last
+        self._needed_by_reads = RecentMost(IDLE_SECONDS, clock)  # bytes that reads ahead had or lacked
         self.rebalancer = Rebalancer()
 
     @property
@@ -76,11 +81,6 @@ class Budget:
         """Bytes that may be lent: not reserved, leased, given back in this turn for a table, or kept for reads."""
         return max(0, self._free - self._promised - self._kept_for_reads())
 
-    @property
-    def _for_reads(self) -> int:
-        """Bytes that are kept for reads ahead, with those that they have."""
-        return self._most_read if time.monotonic() < self._read_at + IDLE_SECONDS else 0
-
     def try_grow(self, nbytes: int) -> bool:
         """Take nbytes for growth, if that leaves kept_from_growth and what is kept for reads free or leased.
 
@@ -88,13 +88,13 @@ class Budget:
         was taken.
         """
         with self._lock:
-            kept = self._kept_for_reads()
-            grows = nbytes <= self._free + self._lent - self._for_reads - self.kept_from_growth
+            for_reads, kept = self._needed_by_reads.value, self._kept_for_reads()
+            grows = nbytes <= self._free + self._lent - for_reads - self.kept_from_growth
             if grows and nbytes <= self._free - kept:
                 self._free -= nbytes
                 self._promised = max(0, self._promised - nbytes)
                 return True
-            owing = self._ask(nbytes + kept, self._not_for_reads()) if grows else []
+            owing = self._ask(nbytes + kept, self._leases, self._spare_of_reads()) if grows else []
         _notify(owing)
         return False
 
@@ -164,16 +164,18 @@ class Budget:
             if lease.owed == 0 and nbytes <= self.unused:
                 self._move(lease, nbytes)
                 return True
-            largest = max(self._not_for_reads(), key=lambda other: other.held - other.owed)
-            fairer = lease.owed == 0 and largest.held - largest.owed > 2 * (lease.held + nbytes)
-            owing = self._ask(nbytes, [largest]) if fairer else []
+            of_reads = self._spare_of_reads()
+            largest = max(self._leases, key=lambda other: _askable(other, of_reads))
+            fairer = lease.owed == 0 and _askable(largest, of_reads) > 2 * (lease.held + nbytes)
+            owing = self._ask(nbytes, [largest], of_reads) if fairer else []
         _notify(owing)
         return False
 
     def _lend_to_read(self, lease: Lease, nbytes: int) -> bool:
         """Do what lend does for a read ahead, which may use what is kept for reads, and what is promised.
 
-        If nbytes are not free, or leave less than is kept from growth, growing tables are asked to give some back.
+        Up to most_for_reads, other lessees are asked for what is not free, and growing tables for what is then less
+        than is kept from growth. A read that needs more gets only what nobody uses, and nothing is kept for it.
         """
         with self._lock:
             first = self._lent_to_reads + nbytes <= self.most_for_reads
@@ -181,21 +183,19 @@ class Budget:
             if lent:
                 self._move(lease, nbytes)
                 self._promised = min(self._promised, self._free)
-            had, self._read_at = self._for_reads, time.monotonic()
-            wanted = self._lent_to_reads + (0 if lent else nbytes)
-            self._most_read = max(had, min(self.most_for_reads, wanted))
-            giving = []
-            if not lent or self._most_read > had:
-                missing = self._most_read + self.kept_from_growth - self._free - self._lent
-                self.rebalancer.ask(missing - self.rebalancer.owed)
-                giving = [share for share in self.rebalancer.shares if share.owed]
-        for share in giving:
-            share.notify()
+            had, lacking = self._needed_by_reads.value, nbytes if first and not lent else 0
+            self._needed_by_reads.note(min(self.most_for_reads, self._lent_to_reads + lacking))
+            owing = self._ask(nbytes, self._leases, 0) if lacking else []
+            needed = self._needed_by_reads.value
+            missing = needed + self.kept_from_growth - self._free - self._lent if lacking or needed > had else 0
+            giving = self._ask_tables(missing) if missing > 0 else []
+        _notify(owing)
+        _wake(giving)
         return lent
 
     def _kept_for_reads(self) -> int:
         """Return the bytes that are kept for reads ahead, without those that they have."""
-        return max(0, self._for_reads - self._lent_to_reads)
+        return max(0, self._needed_by_reads.value - self._lent_to_reads)
 
     def _move(self, lease: Lease, nbytes: int) -> None:
         """Move free bytes to a lease; a negative number: back. REQUIRES: the lock."""
@@ -205,19 +205,22 @@ class Budget:
         if lease.for_reads:
             self._lent_to_reads += nbytes
 
-    def _not_for_reads(self) -> list[Lease]:
-        """Return the leases that are not for reads. REQUIRES: the lock."""
-        return [lease for lease in self._leases if not lease.for_reads]
+    def _spare_of_reads(self) -> int:
+        """Return the bytes that reads ahead have beside those that go first, and do not owe. REQUIRES: the lock."""
+        most = self._lent_to_reads - self._needed_by_reads.value
+        return max(0, most - sum(lease.owed for lease in self._leases if lease.for_reads)) if most > 0 else 0
 
     def use(self, nbytes: int) -> None:
         """Take nbytes, free or not. Growing tables are asked for what is not free, as far as they can give it."""
         with self._lock:
             self._free -= nbytes
-            self.rebalancer.ask(-self._free - self.rebalancer.owed)
-            giving = [share for share in self.rebalancer.shares if share.owed]
-        for share in giving:
-            share.notify()
-            share.wake()
+            giving = self._ask_tables(-self._free)
+        _wake(giving)
+
+    def _ask_tables(self, nbytes: int) -> list[Share]:
+        """Make growing tables owe nbytes in all, with what they owe; return those that owe. REQUIRES: the lock."""
+        self.rebalancer.ask(nbytes - self.rebalancer.owed)
+        return [share for share in self.rebalancer.shares if share.owed]
 
     def take_back(self, lease: Lease, nbytes: int, *, end: bool = False) -> None:
         """See Lease.give_back; end: see Lease.end."""
@@ -227,16 +230,21 @@ class Budget:
             if end:
                 self._leases.remove(lease)
 
-    def _ask(self, nbytes: int, lessees: Sequence[Lease] | None = None) -> list[Lease]:
-        """Make the largest lessees owe what nbytes lack in free memory; return those to notify. REQUIRES: the lock."""
+    def _ask(self, nbytes: int, lessees: Sequence[Lease], of_reads: int) -> list[Lease]:
+        """Make the largest lessees owe what nbytes lack in free memory; return those to notify. REQUIRES: the lock.
+
+        of_reads: the most bytes that reads ahead are asked for.
+        """
         owing = []
         missing = nbytes - self._free - sum(lease.owed for lease in self._leases)
-        for lease in sorted(self._leases if lessees is None else lessees, key=lambda lease: -lease.held):
-            if missing > 0 and lease.held > lease.owed:
+        for lease in sorted(lessees, key=lambda lease: -lease.held) if missing > 0 else ():
+            most = _askable(lease, of_reads)
+            if missing > 0 and most > 0:
                 # At least a quarter, so that memory does not change hands slot by slot.
-                more = min(lease.held - lease.owed, max(missing, lease.held // 4))
+                more = min(most, max(missing, lease.held // 4))
                 lease.owed += more
                 missing -= more
+                of_reads -= more if lease.for_reads else 0
                 owing.append(lease)
         return owing
 
@@ -263,14 +271,12 @@ class Budget:
                 if nbytes > had + self.rebalancer.spare(below_min=below_min) or time.monotonic() >= until:
                     break
                 self._check_giving()
-                self._ask(nbytes)
+                self._ask(nbytes, self._leases, self._lent_to_reads)
                 owing = [lease for lease in self._leases if lease.owed]
                 self.rebalancer.ask(nbytes - had, below_min=below_min)
                 giving = [share for share in self.rebalancer.shares if share.owed]
             _notify(owing)
-            for share in giving:
-                share.notify()
-                share.wake()
+            _wake(giving)
             time.sleep(PAUSE_SECONDS)
         raise ValueError(
             f"{what} needs {format_bytes(nbytes)}, but {format_bytes(self.free)} of {self._whose} budget of "
@@ -278,6 +284,17 @@ class Budget:
         )
 
 
+def _askable(lease: Lease, of_reads: int) -> int:
+    """Return the bytes that a lease may be asked for. of_reads: the most that reads ahead are asked for."""
+    return min(lease.held - lease.owed, of_reads) if lease.for_reads else lease.held - lease.owed
+
+
 def _notify(owing: Iterable[Lease]) -> None:
     for lease in owing:
         lease.notify()
+
+
+def _wake(giving: Iterable[Share]) -> None:
+    for share in giving:
+        share.notify()
+        share.wake()

@@ -46,7 +46,7 @@ class Lease:
 
     @property
     def available(self) -> int:
-        """The most bytes that take() would grant now."""
+        """The most bytes that take() would grant now, unless it is for reads."""
         return 0 if self.owed else self._budget.unused
 
     def take(self, nbytes: int) -> bool:

@@ -102,7 +102,9 @@ class ReadsAhead:
             self._mover.after_lookup(spent=bool(self._kept))
         elif self._kept:
             with self._access.held():
-                self.forget_spent()
+                if not self._access.state.gone:  # else the lease has ended
+                    self.forget_spent()
+                    self.give_back_owed()
 
     def give_back_owed(self) -> None:
         """Forget finished reads as long as the lease owes memory."""
@@ -165,3 +167,5 @@ class ReadsAhead:
             self._locator.read(fetch)
         except Exception:
             fetch.invalidate()
+        if self._lease.owed:  # it could not be given back while the read was in progress
+            self._lease.notify()

@@ -1,7 +1,7 @@
 """Giving memory back when another variable needs it: hot cells, slots of the spill buffer, reads ahead.
 
-The next call on the variable does it. If there is none, a background thread does it, but only if the lock is free, so
-no thread waits for another variable's lock.
+The next call on the variable does it. If there is none, a background thread does it, if the lock is free: the writer
+waits for no variable's lock, and the others not for long (TURN_SECONDS).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from kvemb.memory.lease import Lease
 from kvemb.rows.block import RowBlock
 from kvemb.tiers.access import TableAccess
 from kvemb.tiers.ahead import ReadsAhead
+from kvemb.tiers.background_mover import TURN_SECONDS
 from kvemb.tiers.hot_tables import HotTables
 from kvemb.tiers.spill import SpillBuffer
 
@@ -71,7 +72,7 @@ class Reclaimer:
                     self._reclaim_soon()
 
     def _return_leased_soon(self) -> None:
-        """Let the writer give back what the lease owes, unless a call on the variable is in progress."""
+        """Let the writer give back what the lease owes, or another thread if a call on the variable is in progress."""
         if not self._returning:
             self._returning = True
             with suppress(RuntimeError):
@@ -89,7 +90,7 @@ class Reclaimer:
             self._others.submit(self._return_leased_elsewhere)
 
     def _return_leased_elsewhere(self) -> None:
-        with self._access.held_if_free() as held:
+        with self._access.held_if_free(TURN_SECONDS) as held:
             if held:
                 self._return_leased_now()
 

@@ -16,7 +16,7 @@ from kvemb.operations.row_factory import RowFactory
 from kvemb.operations.scoring import Scorer
 from kvemb.restrict import FrequencyRestrictPolicy
 from kvemb.rows.block import RowBlock
-from kvemb.store_state import StoreState
+from kvemb.store_state import DroppedState, StoreState
 from kvemb.tiers.ahead import READS_AHEAD
 from kvemb.tiers.storage import TieredStorage
 from tests.histories import small_spill
@@ -138,6 +138,30 @@ def test_memory_that_is_owed_is_given_back():
     place.lease.reads.owed = 1
     place.storage.ahead.give_back_owed()
     assert place.kept == [[2]]
+    place.lease.reads.owed = 1
+    place.lookup(3)
+    assert place.kept == [], "by a lookup of other rows, too"
+
+
+def test_memory_that_was_owed_during_a_read_is_given_back_at_its_end():
+    readers = Later()
+    place = Place(readers)
+    place.prefetch(1)
+    place.lease.reads.owed = 1
+    place.lease.reads.notify()
+    assert place.kept == [[1]]
+    readers.go()
+    assert (place.kept, place.lease.reads.held) == ([], 0)
+
+
+def test_a_lookup_during_which_its_variable_was_dropped_gives_nothing_back():
+    place = Place()
+    place.prefetch(1)
+    place.storage._forget_reads(np.array([1]))
+    place.storage.end(DroppedState(place.state, "it was dropped"))
+    place.lease.end()
+    place.storage.ahead.looked_up()
+    assert (place.lease.reads.held, place.budget.unused) == (0, place.budget.total - ROW_BYTES)
 
 
 # After a lookup.
