@@ -236,7 +236,7 @@ class Budget:
         of_reads: the most bytes that reads ahead are asked for.
         """
         owing = []
-        missing = nbytes - self._free - sum(lease.owed for lease in self._leases)
+        missing = nbytes - self._free - sum(lease.owed for lease in self._leases) if self._lent else 0
         for lease in sorted(lessees, key=lambda lease: -lease.held) if missing > 0 else ():
             most = _askable(lease, of_reads)
             if missing > 0 and most > 0:

@@ -130,7 +130,8 @@ class Rebalancer:
         opened otherwise.
         """
         for turn in (False, True) if below_min else (False,):
-            for share in sorted(self.shares, key=lambda share: share.worth or 0.0):
+            able = [share for share in self.shares if turn or share.held - share.owed > share.min_bytes]
+            for share in sorted(able, key=lambda share: share.worth or 0.0) if nbytes > 0 else ():
                 # At least an eighth, so that memory does not change hands bucket by bucket.
                 more = max(nbytes, share.held // 8)
                 if nbytes > 0 and turn:

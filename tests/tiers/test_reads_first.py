@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import kvemb
 from kvemb.handle import inside
@@ -14,11 +15,13 @@ from kvemb.handle import inside
 TABLES, ROWS, BATCH = 6, 20_000, 500
 
 
+@pytest.mark.parametrize("hot_rows", [None, 1000])
 def test_reads_ahead_get_memory_while_rows_wait_for_the_disk(
-    open_store: Callable[..., kvemb.Store], tmp_path: Path
+    open_store: Callable[..., kvemb.Store], tmp_path: Path, hot_rows: int | None
 ) -> None:
+    """Of tables that grow, and of tables of a fixed size, which are never asked for memory."""
     store, chance = open_store(tmp_path / "store", memory_budget="4MiB"), np.random.default_rng(0)
-    tables = [store.get_variable(f"field{number}", dim=16) for number in range(TABLES)]
+    tables = [store.get_variable(f"field{number}", dim=16, hot_rows=hot_rows) for number in range(TABLES)]
     for start in range(0, ROWS, 1000):
         for table in tables:
             table.upsert(range(start, start + 1000), np.full((1000, 16), start, np.float32))
