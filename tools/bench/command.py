@@ -434,10 +434,13 @@ def prefetch(
     steps: Steps = 50,
     runs: Runs = 5,
     zipf: Zipf = 1.0,
+    tables: Annotated[
+        int, typer.Option(min=1, max=1000, help="Tables; several grow in a budget of about --hot-rows for each.")
+    ] = 1,
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Train a mostly cold table with a model that takes half of each step, with kvemb.torch.prefetching and without."""
+    """Train mostly cold tables with a model that takes half of each step, with kvemb.torch.prefetching and without."""
     from kvemb.tools.bench.prefetch import run
 
-    run(rows, dim, hot_rows, batch, steps, runs, zipf, folder).show(json)
+    run(rows, dim, hot_rows, batch, steps, runs, zipf, tables, folder).show(json)

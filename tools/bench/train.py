@@ -24,10 +24,10 @@ EPSILON = 1e-10
 LOAD_BATCH = 65_536
 
 
-def open_table(store: kvemb.Store, dim: int, hot_rows: int) -> kvemb.Variable:
-    """Return the variable to train."""
+def open_table(store: kvemb.Store, dim: int, hot_rows: int | None, name: str = "trained") -> kvemb.Variable:
+    """Return a variable to train. hot_rows: None if it may grow."""
     return store.get_variable(
-        "trained",
+        name,
         dim=dim,
         restrict_policy=kvemb.FrequencyRestrictPolicy(),
         optimizer=kvemb.optimizers.Adagrad(learning_rate=LEARNING_RATE, initial_accumulator_value=0.0, epsilon=EPSILON),

@@ -133,6 +133,13 @@ def test_json_has_the_documented_fields(bench: str, tmp_path: Path) -> None:
         assert (line["met"] is None) == (line["bar"] == "")
 
 
+@pytest.mark.skipif("prefetch" not in TINY, reason="PyTorch is not installed, and this benchmark trains with it")
+def test_several_tables_are_trained_with_prefetching_and_compared(tmp_path: Path) -> None:
+    report: dict[str, Any] = json.loads(run("prefetch", tmp_path, "--tables", "3", "--json"))
+    assert report["settings"]["tables"] == 3
+    assert report["facts"]["rows_compared"] == 3 * report["settings"]["rows"]
+
+
 @pytest.mark.parametrize("bench", ["lookup", "hitrate"])
 def test_without_json_a_table_is_printed(bench: str, tmp_path: Path) -> None:
     output = run(bench, tmp_path)
