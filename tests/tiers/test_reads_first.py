@@ -25,7 +25,7 @@ def test_reads_ahead_get_memory_while_rows_wait_for_the_disk(
     for start in range(0, ROWS, 1000):
         for table in tables:
             table.upsert(range(start, start + 1000), np.full((1000, 16), start, np.float32))
-    given, until = 0, time.monotonic() + 60
+    given, until = 0, time.monotonic() + 300
     while given < 20 * TABLES and time.monotonic() < until:
         for table in tables:
             batch, ahead = chance.choice(ROWS, BATCH, replace=False), inside(table).storage.ahead
