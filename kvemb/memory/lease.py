@@ -52,7 +52,7 @@ class Lease:
     def take(self, nbytes: int) -> bool:
         """Take nbytes if they are free and nothing is owed; return whether they were taken.
 
-        If not, a lessee that holds much more is asked to give memory back.
+        If not, a lessee that holds much more is asked to give memory back; for reads, other lessees and growing tables.
         """
         return self._budget.lend(self, nbytes)
 
