@@ -14,9 +14,10 @@ import numpy as np
 from kvemb.backends.cpu_probe import FAR, LAST_USE, NEAR, RING, cell_of, first_bucket, likely_cell, rings
 from kvemb.backends.cpu_threads import in_parts, in_ranges, part_count
 from kvemb.backends.intrinsics import LINE_BYTES, atomic_add, item_bytes, load, prefetch, store
+from kvemb.kernels.compiling import inlined, kernel
 from kvemb.rows.bags import Bags, RowsBeside
 from kvemb.rows.block import DIRTY, RowBlock
-from kvemb.rows.hash_kernels import inlined, kernel, mix
+from kvemb.rows.hash_kernels import mix
 from kvemb.rows.hashing import Keys, Positions, Sums
 
 BESIDE = -2  # in the ring of cells: the row is in a buffer beside the table

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvemb.backends.intrinsics import copy_1, copy_2, copy_4, copy_8, copy_16, copy_32, copy_64, item_bytes
-from kvemb.rows.hash_kernels import inlined
+from kvemb.kernels.compiling import inlined
 
 
 @inlined

@@ -8,7 +8,6 @@ kernels are cached on disk like other kernels.
 from __future__ import annotations
 
 import ast
-import hashlib
 import re
 from collections.abc import Callable
 from functools import cache
@@ -19,12 +18,11 @@ import numpy as np
 
 from kvemb.backends.cpu_arithmetic import sum_of_squares
 from kvemb.backends.intrinsics import LINE_BYTES, item_bytes, load, prefetch, store
+from kvemb.kernels.compiling import kernel
 from kvemb.optimizers import Optimizer, arithmetic
 from kvemb.optimizers.base import STEPS
 from kvemb.optimizers.formula import FUNCTIONS, Formula, Function, parsing, read
 from kvemb.rows.block import DIRTY, RowBlock
-from kvemb.rows.compiled import compiled
-from kvemb.rows.hash_kernels import source_stamp
 from kvemb.rows.hashing import Positions, Sums
 
 # How many rows ahead rows are prefetched.
@@ -185,13 +183,11 @@ def _made(functions: tuple[Function, ...], slots: tuple[str, ...]) -> Callable[.
         "_AHEAD": AHEAD,
         "_LINE_BYTES": LINE_BYTES,
     }
-    # numba caches a kernel on disk beside the file that its code names, under the kernel's name.
     made: dict[str, Any] = {**names, "_DIRTY": DIRTY, "__name__": __name__}
     made |= {each: getattr(arithmetic, each) for each in FUNCTIONS}
     exec(compile(source, __file__, "exec"), made)
     own = source.encode() + Path(arithmetic.__file__).read_bytes()
-    stamp = source_stamp(Path(__file__).parent) + hashlib.sha256(own).hexdigest()
-    return compiled(made[name], stamp, nogil=True, error_model="numpy", _nrt=False)  # type: ignore[no-any-return]
+    return kernel(made[name], own)  # type: ignore[no-any-return]
 
 
 def take_step(

@@ -11,8 +11,9 @@ import numpy as np
 
 from kvemb.backends.cpu_probe import CELLS, digest_of, first_bucket, second_bucket
 from kvemb.backends.intrinsics import bits_set, equal_bytes, prefetch, trailing_zeros
+from kvemb.kernels.compiling import inlined, kernel
 from kvemb.rows.block import DIRTY
-from kvemb.rows.hash_kernels import inlined, kernel, mix
+from kvemb.rows.hash_kernels import mix
 
 AHEAD = 16
 LINE_CELLS = 8  # keys or scores in a cache line

@@ -20,8 +20,9 @@ import numpy as np
 
 from kvemb.backends.cpu_copies import copy_row
 from kvemb.backends.intrinsics import LINE_BYTES, atomic_add, equal_bytes, item_bytes, prefetch, trailing_zeros
+from kvemb.kernels.compiling import inlined, kernel
 from kvemb.rows.block import DIRTY
-from kvemb.rows.hash_kernels import inlined, kernel, mix
+from kvemb.rows.hash_kernels import mix
 
 CELLS = 16
 # Prefetch distances in keys, measured: from a bucket's digests to the likely row, and from there to its use.

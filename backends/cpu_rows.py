@@ -12,10 +12,10 @@ from kvemb.backends.cpu_bags import row_gradients
 from kvemb.backends.cpu_copies import copy_row
 from kvemb.backends.cpu_formulas import AHEAD, match_slots, take_step
 from kvemb.backends.intrinsics import LINE_BYTES, item_bytes, load, prefetch, store
+from kvemb.kernels.compiling import kernel
 from kvemb.limits import DEFAULT, Limits
 from kvemb.optimizers import Optimizer
 from kvemb.rows.block import DIRTY, RowBlock
-from kvemb.rows.hash_kernels import kernel
 from kvemb.rows.hashing import Positions, Sums
 from kvemb.threads.parallel import cores
 

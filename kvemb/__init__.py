@@ -53,8 +53,9 @@ from kvemb.stats import Stats
 from kvemb.store import GraphKeys, Store
 from kvemb.variable import Variable
 from kvemb.variable_scope import AUTO_REUSE, VariableScope, get_variable_scope, variable_scope
+from kvemb.version import VERSION
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "AUTO_REUSE",

@@ -12,7 +12,6 @@ import pytest
 from blocks import SCHEMA, rows_of
 
 import kvemb
-from kvemb.backends import cpu_insert
 from kvemb.backends.memory import MemoryStore
 from kvemb.errors import Closed
 from kvemb.rows import hash_kernels
@@ -81,22 +80,6 @@ def test_a_gradient_of_minus_zero_does_the_same_in_every_batch(store: kvemb.Stor
     variable.apply_gradients([2, 3, 3], minus_zero)
     alone, among_repeated = variable.lookup([1, 2])
     assert alone.tobytes() == among_repeated.tobytes()
-
-
-def test_compiled_kernels_are_kept_only_while_all_their_sources_stay(tmp_path: Path) -> None:
-    # numba itself watches one file: insert would have gone on with the digests of an older cpu_probe.
-    folder = Path(cpu_insert.__file__).parent
-    assert cpu_insert.insert._cache._cache_file.stamp == hash_kernels.source_stamp(folder)
-    before = tmp_path / "before"
-    after = tmp_path / "after"
-    for copy in (before, after):
-        copy.mkdir()
-        for source in folder.glob("cpu_*.py"):
-            (copy / source.name).write_bytes(source.read_bytes())
-    assert hash_kernels.source_stamp(before) == hash_kernels.source_stamp(after)
-    (after / "cpu_probe.py").write_text("CELLS = 8\n")
-    hash_kernels.source_stamp.cache_clear()
-    assert hash_kernels.source_stamp(before) != hash_kernels.source_stamp(after)
 
 
 def test_the_bytes_of_rows_in_memory_are_counted_while_a_spill_writes() -> None:

@@ -1,4 +1,4 @@
-"""The kernels of hashing, and the compilation of all kernels. Loaded at first use, because numba takes half a second.
+"""The kernels of hashing. Loaded at first use, because numba takes half a second.
 
 The hash is MurmurHash3's 64-bit finaliser (Appleby, public domain), a bijection, so no two keys share all 64 bits.
 Kernels here release the GIL and access only their arguments; callers hold the locks.
@@ -6,49 +6,12 @@ Kernels here release the GIL and access only their arguments; callers hold the l
 
 from __future__ import annotations
 
-import hashlib
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
 
-from kvemb.rows.compiled import compiled
+from kvemb.kernels.compiling import inlined, kernel
 from kvemb.rows.hashing import EMPTY
-
-
-def kernel(function: Any) -> Any:
-    """Compile a nogil kernel and cache it on disk, if possible (kvemb.rows.compiled). Division by zero is IEEE 754's.
-
-    No fastmath, so that no multiply-add is fused: results must not depend on the machine. No reference counts either:
-    arrays passed to inlined functions would be counted for every row, and an atomic operation waits for all earlier
-    reads. So a kernel cannot make arrays.
-    """
-    return _compiled(function, _nrt=False)
-
-
-def kernel_with_arrays(function: Any) -> Any:
-    """Do what kernel does, for a kernel that makes arrays."""
-    return _compiled(function)
-
-
-def _compiled(function: Any, **options: Any) -> Any:
-    # numba detects changes of the kernel's own file only, but a kernel contains functions of other files, too.
-    stamp = source_stamp(Path(function.__code__.co_filename).parent)
-    return compiled(function, stamp, nogil=True, error_model="numpy", **options)
-
-
-@cache
-def source_stamp(folder: Path) -> str:
-    """Return a digest of every source file that a kernel of this folder may contain."""
-    sources = sorted({*Path(__file__).parent.glob("*.py"), *folder.glob("*.py")})
-    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
-
-
-def inlined(function: Any) -> Any:
-    """Mark a function to be inlined into the kernels that call it."""
-    return numba.njit(inline="always")(function)
 
 
 @inlined

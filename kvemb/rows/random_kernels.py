@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numba
 import numpy as np
 
-from kvemb.rows.hash_kernels import kernel, kernel_with_arrays
+from kvemb.kernels.compiling import inlined, kernel, kernel_with_arrays
 
 # The golden ratio times 2**64: the step of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014). On disk; do not change.
 _STEP = np.uint64(0x9E3779B97F4A7C15)
@@ -21,7 +20,7 @@ _S30, _S27, _S31, _S11, _S12 = np.uint64(30), np.uint64(27), np.uint64(31), np.u
 _LN2 = 0.6931471805599453
 
 
-@numba.njit(inline="always")  # type: ignore[untyped-decorator,unused-ignore]
+@inlined
 def _mix(h: Any) -> Any:
     """SplitMix64's finaliser: a bijection of uint64."""
     h = (h ^ (h >> _S30)) * _MULTIPLY_1
@@ -112,7 +111,7 @@ _FAR_TAIL = (
 )
 
 
-@numba.njit(inline="always")  # type: ignore[untyped-decorator,unused-ignore]
+@inlined
 def _ratio(polynomials: Any, x: float) -> Any:
     above, below = polynomials
     n, d = above[0], below[0]
@@ -136,13 +135,13 @@ def tail_quantile(q: float) -> Any:
     return -z if q < 0.0 else z
 
 
-@numba.njit(inline="always")  # type: ignore[untyped-decorator,unused-ignore]
+@inlined
 def _draw(state: Any) -> Any:
     """Return an odd multiple of 2**-53 in (-1/2, 1/2): exact, symmetric about 0, and never at either end."""
     return (np.float64(_mix(state) >> _S12) + 0.5) * 2.220446049250313e-16 - 0.5
 
 
-@numba.njit(inline="always")  # type: ignore[untyped-decorator,unused-ignore]
+@inlined
 def _row_state(seed: Any, key: int) -> Any:
     """Return the initial state of a row's columns. It is mixed twice, so that close keys share no run of columns."""
     start = _mix(seed + _STEP)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvemb.rows.hash_kernels import kernel
+from kvemb.kernels.compiling import kernel
 
 
 @kernel

@@ -7,7 +7,7 @@ import pytest
 from numba.core.errors import TypingError
 
 from kvemb.backends.cpu_copies import copy_row
-from kvemb.rows.hash_kernels import kernel
+from kvemb.kernels.compiling import kernel
 
 
 @kernel

@@ -257,7 +257,7 @@ PROGRAM = """
         schema = Schema(dtype_of("int64"), dtype_of("float32"), 4, shapes)
         cpu_rows.CpuRows().apply(RowBlock(schema, 2), np.array([1]), kind, np.ones((1, 4), np.float32), 0)
         kernel = cpu_formulas._kernel(kind.formulas, tuple(shape.name for shape in shapes))
-        print(sum(kernel.stats.cache_hits.values()), sum(kernel.stats.cache_misses.values()))
+        print(sum(kernel._cache_hits.values()), sum(kernel._cache_misses.values()))
 """
 
 

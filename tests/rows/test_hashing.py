@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvemb.rows.hash_kernels import kernel, mix
+from kvemb.kernels.compiling import kernel
+from kvemb.rows.hash_kernels import mix
 from kvemb.rows.hashing import KeyIndex, Unique, table_size
 
 LEAST, MOST = -(2**63), 2**63 - 1

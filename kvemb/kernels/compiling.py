@@ -1,0 +1,95 @@
+"""Compilation of kernels by numba, and their code on disk (kvemb.kernels.cache). Loading numba takes half a second.
+
+Kernels release the GIL and access only their arguments; callers hold the locks. numba's own cache is not used: it lies
+beside the sources, and has one index of all signatures of a kernel, in which two processes can mix up their code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numba
+from numba.core.compiler import CompileResult
+from numba.core.serialize import dumps
+
+from kvemb.kernels import cache as disk
+from kvemb.threads.interrupts import uninterrupted
+from kvemb.version import VERSION
+
+
+def kernel(function: Any, source: bytes = b"") -> Any:
+    """Compile a nogil kernel and cache it on disk, if possible. Division by zero is IEEE 754's.
+
+    No fastmath, so that no multiply-add is fused: results must not depend on the machine. No reference counts either:
+    arrays passed to inlined functions would be counted for every row, and an atomic operation waits for all earlier
+    reads. So a kernel cannot make arrays. source: that of a generated function, which is in no file.
+    """
+    return _compiled(function, source, _nrt=False)
+
+
+def kernel_with_arrays(function: Any) -> Any:
+    """Do what kernel does, for a kernel that makes arrays."""
+    return _compiled(function)
+
+
+def inlined(function: Any) -> Any:
+    """Mark a function to be inlined into the kernels that call it."""
+    return numba.njit(inline="always")(function)
+
+
+def _compiled(function: Any, source: bytes = b"", **options: Any) -> Any:
+    made = numba.njit(nogil=True, error_model="numpy", **options)(function)
+    made._cache = _CodeOnDisk(function, source)
+    compile_one = made.compile
+
+    def compile_whole(signature: Any) -> Any:
+        # Ctrl-C waits while numba compiles or loads a kernel: it may hold locks that it would not release.
+        with uninterrupted():
+            return compile_one(signature)
+
+    made.compile = compile_whole
+    return made
+
+
+class _CodeOnDisk:
+    """What numba asks of the cache of one kernel (Dispatcher._cache)."""
+
+    def __init__(self, function: Any, source: bytes) -> None:
+        self._name = f"{Path(function.__code__.co_filename).stem}.{function.__name__}"[:80]
+        # A kernel contains functions of other files, too.
+        self.sources = source_stamp(Path(function.__code__.co_filename).parent)
+        self._own = hashlib.sha256(source).hexdigest()
+
+    def load_overload(self, signature: Any, target: Any) -> Any:
+        """Return the kernel for a signature, None if it must be compiled."""
+        target.refresh()
+        code = disk.read(*self._place(signature, target))
+        if code is None:
+            return None
+        try:
+            return CompileResult._rebuild(target, *pickle.loads(code))
+        except Exception:  # unpickling may raise anything; what is compiled now takes the place of this file
+            return None
+
+    def save_overload(self, signature: Any, result: Any) -> None:
+        """Keep a compiled kernel."""
+        disk.keep(*self._place(signature, result.target_context), dumps(result._reduce()))
+
+    def _place(self, signature: Any, target: Any) -> tuple[str, str]:
+        machine = target.codegen().magic_tuple()  # its kind, its name and all of its features
+        digest = hashlib.sha256(repr((machine, self.sources)).encode()).hexdigest()[:16]
+        environment = f"{VERSION}-numba-{numba.__version__}-{sys.implementation.cache_tag}-{machine[1]}-{digest}"
+        return environment, f"{self._name}-{hashlib.sha256(repr((signature, self._own)).encode()).hexdigest()[:32]}"
+
+
+@cache
+def source_stamp(folder: Path) -> str:
+    """Return a digest of every source file that a kernel of this folder may contain."""
+    folders = {folder, Path(__file__).parent, Path(__file__).parents[1] / "rows"}
+    sources = sorted(path for each in folders for path in each.glob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()

@@ -1,0 +1,116 @@
+"""Kernels are compiled once for all processes, and again when their sources differ."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvemb.backends import cpu_insert
+from kvemb.kernels import cache, compiling
+
+
+def double(number):
+    return 2 * number
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where kernels are kept."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(cache, "_warned", [])
+    return tmp_path / "kvemb"
+
+
+def test_a_kernel_is_compiled_once_for_each_signature(folder, caplog):
+    for _ in range(2):
+        made = compiling.kernel(double)
+        assert [repr(made(number)) for number in (4, 4.5)] == ["8", "9.0"]
+    assert sum(made._cache_hits.values()) == 2
+    kept = sorted(folder.glob("*/*"))
+    assert [path.name.partition("-")[0] for path in kept] == ["test_compiling.double"] * 2
+    kept[0].write_bytes(b"torn")
+    made = compiling.kernel(double)
+    assert [repr(made(number)) for number in (4, 4.5)] == ["8", "9.0"]
+    assert sum(made._cache_hits.values()) == 1
+    assert caplog.text == ""
+
+
+def test_code_that_cannot_be_loaded_is_compiled_again(folder):
+    """What another build of numba kept, say."""
+    compiling.kernel(double)(4)
+    (kept,) = folder.glob("*/*")
+    cache.keep(kept.parent.name, kept.name, b"not a pickle")
+    assert compiling.kernel(double)(4) == 8
+
+
+def test_kernels_are_compiled_again_when_any_source_that_they_may_contain_differs(tmp_path):
+    """numba itself watches one file: insert would have gone on with the digests of an older cpu_probe."""
+    folder = Path(cpu_insert.__file__).parent
+    assert cpu_insert.insert._cache.sources == compiling.source_stamp(folder)
+    before, after = tmp_path / "before", tmp_path / "after"
+    for copy in (before, after):
+        copy.mkdir()
+        for source in folder.glob("cpu_*.py"):
+            (copy / source.name).write_bytes(source.read_bytes())
+    assert compiling.source_stamp(before) == compiling.source_stamp(after)
+    (after / "cpu_probe.py").write_text("CELLS = 8\n")
+    compiling.source_stamp.cache_clear()
+    assert compiling.source_stamp(before) != compiling.source_stamp(after)
+
+
+def test_generated_kernels_of_one_name_are_told_apart_by_their_source(folder):
+    kernels = []
+    for number in (2, 3):
+        source = f"def times(number): return {number} * number"
+        exec(compile(source, __file__, "exec"), made := dict[str, Any]())
+        kernels.append(compiling.kernel(made["times"], source.encode()))
+    assert [kernel(5) for kernel in kernels] == [10, 15]
+    assert len(list(folder.glob("*/*"))) == 2
+
+
+def test_where_nothing_can_be_kept_kernels_are_compiled_and_that_is_told_once(folder, caplog):
+    folder.write_text("a file")
+    with caplog.at_level(logging.WARNING, "kvemb"):
+        made = compiling.kernel(double)
+        assert (made(4), made(4.5)) == (8, 9)
+    assert caplog.text.count("compiled code is not kept on disk") == 1
+
+
+def test_ctrl_c_waits_until_a_kernel_is_compiled():
+    made = compiling.kernel(double)
+
+    class Interrupting:
+        def load_overload(self, *arguments: Any) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+        def save_overload(self, *arguments: Any) -> None:
+            pass
+
+    made._cache = Interrupting()
+    with pytest.raises(KeyboardInterrupt):
+        made(4)
+    assert len(made.signatures) == 1
+    assert made(4) == 8
+
+
+def test_no_file_is_left_beside_the_sources(tmp_path):
+    """pip does not remove them, and Python takes the folder that stays for a package."""
+    program = """if True:
+        import sys, tempfile, numpy, kvemb
+        with tempfile.TemporaryDirectory() as folder, kvemb.open(folder) as store:
+            store.get_variable("table", dim=2).upsert([1], numpy.ones((1, 2), "f4"))
+        print(*sorted({module.__file__ for name, module in sys.modules.items() if name.startswith("kvemb.")}))
+    """
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert list((tmp_path / "kvemb").glob("*/*"))
+    folders = {Path(file).parent / "__pycache__" for file in done.stdout.split()}
+    assert [path for folder in folders for path in folder.glob("*") if path.suffix != ".pyc"] == []
