@@ -1,0 +1,89 @@
+"""Real pip in a fresh environment: what a wheel holds, and that what is installed and removed leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import venv
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = {"kvemb": "kvemb", "backends": "kvemb/backends", "tools": "kvemb/tools"}
+PROGRAM = """
+import tempfile, numpy, kvemb
+with tempfile.TemporaryDirectory() as folder, kvemb.open(folder) as store:
+    table = store.get_variable("table", dim=2)
+    table.upsert([1], numpy.ones((1, 2), "f4"))
+    assert table.lookup([1]).tolist() == [[1, 1]]
+print(kvemb.__file__)
+"""
+pytestmark = pytest.mark.slow
+
+
+class Environment:
+    """A fresh environment that finds this one's packages, but not its kvemb; a checkout without build products."""
+
+    def __init__(self, place: Path) -> None:
+        self.place, self.checkout = place, place / "checkout"
+        self.python = place / "venv" / "bin" / "python"
+        venv.create(place / "venv", with_pip=True)
+        (self.packages,) = (place / "venv" / "lib").glob("python*/site-packages")
+        # Of a folder that is named in a .pth file, other .pth files are not read: this environment's editable kvemb.
+        (self.packages / "dependencies.pth").write_text(str(Path(numpy.__file__).parents[1]))
+        for name in FOLDERS:
+            shutil.copytree(ROOT / name, self.checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("pyproject.toml", "README.md", "LICENSE"):
+            shutil.copy(ROOT / name, self.checkout)
+
+    def run(self, *command: str, cwd: Path | None = None) -> str:
+        environment = {**os.environ, "NUMBA_CACHE_DIR": str(self.place / "cache")}
+        done = subprocess.run(
+            [self.python, *command], cwd=cwd or self.place, capture_output=True, text=True, timeout=900, env=environment
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout.strip()
+
+    def pip(self, *words: str) -> None:
+        self.run("-m", "pip", "--quiet", "--disable-pip-version-check", *words, cwd=self.checkout)
+
+    def used(self) -> Path:
+        """Where the kvemb lies that a program imports, which uses a table."""
+        return Path(self.run("-c", PROGRAM))
+
+    def left(self) -> list[str]:
+        """What of kvemb is in the environment."""
+        return [path.name for path in self.packages.iterdir() if "kvemb" in path.name]
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: Any) -> Environment:
+    return Environment(tmp_path_factory.mktemp("fresh"))
+
+
+def test_a_wheel_holds_kvemb_and_nothing_else(environment: Environment) -> None:
+    environment.pip("wheel", "--no-deps", "--wheel-dir", "wheels", ".")
+    (wheel,) = (environment.checkout / "wheels").glob("*.whl")
+    names = [name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name]
+    expected = ["kvemb/py.typed"]
+    for folder, package in FOLDERS.items():
+        files = [path for kind in ("*.py", "*.cu") for path in (ROOT / folder).rglob(kind)]
+        expected += [f"{package}/{path.relative_to(ROOT / folder).as_posix()}" for path in files]
+    assert sorted(names) == sorted(expected)
+    shutil.rmtree(environment.checkout / "build")
+
+
+def test_one_way_of_installing_follows_another_and_removing_leaves_nothing(environment: Environment) -> None:
+    """numba's files stayed in site-packages/kvemb, which Python then took for the package."""
+    for words, place in [((), environment.packages), (("-e",), environment.checkout), ((), environment.packages)]:
+        environment.pip("install", "--no-deps", *words, ".")
+        assert environment.used().is_relative_to(place)
+    environment.pip("uninstall", "--yes", "kvemb")
+    assert environment.left() == []
+    kinds = {path.suffix for folder in FOLDERS for path in (environment.checkout / folder).rglob("*") if path.is_file()}
+    assert kinds <= {".py", ".pyc", ".cu", ".typed"}
