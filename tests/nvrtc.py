@@ -40,7 +40,7 @@ class Used(NamedTuple):
 
 @cache
 def _library() -> Any:
-    where = pytest.importorskip("nvidia.cu13", reason="compiling for GPUs needs nvidia-cuda-nvrtc 13, of kvemb[test]")
+    where = pytest.importorskip("nvidia.cu13", reason="nvidia.cu13 is not installed; it is of kvemb[test-all]")
     found = [Path(folder, "lib", "libnvrtc.so.13") for folder in where.__path__]
     return ctypes.CDLL(str(next(path for path in found if path.exists())))
 

@@ -16,10 +16,11 @@ README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8"
 BLOCKS = dict(re.findall(r"^## ([^\n]+)\n\n```python\n(.*?)```", README, re.DOTALL | re.MULTILINE))
 
 
-@pytest.mark.parametrize("section", BLOCKS)
+NEEDS = {name: [pytest.mark.needs("torch")] if "import torch" in block else [] for name, block in BLOCKS.items()}
+
+
+@pytest.mark.parametrize("section", [pytest.param(name, marks=NEEDS[name]) for name in BLOCKS])
 def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, section: str) -> None:
-    if "import torch" in BLOCKS[section]:
-        pytest.importorskip("torch", reason="PyTorch is not installed, and this block trains with it")
     monkeypatch.chdir(tmp_path)
     for _ in range(2):  # running the code again continues
         exec(compile(BLOCKS[section], "README.md", "exec"), {})
@@ -30,8 +31,9 @@ def test_no_block_is_left_out() -> None:
     assert len(BLOCKS) == README.count("```python") >= 3
 
 
+@pytest.mark.slow
+@pytest.mark.needs("torch")
 def test_training_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torch", reason="PyTorch is not installed, and this block trains with it")
     monkeypatch.chdir(tmp_path)
     sizes: list[int] = []
     losses: list[float] = []

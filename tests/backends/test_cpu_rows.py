@@ -208,9 +208,11 @@ def test_adagrad_is_its_formula_over_many_steps(name, optimizer):
         assert_bits(block.embeddings(), expected)
 
 
+@pytest.mark.needs("torch")
 @pytest.mark.parametrize("optimizer", [SGD(0.1), *ADAGRADS[:2]], ids=repr)
 def test_steps_are_pytorchs_within_rounding(optimizer):
-    torch = pytest.importorskip("torch")
+    import torch
+
     schema = Schema(dtype_of("int64"), dtype_of("float32"), DIM, optimizer.shapes(DIM))
     block = RowBlock(schema, 20)
     start = np.random.default_rng(0).normal(size=(20, DIM)).astype(np.float32)

@@ -104,6 +104,7 @@ def test_a_large_pool_equals_many_small_ones(kind):
 # Large batches, which an implementation may split over threads.
 
 
+@pytest.mark.slow
 def test_a_large_lookup_equals_many_small_ones(kind):
     schema, count = schema_of("float32", 5), many(kind)
     keys = random_keys(5000)

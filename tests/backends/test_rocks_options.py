@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from waiting import wait_until
 
 from kvemb.backends.rocks import RocksDatabase
@@ -55,6 +56,7 @@ def test_the_smallest_families_are_held_whole():
     assert holding_whole(families, 1 << 20) == {"none", "small", "large"}
 
 
+@pytest.mark.slow
 def test_filters_and_indexes_are_whole_while_they_fit_and_stay_bounded_beyond(tmp_path):
     database = opened_unmapped(tmp_path / "rows")
     store = database.attach("rows", SCHEMA)

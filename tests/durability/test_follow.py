@@ -68,6 +68,7 @@ def test_refreshing_beside_lookups_never_shows_a_mixture(open_store, tmp_path):
     assert (seen.lookup(keys) == 24).all()
 
 
+@pytest.mark.slow
 def test_only_rows_that_went_leave_the_hot_tier(open_store, tmp_path):
     trainer = open_store(tmp_path / "store")
     table = fill(trainer, np.arange(1000), 0)

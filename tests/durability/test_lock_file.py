@@ -64,6 +64,7 @@ def test_a_killed_owners_lock_is_free_though_its_children_live(tmp_path, how):
         layout.lock(tmp_path).close()
 
 
+@pytest.mark.slow
 def test_a_child_that_python_does_not_know_of_is_told(tmp_path):
     with killed_owner("fork in C", tmp_path) as pid:
         told = (

@@ -85,7 +85,7 @@ def test_a_step_that_fails_is_undone(
         store.checkpoint(tmp_path / "checkpoint")
     with kvemb.restore(tmp_path / "checkpoint", tmp_path / "copy", memory_budget="8MiB", warm=True) as store:
         if name == "warm" and not stored:
-            pytest.skip("a new variable has no row that was hot")
+            pytest.skip("does not apply: a new variable has no row that was hot")
         asked = {"dim": 4} if stored else {"dim": 4, "kv_creator": creator}
         before = state_of(store)
         with monkeypatch.context() as broken:

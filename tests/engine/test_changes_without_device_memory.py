@@ -131,7 +131,7 @@ def change_until_there_is_enough(
     assert number > 0 or name == "restrict", "it needs none where rows have room"
 
 
-@pytest.mark.parametrize(("name", "given"), [("step", there), ("upsert", at_host)])
+@pytest.mark.parametrize(("name", "given"), [("step", there), pytest.param("upsert", at_host, marks=pytest.mark.slow)])
 def test_a_full_gpu_loses_no_row(device: ShortDevice, tmp_path: Path, name: str, given: Any) -> None:
     change_until_there_is_enough(device, tmp_path, name, given, GIVE[::5])
 

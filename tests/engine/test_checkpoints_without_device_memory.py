@@ -62,6 +62,7 @@ def test_what_is_hot_becomes_durable_without_device_memory(
         np.testing.assert_array_equal(store.variables["rows"].lookup(EACH), values_of(EACH))
 
 
+@pytest.mark.slow
 def test_nor_does_it_need_what_somebody_else_took_when_a_call_found_no_memory(
     device: ShortDevice, tmp_path: Path
 ) -> None:
@@ -96,6 +97,7 @@ def test_the_first_call_of_all_finds_no_memory_before_it_changes_a_row(device: S
     assert call > 10
 
 
+@pytest.mark.slow
 def test_a_reader_without_device_memory_is_refreshed_whole(device: ShortDevice, tmp_path: Path) -> None:
     names = ["one", "two", "three"]
     with kvemb.open(tmp_path / "store", memory_budget="6MiB") as trainer:
@@ -118,6 +120,7 @@ def test_a_reader_without_device_memory_is_refreshed_whole(device: ShortDevice, 
                 np.testing.assert_array_equal(var.lookup(EACH), expected)
 
 
+@pytest.mark.slow
 def test_a_warm_opening_takes_the_device_memory_that_there_is(device: ShortDevice, tmp_path: Path) -> None:
     with kvemb.open(tmp_path / "store", memory_budget="6MiB") as store:
         filled(store)

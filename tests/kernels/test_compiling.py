@@ -100,6 +100,7 @@ def test_ctrl_c_waits_until_a_kernel_is_compiled():
     assert made(4) == 8
 
 
+@pytest.mark.slow
 def test_no_file_is_left_beside_the_sources(tmp_path):
     """pip does not remove them, and Python takes the folder that stays for a package."""
     program = """if True:

@@ -85,6 +85,7 @@ def test_a_bucket_that_is_not_there_is_told_and_not_made(s3, store, manager, tmp
     assert manager.remote_numbers("s3://bucket/nothing/yet", options=s3) == []
 
 
+@pytest.mark.needs("s3fs")
 def test_a_place_that_is_none_is_told(store, manager, tmp_path, monkeypatch):
     make(store, manager, 1)
     s3 = {"key": "k", "secret": "s", "endpoint_url": "http://127.0.0.1:9"}  # nobody is asked

@@ -135,6 +135,7 @@ def test_counters_that_are_taken_count_on():
     assert (frozen(other).values.any(), frozen(other).counted) == (False, 0)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 200), st.integers(1, 4)), max_size=200))
 def test_joined_counters_have_no_fewer_sightings_of_any_key(sighted):
     """Keys are divided between two, as between shards."""

@@ -279,6 +279,7 @@ def test_threads_that_need_a_kernel_at_once_make_it_once(monkeypatch):
     assert len(made) == 1
 
 
+@pytest.mark.slow
 def test_a_second_process_compiles_nothing(tmp_path):
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     told = []

@@ -25,7 +25,8 @@ from kvemb.optimizers import (
 from kvemb.rows.block import RowBlock
 from kvemb.rows.schema import Schema, dtype_of
 
-torch: Any = pytest.importorskip("torch")
+torch: Any = pytest.importorskip("torch", reason="torch is not installed; it is of kvemb[test-all]")
+pytestmark = pytest.mark.needs("torch")
 ROWS, DIM, STEPS = 7, 5, 200
 ADAM = {"betas": (0.8, 0.95), "eps": 1e-4}
 PAIRS: list[tuple[Optimizer, str, dict[str, Any]]] = [

@@ -8,9 +8,11 @@ import pytest
 import kvemb
 
 
+@pytest.mark.needs("torch")
 @pytest.mark.parametrize("mode", ["sum", "mean"])
 def test_pooled_rows_and_gradients_are_those_of_pytorch(store, mode):
-    torch = pytest.importorskip("torch")
+    import torch
+
     tiered = store.get_variable("words", dim=7, hot_rows=16)
     tiered.upsert(np.arange(-50, 50), np.random.default_rng(6).normal(size=(100, 7)).astype(np.float32))
     draw = np.random.default_rng(5)

@@ -9,8 +9,9 @@ from kvemb.optimizers import SGD
 from kvemb.tools.failures import BadInput
 from kvemb.tools.importing import import_table
 
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # of what PyTorch will leave out one day
+torch = pytest.importorskip("torch", reason="torch is not installed; it is of kvemb[test-all]")
+# PyTorch warns of what it will leave out one day.
+pytestmark = [pytest.mark.needs("torch"), pytest.mark.filterwarnings("ignore::UserWarning")]
 ROWS = [[1.5, -2.0, 0.25], [4.0, 0.5, -1.0]]
 
 

@@ -204,6 +204,7 @@ def begun_while_ctrl_c_comes(monkeypatch: pytest.MonkeyPatch, begun: threading.E
     monkeypatch.setattr(PointWriter, "write", slowly)
 
 
+@pytest.mark.slow
 def test_a_point_waits_for_the_one_before_however_often_ctrl_c_comes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

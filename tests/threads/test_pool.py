@@ -10,6 +10,7 @@ import threading
 import time
 
 import pytest
+from quick import quick
 
 import kvemb
 from kvemb.threads.pool import Threads
@@ -149,7 +150,7 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("how", PROGRAMS)
+@pytest.mark.parametrize("how", quick(PROGRAMS))
 def test_a_store_can_be_used_until_the_program_has_ended(tmp_path, how) -> None:
     program, rows = PROGRAMS[how]
     found = ended(tmp_path, program)
@@ -161,6 +162,7 @@ def test_a_store_can_be_used_until_the_program_has_ended(tmp_path, how) -> None:
     assert kvemb.verify(tmp_path / place, deep=True)
 
 
+@pytest.mark.slow
 def test_work_may_give_work_to_a_newer_pool_as_the_program_ends(tmp_path) -> None:
     """As a checkpoint does, to the threads that hash its files and to those that divide a large batch."""
     text = """
@@ -181,6 +183,7 @@ def test_work_may_give_work_to_a_newer_pool_as_the_program_ends(tmp_path) -> Non
     assert found.stdout == "7\n"
 
 
+@pytest.mark.slow
 def test_a_function_of_atexit_that_came_before_kvemb_is_too_late_and_told_so(tmp_path) -> None:
     text = """
         import atexit

@@ -13,6 +13,7 @@ from blocks import SCHEMA, Later, Now, Watched, rows_of
 from counting_device import CountingDevice
 from cuda_devices import device_of
 from cuda_on_cpu import CudaOnCpuTable
+from quick import quick
 
 from kvemb.backends.cpu import CpuTable
 from kvemb.initializers import Constant
@@ -315,7 +316,7 @@ def test_a_failure_to_move_poisons_and_loses_nothing() -> None:
     assert (place.lookup(FEW) == 1).all()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", quick(range(4)))
 @pytest.mark.parametrize("below", [64, 0], ids=["three tiers", "two tiers"])
 def test_steps_with_whatever_happens_between_lookup_and_step(seed: int, below: int) -> None:
     """Moves at once or later, keys changed in place, rows trained, removed or replaced by others: as in a model."""

@@ -245,7 +245,7 @@ def test_a_call_that_cannot_read_changes_nothing(twin: LockstepChecker, name: st
 @pytest.mark.parametrize("after", [0, 1, 4])
 def test_reopening_returns_to_the_last_flush(twin: LockstepChecker, after: int) -> None:
     if not twin.variable.persistent:
-        pytest.skip("rows in memory do not outlive their store")
+        pytest.skip("does not apply: rows in memory do not outlive their store")
     flushed = twin.model.copy()
     fail("write", after)
     write_until_poisoned(twin)

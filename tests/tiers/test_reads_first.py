@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from quick import quick
 
 import kvemb
 from kvemb.handle import inside
@@ -15,7 +16,7 @@ from kvemb.handle import inside
 TABLES, ROWS, BATCH = 6, 20_000, 500
 
 
-@pytest.mark.parametrize("hot_rows", [None, 1000])
+@pytest.mark.parametrize("hot_rows", quick([None, 1000]))
 def test_reads_ahead_get_memory_while_rows_wait_for_the_disk(
     open_store: Callable[..., kvemb.Store], tmp_path: Path, hot_rows: int | None
 ) -> None:

@@ -103,6 +103,7 @@ def test_a_table_that_grows_and_shrinks_at_random_equals_its_model(store: kvemb.
     twin.check_export()
 
 
+@pytest.mark.slow
 @pytest.mark.limits(**SMALL_PILES)
 def test_histories_of_a_shrinking_table_survive_checkpoints_under_way(open_store: Opener, tmp_path: Path) -> None:
     store, chance = open_store(tmp_path / "store"), np.random.default_rng(3)
@@ -188,6 +189,7 @@ def test_histories_of_two_variables_that_compete_for_what_is_lent(
         twin.check_export()
 
 
+@pytest.mark.slow
 def test_memory_follows_a_popularity_that_changes_half_way(open_store: Opener, tmp_path: Path) -> None:
     store, chance = open_store(tmp_path / "store", memory_budget="8MiB"), np.random.default_rng(5)
     tables = [filled(store, f"field{number}") for number in range(6)]

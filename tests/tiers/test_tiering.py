@@ -36,7 +36,7 @@ from kvemb.tools.stress.model import Model
 from tests.histories import small_spill
 
 KEYS = 160
-EXAMPLES = int(os.environ.get("KVEMB_EXAMPLES", "12"))
+EXAMPLES = int(os.environ.get("KVEMB_EXAMPLES", "8"))
 SETTINGS = settings(
     stateful_step_count=40,
     deadline=None,
@@ -361,7 +361,7 @@ class TieringOfArraysMovedAtOnce(TieringOfArraysOnCuda):
         return LockstepChecker(given, model)
 
 
-@pytest.fixture(params=["whole", "in pieces"])
+@pytest.fixture(params=quick(["whole", "in pieces"]))
 def _sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Piles of a few rows, so that rows spill all the time; and calls cut in chunks, batches split among threads."""
     few = {"call_rows": 7, "hot_parallel_keys": 4, "cold_parallel_keys": 4, "batch_rows": 5}

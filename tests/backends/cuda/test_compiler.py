@@ -81,8 +81,10 @@ def test_the_compilers_messages_are_raised():
     assert nvrtc.destroyed == 1
 
 
+@pytest.mark.needs("cupy")
 def test_cupys_compiler_makes_a_program_without_a_gpu_that_keeps_subnormal_floats():
-    cupy = pytest.importorskip("cupy")
+    import cupy
+
     source = 'extern "C" __global__ void scale(float* a) { a[0] = a[0] * a[1] + a[2] / a[3]; }'
     assert binary_of(cupy.cuda.nvrtc, source, "90").startswith(b"\x7fELF")
     program = cupy.cuda.nvrtc.createProgram(source, "kvemb.cu", (), ())
@@ -92,9 +94,11 @@ def test_cupys_compiler_makes_a_program_without_a_gpu_that_keeps_subnormal_float
     assert ".ftz" not in text
 
 
+@pytest.mark.needs("cupy")
 def test_what_is_asked_of_cupy_is_there():
     """CuPy can be imported without a GPU, and its compiled classes say their arguments in their documentation."""
-    cupy = pytest.importorskip("cupy")
+    import cupy
+
     cuda = cupy.cuda
     says = {
         cuda.Memory: "Memory(size_t size)",

@@ -135,7 +135,7 @@ def test_a_kernel_gets_its_arguments(device):
 
 def test_more_memory_than_there_is_is_a_memory_error(device):
     if isinstance(device, CpuDevice):
-        pytest.skip("a CPU's memory is not what is tested here")
+        pytest.skip("does not apply: a CPU's memory is not what is tested here")
     with pytest.raises(MemoryError):
         device.allocate(1 << 50)
 

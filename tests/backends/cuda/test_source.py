@@ -37,6 +37,7 @@ def check(source: str, what: Any) -> None:
             assert (used.stack_bytes, used.spilled_bytes) == (0, 0), f"{name} for {architecture}: {used}"
 
 
+@pytest.mark.needs("nvidia.cu13")
 def test_kernels_of_the_table_keep_everything_in_registers():
     check(table_source(), "table")
 
@@ -109,6 +110,7 @@ def joined(sources: dict[str, str]) -> str:
     return start + text
 
 
+@pytest.mark.needs("nvidia.cu13")
 def test_no_multiply_add_is_fused():
     assert "--fmad=false" in OPTIONS
     for source in (step_of(NAdam(), "float32"), values_source(schema_of("float64"))):

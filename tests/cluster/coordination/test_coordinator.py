@@ -158,6 +158,7 @@ def take_away(folder):
     shutil.rmtree(gone)
 
 
+@pytest.mark.slow
 def test_a_store_whose_disk_is_gone_is_a_lost_shard(open_cluster, tmp_path):
     cluster = open_cluster(2, url=tmp_path / "series")
     table = cluster.get_variable("table", dim=64)
@@ -287,6 +288,7 @@ def test_a_report_of_the_old_shards_does_not_lose_the_new_ones(open_cluster, tmp
     assert table.size() == 200
 
 
+@pytest.mark.slow
 def test_a_checkpoint_under_way_is_complete_or_absent_when_all_go_back(open_cluster, tmp_path):
     cluster = open_cluster(2, url=tmp_path / "series")
     table = cluster.get_variable("table", dim=2, optimizer=kvemb.optimizers.SGD(1.0))

@@ -61,6 +61,7 @@ def train(twin, seed, steps=5):
     twin.restrict(twin.model.size - 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [kvemb.FrequencyRestrictPolicy(half_life=9.0), Fading()], ids=["built in", "own"])
 def test_any_number_of_shards_goes_on_from_any_checkpoint(open_cluster, tmp_path, policy):
     model = None
@@ -513,6 +514,7 @@ GROUPS, GROUP = 20, 8
 CHECKPOINTS = int(os.environ.get("KVEMB_CHECKPOINTS", 5))
 
 
+@pytest.mark.slow
 def test_every_checkpoint_has_each_call_on_all_shards_or_on_none(tmp_path):
     """Four clients over faulty transports: each call adds 1 to every row of a group, whose rows are on all shards."""
     faulty = FaultyCluster(tmp_path, 3, 0.15, tmp_path / "series")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
 from typing import Any
@@ -47,10 +46,12 @@ TINY = {
 }
 if which("g++"):  # which runs the GPU's kernels here
     TINY["gpu"] = ["--rows", "120", "--dim", "8", "--batch", "64", "--batches", "1", "--runs", "1"]
-if find_spec("torch"):
-    TINY["torch"] = [*TABLE, "--steps", "2", "--runs", "2"]
-    TINY["features"] = ["--tables", "3", "--rows", "400", "--batch", "64", "--steps", "2", "--runs", "2"]
-    TINY["prefetch"] = [*TABLE, "--hot-rows", "500", "--steps", "2", "--runs", "2"]
+OF_TORCH = {
+    "torch": [*TABLE, "--steps", "2", "--runs", "2"],
+    "features": ["--tables", "3", "--rows", "400", "--batch", "64", "--steps", "2", "--runs", "2"],
+    "prefetch": [*TABLE, "--hot-rows", "500", "--steps", "2", "--runs", "2"],
+}
+TINY |= OF_TORCH
 LINES = {
     "lookup": 3,
     "upsert": 2,
@@ -99,6 +100,12 @@ FACTS = {
 }
 # These start processes, which import everything anew.
 PROCESSES = {"memory", "follow"}
+
+
+def marks_of(bench: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.slow] * (bench in PROCESSES) + [pytest.mark.needs("torch")] * (bench in OF_TORCH)
+
+
 RUNNER = CliRunner()
 
 
@@ -114,9 +121,7 @@ def run(bench: str, folder: Path, *more: str) -> str:
     return result.stdout
 
 
-@pytest.mark.parametrize(
-    "bench", [pytest.param(each, marks=pytest.mark.slow) if each in PROCESSES else each for each in TINY]
-)
+@pytest.mark.parametrize("bench", [pytest.param(each, marks=marks_of(each)) for each in TINY])
 def test_json_has_the_documented_fields(bench: str, tmp_path: Path) -> None:
     report: dict[str, Any] = json.loads(run(bench, tmp_path, "--json"))
     assert list(report) == ["bench", "settings", "lines", "facts"]
@@ -133,7 +138,7 @@ def test_json_has_the_documented_fields(bench: str, tmp_path: Path) -> None:
         assert (line["met"] is None) == (line["bar"] == "")
 
 
-@pytest.mark.skipif("prefetch" not in TINY, reason="PyTorch is not installed, and this benchmark trains with it")
+@pytest.mark.needs("torch")
 def test_several_tables_are_trained_with_prefetching_and_compared(tmp_path: Path) -> None:
     report: dict[str, Any] = json.loads(run("prefetch", tmp_path, "--tables", "3", "--json"))
     assert report["settings"]["tables"] == 3

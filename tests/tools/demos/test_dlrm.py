@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from kvemb.tools.cli import run
 from kvemb.tools.demos.field_log import FieldLog
 from kvemb.tools.demos.sides import Outcome, Settings, run_side
 
-needs_torch = pytest.mark.skipif(not find_spec("torch"), reason="PyTorch is not installed, and the demo trains with it")
 COMMAND = ["demo", "--dlrm", "--steps", "8", "--batch", "64", "--dim", "4", "--budget", "8MiB", "--json"]
 
 
@@ -33,7 +31,7 @@ def almost_in_this_process(
     return Outcome(said[0]["step"], [each["loss"] for each in said[:-1]], **said[-1])
 
 
-@needs_torch
+@pytest.mark.needs("torch")
 @pytest.mark.slow
 def test_kvemb_trains_as_pytorch_does_and_ends_the_same_after_a_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -52,7 +50,7 @@ def test_kvemb_trains_as_pytorch_does_and_ends_the_same_after_a_kill(
     assert not list(tmp_path.glob("kvemb-*"))
 
 
-@needs_torch
+@pytest.mark.needs("torch")
 def test_a_budget_that_cannot_be_is_refused_before_anything_is_trained(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*COMMAND, "--budget", "1KiB"]) == 1
     assert "memory_budget must be at least" in capsys.readouterr().err

@@ -136,8 +136,11 @@ def rows(tmp_path: Path) -> tuple[Path, Any, Any]:
         return store, *reader.variables["table"].export()
 
 
+@pytest.mark.needs("duckdb", "pandas")
 def test_parquet_is_read_by_duckdb_and_pandas(rows, tmp_path):
-    duckdb, pandas = pytest.importorskip("duckdb"), pytest.importorskip("pandas")
+    import duckdb
+    import pandas
+
     store, keys, values = rows
     export(store, tmp_path / "out.parquet", with_slots=True, with_scores=True)
     frame = pandas.read_parquet(tmp_path / "out.parquet")
@@ -181,9 +184,11 @@ def test_safetensors_and_npy_are_read_by_their_libraries(rows, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.needs("gensim")
 @pytest.mark.parametrize(("format", "binary"), [("word2vec", False), ("word2vec-binary", True)])
 def test_word2vec_is_read_by_gensim(rows, tmp_path, format, binary):
-    gensim = pytest.importorskip("gensim.models")
+    import gensim.models as gensim
+
     store, keys, values = rows
     export(store, tmp_path / "out", format=format)
     read = gensim.KeyedVectors.load_word2vec_format(str(tmp_path / "out"), binary=binary)
@@ -230,6 +235,7 @@ def test_dynamicemb_is_laid_out_as_theirs(rows, tmp_path):
     assert dump(tmp_path / "copy")[1][0][1] == dump(store)[1][0][1]
 
 
+@pytest.mark.needs("torch")
 def test_a_weight_of_pytorch_and_any_parquet_come_in(tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -242,7 +248,8 @@ def test_a_weight_of_pytorch_and_any_parquet_come_in(tmp_path):
         import_table(tmp_path / "foreign.parquet", tmp_path / "store", key_column="nothing")
     assert not (tmp_path / "store").exists()
     assert import_table(tmp_path / "foreign.parquet", tmp_path / "store").variable == "foreign"
-    torch = pytest.importorskip("torch")
+    import torch
+
     state = {"embedding.weight": torch.from_numpy(weights), "linear.bias": torch.zeros(3)}
     torch.save(state, tmp_path / "model.pt")
     import_table(tmp_path / "model.pt", tmp_path / "store", variable="model")

@@ -71,9 +71,14 @@ def test_every_command_of_the_page_works(place):
         assert store.variables["users"].size() == 199
 
 
-@pytest.mark.parametrize("block", PYTHON, ids=lambda block: re.search(r"import (faiss|duckdb|pandas|torch)", block)[1])
+PEERS = [re.search(r"import (faiss|duckdb|pandas|torch)", block)[1] for block in PYTHON]
+
+
+@pytest.mark.parametrize(
+    "block",
+    [pytest.param(block, marks=pytest.mark.needs(peer), id=peer) for peer, block in zip(PEERS, PYTHON, strict=True)],
+)
 def test_every_example_of_the_page_works(place, block):
-    pytest.importorskip(re.search(r"import (faiss|duckdb|pandas|torch)", block)[1])
     exec(compile(block, "TOOLS.md", "exec"), {})
 
 

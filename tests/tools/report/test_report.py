@@ -314,6 +314,7 @@ FRAME = """<body style="margin: 0"><script>onmessage = event => { document.title
 <iframe src="page.html" style="border: 0; width: WIDTHpx; height: 2400px"></iframe></body>"""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 @pytest.mark.parametrize("width", [1280, 390])
 def test_a_browser_draws_it(text, tmp_path, width):
