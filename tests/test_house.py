@@ -28,7 +28,8 @@ FOLDERS = {"kvemb": ROOT / "kvemb", "kvemb.backends": ROOT / "backends", "kvemb.
 # before it.
 LAYERS = " ".join(
     [
-        "errors version threads kernels checks handle signatures rows optimizers initializers moment restrict options",
+        "errors version installed threads kernels",
+        "checks handle signatures rows optimizers initializers moment restrict options",
         "limits contracts registry stats store_state progress",
         "memory tiers operations durability engine",
         "defaults variable_scope variable pooling catalog replica many_tables store",
@@ -166,7 +167,7 @@ BREAKS_A_CLUSTER = "kvemb.tools.stress.places"
 
 
 def test_tools_use_only_public_names():
-    public = {"kvemb", "kvemb.__version__", "kvemb.cluster", "kvemb.torch", "kvemb.tools"}
+    public = {"kvemb", "kvemb.__version__", "kvemb.installed", "kvemb.cluster", "kvemb.torch", "kvemb.tools"}
     public |= {f"kvemb.{name}" for name in kvemb.__all__}
     for path in sources("kvemb.tools"):
         own = [module for module, _ in imports(path) if top(module) == "kvemb"]

@@ -18,7 +18,9 @@ def main() -> None:
         sys.exit(_print_error("stdout is closed; to discard the output, redirect it to /dev/null", 1))
     # The library can be installed without these; the command then has to name what is missing.
     if find_spec("typer") is None or find_spec("rich") is None:
-        sys.exit(_print_error("the command line needs typer and rich; install them: pip install 'kvemb[tools]'", 1))
+        from kvemb.installed import pip_install
+
+        sys.exit(_print_error(f"the command line needs typer and rich; install them: {pip_install('tools')}", 1))
     try:
         from kvemb.tools.cli import run
     except KeyboardInterrupt:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from kvemb import bulk
+from kvemb.installed import pip_install
 from kvemb.tools.failures import BadInput
 from kvemb.tools.formats.columns import PathOrFile
 
@@ -130,7 +131,7 @@ def _filesystem(url: str) -> tuple[Any, str]:
     try:
         import fsspec
     except ImportError as error:
-        raise BadInput(f"{url} cannot be reached: {error}; install: pip install 'kvemb[remote]'") from error
+        raise BadInput(f"{url} cannot be reached: {error}; install: {pip_install('remote')}") from error
     in_bucket = url.startswith(_BUCKETS)
     if in_bucket and url.partition("://")[2][:1] in ("", "/"):
         raise BadInput(f"{url} names no bucket; write {url.partition('://')[0]}://BUCKET/NAME")

@@ -17,6 +17,7 @@ from kvemb.backends.cuda.device import Device, Memory, Program, Workspace
 from kvemb.backends.cuda.source import kernels_of
 from kvemb.backends.cuda.staging import Staging
 from kvemb.errors import BackendUnavailable
+from kvemb.installed import pip_install
 from kvemb.options import format_bytes
 
 THREADS = 256
@@ -248,7 +249,7 @@ class CupyDevice:
 def open_device(name: str) -> Device:
     """Return the GPU with a name such as "gpu:0". Raises BackendUnavailable if it, its driver or CuPy is missing."""
     number = int(name.partition(":")[2])
-    install = "pip install 'kvemb[gpu]' (CUDA 13) or 'kvemb[gpu-cuda12]'; or use devices=None"
+    install = f"{pip_install('gpu')} (CUDA 13) or the extra gpu-cuda12; or use devices=None"
     try:
         import cupy
     except ImportError as error:

@@ -15,6 +15,7 @@ from kvemb.cluster.local import failed
 from kvemb.cluster.pieces import MAX_BYTES, PIECE_BYTES, SplitValue, pieces_of
 from kvemb.cluster.ray_answers import Answer, cause_of
 from kvemb.errors import BackendUnavailable
+from kvemb.installed import pip_install
 
 # The concurrency group of an actor's pings, which has its own thread.
 PINGS = "pings"
@@ -31,7 +32,7 @@ def ray_package() -> Any:
         import ray
     except ImportError as error:
         raise BackendUnavailable(
-            f"shards on Ray need the package ray: {error}; install: pip install 'kvemb[cluster]', or open the cluster "
+            f"shards on Ray need the package ray: {error}; install: {pip_install('cluster')}, or open the cluster "
             "with transport='local'"
         ) from error
     return ray

@@ -20,6 +20,7 @@ from kvemb.durability.layout import series_name
 from kvemb.durability.manifest import HotRows, VariableEntry
 from kvemb.durability.sightings.sizes import SightingsSize, sizes_of
 from kvemb.errors import BackendUnavailable, CheckpointNotFound, Corruption, KvembError, TransferError
+from kvemb.installed import pip_install
 from kvemb.offline import chain, streams
 from kvemb.offline.chain import PushedCheckpoint
 
@@ -70,9 +71,7 @@ class RemoteCheckpoints:
         try:
             import fsspec
         except ImportError as error:
-            raise BackendUnavailable(
-                f"{url} cannot be reached: {error}; install: pip install 'kvemb[remote]'"
-            ) from error
+            raise BackendUnavailable(f"{url} cannot be reached: {error}; install: {pip_install('remote')}") from error
         try:
             with self._translated("reach"):
                 # A separate instance, so that its listing cache is not shared.

@@ -45,11 +45,12 @@ def dtype_of(spec: Any) -> np.dtype[Any]:
     """Return np.dtype(spec); also accepts the name "bfloat16" if ml_dtypes is installed."""
     if isinstance(spec, str) and spec == "bfloat16":
         from kvemb.errors import BackendUnavailable
+        from kvemb.installed import pip_install
 
         try:
             import ml_dtypes
         except ImportError as error:
-            raise BackendUnavailable("bfloat16 needs ml_dtypes; run: pip install 'kvemb[bfloat16]'") from error
+            raise BackendUnavailable(f"bfloat16 needs ml_dtypes; run: {pip_install('bfloat16')}") from error
         bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
         return bfloat16
     if spec is None:

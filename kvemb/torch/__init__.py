@@ -11,6 +11,7 @@ the dense part, for torch.optim. Needs PyTorch: pip install 'kvemb[torch]'. Impo
 """
 
 from kvemb.errors import BackendUnavailable
+from kvemb.installed import pip_install
 
 try:
     from kvemb.torch.collection import EmbeddingBagCollection
@@ -21,6 +22,6 @@ try:
 except ImportError as error:
     if error.name != "torch":
         raise
-    raise BackendUnavailable("kvemb.torch needs PyTorch; install it: pip install 'kvemb[torch]'") from error
+    raise BackendUnavailable(f"kvemb.torch needs PyTorch; install it: {pip_install('torch')}") from error
 
 __all__ = ["Embedding", "EmbeddingBag", "EmbeddingBagCollection", "Optimizer", "prefetching"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from kvemb.cluster.ray_actors import ShardActor
 from kvemb.cluster.transport import Unanswered
 from kvemb.errors import BackendUnavailable, CheckpointNotFound, Locked, SchemaMismatch, ShardLost
 from kvemb.handle import inside
+from kvemb.installed import pip_install
 from kvemb.tools.stress.lockstep import LockstepChecker
 
 KEYS = np.arange(-50, 250)
@@ -320,7 +322,7 @@ def test_shards_whose_process_ends_before_they_are_made_are_made_again(monkeypat
 
 def test_what_is_missing_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(BackendUnavailable, match=r"pip install 'kvemb\[cluster\]'"):
+    with pytest.raises(BackendUnavailable, match=re.escape(pip_install("cluster"))):
         kvemb.cluster.open(shards=2)
 
     def init(**arguments):

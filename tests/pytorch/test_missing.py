@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from kvemb.installed import pip_install
+
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
@@ -20,4 +22,4 @@ def test_importing_kvemb_does_not_import_torch():
 
 def test_where_it_is_missing_the_extra_is_named():
     done = run("import sys; sys.modules['torch'] = None; import kvemb.torch")
-    assert "BackendUnavailable: kvemb.torch needs PyTorch; install it: pip install 'kvemb[torch]'" in done.stderr
+    assert f"BackendUnavailable: kvemb.torch needs PyTorch; install it: {pip_install('torch')}" in done.stderr

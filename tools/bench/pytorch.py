@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvemb.installed import pip_install
 from kvemb.tools.bench.results import Report
 from kvemb.tools.bench.train import EPSILON, LEARNING_RATE
 from kvemb.tools.failures import BadInput
@@ -17,7 +18,7 @@ def import_torch(report: Report) -> Any:
     try:
         import torch
     except ImportError as error:
-        advice = "install it: pip install 'kvemb[torch]'"
+        advice = f"install it: {pip_install('torch')}"
         raise BadInput(f"kvemb bench {report.bench} needs PyTorch; {advice}") from error
     report.facts |= {"torch": torch.__version__, "torch_threads": torch.get_num_threads()}
     return torch

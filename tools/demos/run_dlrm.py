@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 import kvemb
+from kvemb.installed import pip_install
 from kvemb.tools.demos.click_log import HELD_OUT, auc
 from kvemb.tools.demos.sides import Outcome, Settings, run_side
 from kvemb.tools.demos.training import FIRST_NOTE
@@ -52,7 +53,7 @@ def run(settings: DlrmRun, folder: Path, screen: Screen, stop: DeferredInterrupt
     losses differ by more than rounding, or the process that was killed ends in another state.
     """
     if find_spec("torch") is None:
-        raise BadInput("kvemb demo --dlrm needs PyTorch; install it: pip install 'kvemb[torch]'")
+        raise BadInput(f"kvemb demo --dlrm needs PyTorch; install it: {pip_install('torch')}")
     plain = Settings(settings.steps, settings.batch, settings.dim, settings.seed)
     rows = sum(plain.log.sizes)
     tables = rows * plain.row_bytes

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from kvemb.installed import pip_install
 from kvemb.tools.failures import BadInput, WrongUsage
 from kvemb.tools.formats.columns import KEY, SCALE, SCORE, SLOTS, STEP, VALUE, Batch, PathOrFile, SourceOptions, Table
 
@@ -76,7 +77,7 @@ def _load(kind: Format, function: str) -> Any:
     try:
         return getattr(import_module(f"kvemb.tools.formats.{module}"), name)
     except ImportError as error:
-        raise BadInput(f"{kind.name} needs {error.name}; install it: pip install 'kvemb[tools]'") from error
+        raise BadInput(f"{kind.name} needs {error.name}; install it: {pip_install('tools')}") from error
 
 
 _NUMBERS = ("float32", "float64", "float16", "int8", "int32", "int64")

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from kvemb.installed import pip_install
 from kvemb.tools.failures import BadInput, WrongUsage
 from kvemb.tools.formats.columns import (
     KEY,
@@ -29,7 +30,7 @@ def read_state_dict(source: PathOrFile, given: SourceOptions) -> tuple[Table, It
     try:
         import torch
     except ImportError as error:
-        raise BadInput(f"reading {source} needs PyTorch; install it: pip install 'kvemb[torch]'") from error
+        raise BadInput(f"reading {source} needs PyTorch; install it: {pip_install('torch')}") from error
     try:
         state = torch.load(source, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:

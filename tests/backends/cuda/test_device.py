@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from contextlib import contextmanager, nullcontext
@@ -16,6 +17,7 @@ from kvemb.backends.cuda.cupy_device import OUT_OF_MEMORY, CupyDevice, open_devi
 from kvemb.backends.cuda.device import Workspace, sorting_bytes
 from kvemb.backends.cuda.table import CudaTable
 from kvemb.errors import BackendUnavailable
+from kvemb.installed import pip_install
 
 KERNEL = """
 #define KERNEL extern "C" __global__ void __launch_bounds__(256)
@@ -52,7 +54,7 @@ def cupy_with(count: int | None) -> SimpleNamespace:
     return SimpleNamespace(cuda=SimpleNamespace(runtime=runtime, nvrtc=SimpleNamespace(getVersion=version)))
 
 
-INSTALL = r"pip install 'kvemb\[gpu\]' \(CUDA 13\) or 'kvemb\[gpu-cuda12\]'; or use devices=None"
+INSTALL = re.escape(f"{pip_install('gpu')} (CUDA 13) or the extra gpu-cuda12; or use devices=None")
 
 
 @pytest.mark.parametrize(

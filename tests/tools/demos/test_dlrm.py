@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kvemb.installed import pip_install
 from kvemb.tools.cli import run
 from kvemb.tools.demos.field_log import FieldLog
 from kvemb.tools.demos.sides import Outcome, Settings, run_side
@@ -61,9 +62,7 @@ def test_without_pytorch_it_says_what_to_install(
 ) -> None:
     monkeypatch.setattr("kvemb.tools.demos.run_dlrm.find_spec", lambda name: None)
     assert run(COMMAND) == 1
-    assert capsys.readouterr().err == (
-        "kvemb: kvemb demo --dlrm needs PyTorch; install it: pip install 'kvemb[torch]'\n"
-    )
+    assert capsys.readouterr().err == (f"kvemb: kvemb demo --dlrm needs PyTorch; install it: {pip_install('torch')}\n")
 
 
 @pytest.mark.parametrize(
