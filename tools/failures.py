@@ -69,7 +69,7 @@ def _explain(failure: BaseException) -> Explanation | None:
     if isinstance(failure, Locked):
         return Explanation(STORE_IN_USE, str(failure))
     if _disk_is_full(failure):
-        return Explanation(DISK_REFUSED, f"the disk is full: {failure}; free some space, or give another --dir")
+        return Explanation(DISK_REFUSED, f"the disk is full: {failure}; free some space, or use another disk")
     if not isinstance(failure, Corruption) and (
         isinstance(failure, (ColdStoreError, Poisoned)) or _is_caused_by(failure, _REFUSED)
     ):

@@ -79,9 +79,9 @@ def import_(
     source: Annotated[str, typer.Argument(help="A file, a folder, a URL, or - for a pipe.")],
     path: Annotated[Path, typer.Argument(parser=local_path, help="A store; created if it does not exist.")],
     variable: Annotated[
-        str | None, typer.Option(help="The variable's name; default: the name in IN, or that of IN.")
+        str | None, typer.Option(help="The variable's name; default: the name in SOURCE, or that of SOURCE.")
     ] = None,
-    format: Annotated[str | None, typer.Option(help=f"{names()}; default: by the ending of IN.")] = None,
+    format: Annotated[str | None, typer.Option(help=f"{names()}; default: by the ending of SOURCE.")] = None,
     on_conflict: Annotated[
         Literal["replace", "keep", "error"], typer.Option(help="What to do if a row exists already.")
     ] = "error",

@@ -86,7 +86,7 @@ class StoredSide(TorchSide):
         self.first = 0
         if last is not None:
             self.first = last.extra["steps"]
-            state = torch.load(last.files[STATE])
+            state = torch.load(last.files[STATE], weights_only=True)
             self.model.load_state_dict(state.pop("model"))
             for name, optimizer in self.optimizers.items():
                 optimizer.load_state_dict(state[name])

@@ -8,7 +8,7 @@ results are a function of Assumptions and the seed; docs/cluster-scale.md has th
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -17,35 +17,30 @@ import numpy.typing as npt
 SHARDS, SEED, STEPS = (8, 64, 1000), 0, 1000
 
 
+def _given(default: float, meaning: str) -> Any:
+    return field(default=default, metadata={"meaning": meaning})
+
+
 @dataclass(frozen=True)
 class Assumptions:
-    """Parameters. rows, dim: of the table, float32 with one slot. keys: distinct keys of a trainer's step.
+    """What the estimates assume, each with its unit."""
 
-    step_seconds: from one step of a trainer to the next. changed: share of the rows that change between two
-    checkpoints, an hour apart. link: bytes a second of a node's network, each way. latency: seconds, one way.
-    store: bytes a second between a node and the object store. disk: bytes of a node's disk. call_cpu: seconds of a
-    trainer's core, and of a shard's, for each call (measured with Ray on one machine); key_cpu: seconds of a shard's
-    core for each key. pause_share, pause: the probability that a shard pauses before it answers a call, and for how
-    many seconds. failures: of a node, per year. cut_calls: calls of each shard for a checkpoint's cut.
-    exchange_seconds: interval at which a client sends the coordinator its counts.
-    """
-
-    rows: float = 1e12
-    dim: int = 64
-    keys: int = 65_536
-    step_seconds: float = 0.25
-    changed: float = 0.01
-    link: float = 3.1e9
-    latency: float = 50e-6
-    store: float = 1e9
-    disk: float = 15e12
-    call_cpu: float = 300e-6
-    key_cpu: float = 0.2e-6
-    pause_share: float = 0.001
-    pause: float = 0.05
-    failures: float = 2.0
-    cut_calls: int = 6
-    exchange_seconds: float = 0.25
+    rows: float = _given(1e12, "rows of the table")
+    dim: int = _given(64, "float32 values of a row, and as many of its one slot")
+    keys: int = _given(65_536, "distinct keys of a trainer's step")
+    step_seconds: float = _given(0.25, "seconds from one step of a trainer to the next")
+    changed: float = _given(0.01, "share of the rows that change between two checkpoints, an hour apart")
+    link: float = _given(3.1e9, "bytes a second of a node's network, each way")
+    latency: float = _given(50e-6, "seconds that a message travels, one way")
+    store: float = _given(1e9, "bytes a second between a node and the object store")
+    disk: float = _given(15e12, "bytes of a node's disk")
+    call_cpu: float = _given(300e-6, "seconds of a trainer's core, and of a shard's, for a call")
+    key_cpu: float = _given(0.2e-6, "seconds of a shard's core for a key")
+    pause_share: float = _given(0.001, "share of the calls before which a shard pauses")
+    pause: float = _given(0.05, "seconds of such a pause")
+    failures: float = _given(2.0, "failures of a node in a year")
+    cut_calls: int = _given(6, "calls of each shard for a checkpoint's cut")
+    exchange_seconds: float = _given(0.25, "seconds between two reports of a client to the coordinator")
 
     @property
     def row_bytes(self) -> int:
@@ -158,7 +153,10 @@ def text(given: Assumptions = Assumptions()) -> str:
 
 def assumed_text(given: Assumptions = Assumptions()) -> str:
     """Return the parameters, as Markdown."""
-    return "\n".join(f"- `{name}` = {value:g}" for name, value in asdict(given).items()) + "\n"
+    lines = [
+        f"| `{each.name}` | {getattr(given, each.name):g} | {each.metadata['meaning']} |" for each in fields(given)
+    ]
+    return "\n".join(["| name | value | what it is |", "|---|---|---|", *lines]) + "\n"
 
 
 def as_json(given: Assumptions = Assumptions()) -> dict[str, Any]:
