@@ -36,7 +36,7 @@ from planted_faults_table import FAULTS, Fault
 FOLDERS = {"kvemb": "kvemb", "backends": "kvemb/backends", "tools": "kvemb/tools"}
 # A filesystem in memory, and how many bytes it must have free (tests/conftest.py).
 MEMORY, MEMORY_BYTES = Path("/dev/shm"), 4 << 30
-LIMIT_SECONDS = 900
+LIMIT_SECONDS = 300
 FOUND = ("found", "hung")
 
 # Runs pytest, then checks that all of kvemb was imported from the copy. Threads that a fault has stopped do not matter.

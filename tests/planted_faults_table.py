@@ -367,6 +367,7 @@ FAULTS = [
         'if not self._runs or int(rows["key"][0]) <= self._last:',
         "if not self._runs:",
         ("offline/test_sorter.py",),
+        hangs=True,
     ),
     # Shards.
     Fault(
