@@ -239,7 +239,7 @@ def test_every_module_says_what_it_is():
         assert ast.get_docstring(ast.parse(path.read_text())), path.name
 
 
-@pytest.mark.parametrize("page", ["README.md", "ARCHITECTURE.md", "FORMAT.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("page", ["README.md", "ARCHITECTURE.md", "FORMAT.md", "CONTRIBUTING.md", "SECURITY.md"])
 def test_pages_name_files_that_exist(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     named = set(re.findall(r"\b(?:kvemb|backends|tools|tests)/[\w/]+\.py\b", text))
@@ -293,7 +293,10 @@ def test_every_folder_is_packaged():
 
 
 def test_the_version_is_the_packages():
-    assert kvemb.__version__ == PROJECT["project"]["version"]
+    version = PROJECT["project"]["version"]
+    assert kvemb.__version__ == version
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\n## {version}\n" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
 # Types and lint.
