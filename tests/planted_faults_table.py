@@ -382,7 +382,7 @@ FAULTS = [
         "kvemb/cluster/ledger.py",
         "        wait(running)\n",
         "        wait(running, 0)\n",
-        ("cluster/coordination/test_cuts.py", "cluster/coordination/test_coordinator.py"),
+        ("cluster/test_ledger.py",),
     ),
     Fault(
         "a late end of an earlier cut opens the gate",
@@ -438,7 +438,7 @@ FAULTS = [
         "kvemb/cluster/durability/restoring.py",
         "made[client] = [max(before, answered), *sorted({*known, *numbers})]",
         "made[client] = [before, *known]",
-        ("cluster/coordination/test_coordinator.py", "cluster/durability/test_resharding.py"),
+        ("cluster/durability/test_resharding.py",),
     ),
     Fault(
         "files of a shard that a kept checkpoint needs are pruned",

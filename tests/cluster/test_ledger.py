@@ -80,3 +80,23 @@ def test_clients_that_called_last_are_remembered():
         assert begun(ledger, Stamp(str(number), 0, 0, 1))
     assert not begun(ledger, Stamp("1", 0, 0, 1))
     assert begun(ledger, Stamp("0", 0, 0, 1))
+
+
+def test_a_cut_waits_for_calls_that_are_being_executed_and_returns_them():
+    ledger, begun, go, held = Ledger(), threading.Event(), threading.Event(), []
+
+    def work():
+        begun.set()
+        go.wait(60)
+
+    call = threading.Thread(target=lambda: ledger.once(Stamp("a", 7, 0, 3), work))
+    call.start()
+    begun.wait(60)
+    cut = threading.Thread(target=lambda: held.append(ledger.hold(1, "coordinator")))
+    cut.start()
+    cut.join(0.05)
+    assert held == []
+    go.set()
+    for thread in (call, cut):
+        thread.join(60)
+    assert held == [{"a": (0, {7: 3})}]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from waiting import wait_until
 
 import kvemb
 from kvemb.durability import inventory, journal
+from kvemb.durability.journal_segments import ENTRY, MARK, ROWS
 from kvemb.errors import ColdStoreError, Corruption, Poisoned
 from kvemb.handle import inside
 from kvemb.tools.stress.lockstep import LockstepChecker
@@ -396,3 +398,23 @@ def test_a_killed_writer_loses_nothing_it_was_told_is_written(tmp_path):
         # Of the call that was under way, each row may be there or not.
         under_way = (keys > last) & (rows == last + 1).all(axis=1)
         assert ((rows == told_of[:, None]).all(axis=1) | under_way).all()
+
+
+def test_an_entry_that_is_added_during_a_sync_says_what_was_synced_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a loss of power, entries that were promised and are gone are told from a torn tail by this number."""
+    log, sync = journal.Journal(tmp_path, 1), os.fdatasync
+    log.append(ROWS, "table", 1, 1, b"first")
+
+    def adding(file: int) -> None:
+        log.append(ROWS, "table", 1, 1, b"second")
+        sync(file)
+
+    monkeypatch.setattr(os, "fdatasync", adding)
+    log.commit()
+    (segment,) = tmp_path.iterdir()
+    data = segment.read_bytes()
+    entries = [ENTRY.unpack_from(data, at.start()) for at in re.finditer(re.escape(MARK), data)]
+    assert [(entry[5], entry[6]) for entry in entries] == [(1, 0), (2, 0)]
+    log.close()

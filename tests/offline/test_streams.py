@@ -75,3 +75,16 @@ def test_too_few_file_descriptors_are_no_damage(there, tmp_path, monkeypatch, nu
     monkeypatch.setattr(streams, "open", refuse, raising=False)
     with pytest.raises(error, match="read"):
         streams.send(tmp_path / "here", entry_of(b"x"), files, target)
+
+
+def test_a_damaged_file_that_cannot_be_removed_there_is_seen_by_its_size(there, tmp_path, monkeypatch):
+    files, target = there
+    (tmp_path / "here").write_bytes(b"y" * 100)
+
+    def refuse(path: str) -> None:
+        raise OSError("no")
+
+    monkeypatch.setattr(files, "rm_file", refuse)
+    with pytest.raises(Corruption, match="is damaged"):
+        streams.send(tmp_path / "here", entry_of(b"x" * 100), files, target)
+    assert files.size(target) < 100
