@@ -453,6 +453,7 @@ FAULTS = [
         "ready = [part for part in parts[before:] if part.buckets[1] <= shard.last]",
         "ready = [part for part in parts[before:] if part.buckets[0] <= shard.last]",
         ("cluster/durability/test_resharding.py",),
+        hangs=True,
     ),
     Fault(
         "changes between two checkpoints include those after them",
@@ -487,7 +488,7 @@ FAULTS = [
         "kvemb/cluster/coordination/coordinator.py",
         "        if generation != self._generation:\n            return {}",
         "        if generation > self._generation:\n            return {}",
-        ("cluster/coordination/test_coordinator.py",),
+        ("cluster/coordination/test_recovery.py", "cluster/test_session.py", "cluster/coordination/test_counting.py"),
     ),
     Fault(
         "ranks beyond the rows that are alive are kept",
