@@ -10,8 +10,9 @@ from deltas import fill, open_store_from, told
 from quick import quick
 
 import kvemb
-from kvemb.durability.changes import ChangeLog
+from kvemb.durability.changes import ChangeLog, recorded
 from kvemb.durability.epochs import dropped_variables, join_files, since, take_over
+from kvemb.durability.keyfile import write_keys
 from kvemb.durability.manifest import Epoch, EpochChanges
 from kvemb.handle import inside
 from kvemb.limits import Limits
@@ -63,6 +64,17 @@ def test_whoever_asks_since_an_epoch_is_told_every_key_and_none_from_before_a_cl
             assert all(int(file.split(name)[0]) >= last for file in said), (
                 "of a variable that may have had another dtype"
             )
+
+
+def test_keys_that_were_recorded_before_a_clear_are_not_told(tmp_path):
+    for number in (1, 2):
+        write_keys(tmp_path / str(number), [np.array([number], np.uint64)])
+    epochs = [
+        Epoch("a", {"table": EpochChanges(files=["1"])}),
+        Epoch("b", {"table": EpochChanges(cleared=True, files=["2"])}),
+    ]
+    cleared, keys = recorded(tmp_path, epochs, "table")
+    assert (cleared, np.concatenate(list(keys)).tolist()) == (True, [2])
 
 
 def test_a_store_with_many_checkpoints_behind_it_has_few_key_files(tmp_path):
