@@ -20,6 +20,7 @@ from hot_suite import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opaque_table import OpaqueTable
+from quick import quick
 
 from kvemb.rows.block import DIRTY, PENDING, WRITING, RowBlock
 from kvemb.rows.schema import Schema
@@ -100,7 +101,7 @@ def test_clean_rows_that_are_evicted_are_returned_if_they_are_asked_for(kind):
     assert table.insert(rows_of(schema, [3000, 3001], 1e9)).keys.tolist() == [4]
 
 
-@pytest.mark.parametrize("by_score", [False, True])
+@pytest.mark.parametrize("by_score", quick([True, False]))
 @pytest.mark.parametrize(("capacity", "inserted"), [(16, 500), (256, 300), (256, 5000), (1024, 30_000)])
 def test_no_dirty_row_is_ever_dropped(kind, capacity, inserted, by_score):
     schema, inserted = schema_of("float16", 3), min(inserted, many(kind))
@@ -179,7 +180,7 @@ def test_a_table_grows_before_a_row_has_to_leave(kind):
     assert table.nbytes == table.capacity_rows * type(table).bytes_per_cell(schema)
 
 
-@pytest.mark.parametrize("cells", [1, 40, 100_000])
+@pytest.mark.parametrize("cells", quick([40, 1, 100_000]))
 @pytest.mark.parametrize("load", [0.0, 0.3, 0.9, 1.0])
 def test_shrinking_lets_only_dirty_rows_out_and_keeps_the_highest_scores(kind, load, cells):
     table = full_table(kind, schema_of("float32", 5), 1024, load)

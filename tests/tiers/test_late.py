@@ -11,6 +11,7 @@ import pytest
 from arrays_on_device import there
 from blocks import Later, Now
 from late_device import LateDevice
+from quick import quick
 
 from kvemb.rows.bags import Bags
 from tests.tiers.test_background_mover import ROWS, Place
@@ -58,7 +59,7 @@ def there_at(array: Any, stream: int) -> Any:
     return found
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", quick(range(4), 2))
 @pytest.mark.parametrize("below", [64, 0], ids=["three tiers", "two tiers"])
 def test_callers_arrays_on_any_streams_are_theirs_when_a_call_ends(seed: int, below: int) -> None:
     chance, readers, device = np.random.default_rng(seed), Later() if seed % 2 else Now(), LateDevice(seed)

@@ -6,6 +6,7 @@ import logging
 
 import numpy as np
 import pytest
+from quick import quick
 
 import kvemb
 import kvemb.cluster
@@ -43,7 +44,7 @@ def counts_on(place):
     return sight(place, KEYS[5:40]) == [*range(20, 40), *range(55, 60)]
 
 
-@pytest.mark.parametrize("shards", [1, 2, 3, 5])
+@pytest.mark.parametrize("shards", quick([2, 1, 3, 5]))
 def test_a_cluster_that_is_opened_again_counts_on_with_any_number_of_shards(open_cluster, tmp_path, shards):
     make(open_cluster, tmp_path / "series")
     assert counts_on(open_cluster(shards, url=tmp_path / "series"))
@@ -60,7 +61,7 @@ def test_recovery_goes_back_to_the_sightings_of_the_checkpoint(open_cluster, tmp
 
 
 @pytest.mark.parametrize("clear", [True, False])
-@pytest.mark.parametrize("shards", [3, 2])
+@pytest.mark.parametrize("shards", quick([2, 3]))
 def test_keys_that_were_removed_are_as_new_on_every_shard(open_cluster, tmp_path, shards, clear):
     with open_cluster(3, url=tmp_path / "series") as cluster:
         sight(cluster, np.tile(KEYS, 3))
@@ -81,7 +82,7 @@ def test_a_checkpoint_is_described_with_what_all_shards_counted(open_cluster, tm
     assert found.sightings["bytes"] > 0
 
 
-@pytest.mark.parametrize("shards", [1, 2, 3, 4])
+@pytest.mark.parametrize("shards", quick([2, 1, 3, 4]))
 def test_resharding_keeps_sightings(open_cluster, tmp_path, shards):
     make(open_cluster, tmp_path / "series")
     kvemb.cluster.reshard(tmp_path / "series", tmp_path / "out", shards=shards)
