@@ -12,7 +12,7 @@ from kvemb import installed
 FROM = {
     "pip install 'kvemb[torch]'": None,
     "pip install -e '/my work/kvemb[torch]'": {"url": "file:///my%20work/kvemb", "dir_info": {"editable": True}},
-    "pip install '/work/kvemb[torch]'": {"url": "file:///work/kvemb", "dir_info": {}},
+    "pip install '/src/kvemb[torch]'": {"url": "file:///src/kvemb", "dir_info": {}},
     "pip install 'kvemb[torch] @ file:///tmp/kvemb-0.1.0-py3-none-any.whl'": {
         "url": "file:///tmp/kvemb-0.1.0-py3-none-any.whl",
         "archive_info": {},
