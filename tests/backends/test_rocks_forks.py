@@ -8,8 +8,6 @@ import sys
 import textwrap
 from pathlib import Path
 
-import pytest
-
 PROGRAM = """
     import gc, os, sys, warnings
     from pathlib import Path
@@ -37,7 +35,6 @@ PROGRAM = """
 """
 
 
-@pytest.mark.slow
 def test_a_forked_process_closes_nothing_and_opens_nothing_to_write(tmp_path: Path) -> None:
     """Before, it waited forever for RocksDB's threads when it closed or wrote, or ended by SIGSEGV."""
     command = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path)]
