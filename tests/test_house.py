@@ -253,7 +253,7 @@ def test_pages_name_files_that_exist(page):
     assert [name for name in sorted(short) if not any(file.endswith(f"/{name}") for file in files)] == []
 
 
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 
 
 def test_the_code_of_every_page_is_python():
@@ -362,7 +362,7 @@ def test_mypy_finds_a_wrong_argument_of_a_variable(joined):
 def test_ruff_finds_nothing():
     pytest.importorskip("ruff")
     for command in (["check"], ["format", "--check"]):
-        ruff = [sys.executable, "-m", "ruff", *command, "--no-cache", "kvemb", "backends", "tools", "tests"]
+        ruff = [sys.executable, "-m", "ruff", *command, "--no-cache", "kvemb", "backends", "tools", "tests", "docs"]
         done = subprocess.run(ruff, cwd=ROOT, capture_output=True, text=True, timeout=900)
         assert done.returncode == 0, done.stdout + done.stderr
 

@@ -13,7 +13,7 @@ from kvemb.cluster.session import EXCHANGE_SECONDS
 from kvemb.tools.bench.cluster.simulation import Assumptions, assumed_text, breaks, figures, step_seconds
 from kvemb.tools.bench.command import app
 
-PAGE = Path(__file__).parents[3] / "docs" / "cluster-scale.md"
+PAGE = Path(__file__).parents[3] / "docs" / "operate" / "cluster_scale.md"
 
 
 @pytest.mark.slow

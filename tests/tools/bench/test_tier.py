@@ -66,7 +66,7 @@ def test_it_measures_continues_after_a_stop_and_writes_a_page(tmp_path: Path) ->
         assert all(value[0] > 0 for value in (steps["warm"][side]["rows_per_s"], steps["warm"][side]["cpu_us"]))
     assert 0 < steps["hit_rate"] < 1
     page = (tmp_path / "page.md").read_text()
-    for path in re.findall(r'src="([^"]+)"|\]\((docs/[^)]+)\)', page):
+    for path in re.findall(r'src="([^"]+)"|\]\((tier[^)]+)\)', page):
         assert (tmp_path / "".join(path)).is_file()
     assert page.count("<img ") == 9
 
@@ -167,8 +167,9 @@ def test_the_page_tells_the_results(tmp_path: Path) -> None:
     other = {"name": "step", "unit": "rows/s", "ours": {"median": 2e6}, "peer_name": "torch", "peer": {"median": 1e6}}
     other |= {"ratio": {"median": 2.0}, "bar": "ratio ≥ 3", "met": False}
     (tmp_path / "other.json").write_text(json.dumps({"bench": "torch", "lines": [other]}))
-    write(tmp_path / "page.md", results(tmp_path), [tmp_path / "other.json"])
-    page = (tmp_path / "page.md").read_text()
+    (tmp_path / "page").mkdir()
+    write(tmp_path / "page" / "page.md", results(tmp_path), [tmp_path / "other.json"])
+    page = (tmp_path / "page" / "page.md").read_text()
     assert "2.0 to 2.0 times as fast with a warm page cache and 2.0 to 2.0 times as fast with a cold page cache" in page
     assert "2 cores (a CPU), 8.0 GiB of memory, Linux 6, Python 3.12.0, kvemb 0.1.0, rocksdict 0.3; 2026-01-02" in page
     row = "| 1000 | 10% | 0.8 | 64.0 MiB | 0.750 | 4k / 2k | 2.0 | 0.25 / 0.5 | 200 / 200 | 4k / 2k | 2.0 | 100 / 100 |"
@@ -178,7 +179,7 @@ def test_the_page_tells_the_results(tmp_path: Path) -> None:
     assert "| kvemb | 0.50 s | 0.25 s | not reached | 10.0 ms |" in page
     line = "| step, rows/s | 2M | torch: 1M | 2.00 | ratio ≥ 3: not met | `kvemb bench torch` |"
     assert line in page.splitlines()
-    assert (tmp_path / "docs" / NAME).read_bytes() == (tmp_path / NAME).read_bytes()
+    assert (tmp_path / "page" / NAME).read_bytes() == (tmp_path / NAME).read_bytes()
 
 
 def test_a_size_beyond_the_page_cache_has_no_warm_figures(tmp_path: Path) -> None:
@@ -186,7 +187,7 @@ def test_a_size_beyond_the_page_cache_has_no_warm_figures(tmp_path: Path) -> Non
     page = (tmp_path / "page.md").read_text()
     assert "At 4,000 rows the files do not fit the 8.0 GiB of memory" in page
     assert "| 4000 | 20% | 1.2 | 64.0 MiB | 0.750 |  |  |  |  | 8k / 4k | 2.0 | 100 / 100 |" in page.splitlines()
-    growth = (tmp_path / "docs" / "tier-growth.svg").read_text()
+    growth = (tmp_path / "tier-growth.svg").read_text()
     assert len(re.findall("<title>kvemb, warm", growth)) == 1
     assert len(re.findall("<title>kvemb, cold", growth)) == 2
 

@@ -1,4 +1,4 @@
-"""TOOLS.md: every command and every example on it is run, in order, and it names every command and format."""
+"""docs/guides/offline.md: every command and example on it is run, in order; it names every command and format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvemb.tools.cli import app
 from kvemb.tools.formats.known import FORMATS
 
 pytest.importorskip("pyarrow")
-PAGE = (Path(__file__).parents[3] / "TOOLS.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "guides" / "offline.md").read_text(encoding="utf-8")
 CONSOLE = [line[2:] for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
 PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
@@ -79,7 +79,7 @@ PEERS = [re.search(r"import (faiss|duckdb|pandas|torch)", block)[1] for block in
     [pytest.param(block, marks=pytest.mark.needs(peer), id=peer) for peer, block in zip(PEERS, PYTHON, strict=True)],
 )
 def test_every_example_of_the_page_works(place, block):
-    exec(compile(block, "TOOLS.md", "exec"), {})
+    exec(compile(block, "offline.md", "exec"), {})
 
 
 def test_it_names_every_command_and_format():

@@ -3,7 +3,7 @@
 The table's rows are spread evenly, and there is one trainer on each shard's node. In the simulation all trainers take a
 step at the same time: each sends a call to each shard, one after the other; each shard answers calls in the order in
 which they arrive; the next half of the step begins when the slowest answer has arrived. Sometimes a shard pauses. The
-results are a function of Assumptions and the seed; docs/cluster-scale.md has the command's output.
+results are a function of Assumptions and the seed; docs/operate/cluster_scale.md has the command's output.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The page of `kvemb bench tier`: Markdown with charts beside it, written from the results.
 
-The charts, and the results themselves, are in a folder `docs` next to the page.
+The charts, and the results themselves, are beside it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from kvemb.tools.report.axes import number
 from kvemb.tools.report.pictures import WIDE
 from kvemb.tools.screen import size
 
-FOLDER = "docs"
 _ALT = {
     "rows": "Training speed in rows a second by hot share, a line for each skew, beside the loop by hand",
     "cpu": "CPU time of a row by hot share, a line for each skew, beside the loop by hand",
@@ -49,21 +48,21 @@ def write(page: Path, records: Records, others: Sequence[Path]) -> None:
     if not records.found:
         raise BadInput("there are no results to make a page of")
     reports = [read(path) for path in others]
-    folder = page.parent / FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
+    folder, results = page.parent, page.parent / NAME
     charts = drawn(records.found, records.head["settings"]["batch"])
     for name, svg in charts.items():
         (folder / f"tier-{name}.svg").write_text(svg, encoding="utf-8")
-    shutil.copyfile(records.path, folder / NAME)
+    if not (results.exists() and results.samefile(records.path)):
+        shutil.copyfile(records.path, results)
     page.write_text(text(records, list(charts), reports), encoding="utf-8")
 
 
 def text(records: Records, charts: Sequence[str], reports: Sequence[Record]) -> str:
     """Return the page as Markdown. charts: the names of the existing files."""
     settings, found = Settings(**records.head["settings"]), records.found
-    again = prose.AGAIN.format(command=command(found, settings), results=f"{FOLDER}/{NAME}")
+    again = prose.AGAIN.format(command=command(found, settings), results=NAME)
     parts = [
-        "# Benchmarks",
+        "# Training beside a loop by hand",
         _summary(found, settings),
         _pictures(["rows", "cpu", "cold", "read"], charts),
         _method(records, settings),
@@ -87,7 +86,7 @@ def _section(title: str, said: str, content: str) -> list[str]:
 
 def _pictures(names: Sequence[str], charts: Sequence[str]) -> str:
     there = [name for name in names if name in charts]
-    return "\n".join(f'<img src="{FOLDER}/tier-{name}.svg" width="{WIDE}" alt="{_ALT[name]}">' for name in there)
+    return "\n".join(f'<img src="tier-{name}.svg" width="{WIDE}" alt="{_ALT[name]}">' for name in there)
 
 
 def _summary(found: dict[Case, Record], settings: Settings) -> str:

@@ -23,7 +23,7 @@ rather than rates with those of other machines.
   `memory_budget`, the loop by hand as block cache and memtables. Filters and indexes are not counted: by hand they are
   outside the cache, kvemb's are in the page cache.
 - **By hand.** One sorted read and one sorted write a step, no log, Bloom filters
-  ([the source](tools/bench/train_by_hand.py)).
+  (`tools/bench/train_by_hand.py`).
 - **Page cache.** Warm: the files of both sides were read before, so nothing is read from the disk; that is the best
   case of both. Cold: a window begins with no page of the table's files in the page cache, which fills again during the
   window; the disk's latency dominates. A table much larger than memory is between the two.
