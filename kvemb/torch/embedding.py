@@ -17,16 +17,47 @@ from kvemb.variable import Variable
 
 
 class Embedding(TableModule):
-    """Looks up rows by key, as torch.nn.Embedding does by index. See RowsModule for fused, check_finite, output_dtype.
+    """Look up rows by key, as torch.nn.Embedding does by index.
 
-    variable: a Variable, or a name; with a name, dim, store (None: the default one) and all other arguments are those
-    of Store.get_variable, such as optimizer and initializer (None: zeros, while torch.nn's rows are normal).
-    padding_idx: a key, which may be negative, whose row is zeros: it is not looked up, created or trained. max_norm,
-    norm_type: rows with a larger norm are scaled to it in the result; unlike torch.nn's, the table does not change.
-    scale_grad_by_freq: as torch.nn's; a row then counts as used once per batch. sparse: ignored; gradients always have
-    only the rows that were used. load_state_dict also accepts the weight of a torch.nn.Embedding: row i becomes the row
-    of key i. from_pretrained makes a module from such a weight.
-    Raises TypeError or ValueError for an argument, and what get_variable raises.
+    Keys are any integers of the variable's key dtype, so the module takes no number of rows. A key without a row reads
+    as its initial row. The first optimizer step on a key creates its row.
+
+    `load_state_dict` accepts this module's own state, and also the `weight` of a torch.nn.Embedding, whose row i
+    becomes the row of key i.
+
+    Args:
+        variable: A Variable, or the name of one, which is opened or made with the other arguments.
+        dim: The number of values in a row. A new variable needs it; otherwise it may be left out.
+        padding_idx: A key, which may be negative, whose row is zeros. It is not looked up, created or trained.
+        max_norm: Scale rows with a larger norm to this norm in the result. Unlike in torch.nn.Embedding, the table does
+            not change. None: no limit.
+        norm_type: The p of the p-norm that `max_norm` limits.
+        scale_grad_by_freq: Divide each row's gradient by the number of its occurrences in the batch, as
+            torch.nn.Embedding does. A row then counts as used once per batch.
+        sparse: Ignored. Gradients always hold only the rows that were used.
+        store: The store of a variable that is given by name. None: the default store.
+        fused: Take the optimizer's step during each backward pass, one step for each call of the module. Its gradients
+            are not accumulated, not clipped by `clip_grad_norm_` and not unscaled by a `GradScaler`. A fused module
+            cannot be in a part of the model that activation checkpointing computes again.
+        check_finite: Raise ValueError for a step whose gradients have a NaN or an infinity. Such a step changes
+            nothing.
+        output_dtype: The dtype of results: `torch.float32`, `float64`, `float16` or `bfloat16`. None: float32, or
+            float64 for float64 values, also under autocast.
+        **arguments: Other arguments of `kvemb.Store.get_variable`, such as `optimizer` and `initializer`. New rows are
+            zeros without an initializer; those of torch.nn.Embedding are normally distributed.
+
+    Raises:
+        TypeError: For an argument of the wrong type, or one of torch.nn's that does not exist here.
+        ValueError: For an argument out of range, a variable of integers, `fused=True` for a variable without an
+            optimizer, or arguments beside a Variable, which exists as it is.
+        KvembError: What `kvemb.Store.get_variable` raises.
+
+    Example:
+        >>> import kvemb, torch
+        >>> import kvemb.torch as kt
+        >>> words = kt.Embedding("embedding/words", 16, optimizer=kvemb.optimizers.Adagrad(0.05))
+        >>> words(torch.tensor([[5, 17], [5, -3]])).shape
+        torch.Size([2, 2, 16])
     """
 
     def __init__(
@@ -53,16 +84,31 @@ class Embedding(TableModule):
         self.scale_grad_by_freq, self.sparse = bool(scale_grad_by_freq), bool(sparse)
 
     def destinations(self) -> dict[str, Destination]:
-        """Return the destination of the weight of a torch.nn.Embedding."""
+        """Return where `load_state_dict` writes the weight of a torch.nn.Embedding.
+
+        Returns:
+            `{"weight": Destination(variable, padding)}`.
+        """
         return {"weight": Destination(self.variable, self.padding_idx)}
 
     @torch.compiler.disable
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the rows of ids, ids.shape + (dim,), on the device of ids. A missing key reads as its initial row.
+        """Return the rows of keys, on the device of `ids`. A key without a row gets its initial row; nothing is
+        inserted.
 
-        ids: keys, integers of any shape. A backward pass collects the gradients of the rows for
-        kvemb.torch.Optimizer.step(), unless fused. Raises TypeError for ids; RuntimeError if this module cannot be
-        trained now; what Store.lookup raises.
+        A backward pass collects the gradients of the rows for `kvemb.torch.Optimizer.step`, or takes the step itself if
+        the module is fused. In eval() uses are not recorded.
+
+        Args:
+            ids: Keys, integers of any shape.
+
+        Returns:
+            Rows of shape `ids.shape + (dim,)`, in the module's output dtype.
+
+        Raises:
+            TypeError: If `ids` is not a dense tensor of integers.
+            RuntimeError: If the module cannot be trained now, for example because no optimizer takes its gradients.
+            KvembError: What `kvemb.Store.lookup` raises.
         """
         keys = keys_on_their_device(ids).reshape(-1)
         if self.scale_grad_by_freq and torch.is_grad_enabled():

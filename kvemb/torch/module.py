@@ -38,13 +38,20 @@ def processes() -> int:
 
 
 class RowsModule(torch.nn.Module):
-    """A module over variables. It has no parameters: rows are trained by kvemb.torch.Optimizer, or fused.
+    """The base of the modules over variables, which have no parameters: rows are trained by kvemb.torch.Optimizer.
 
-    fused: each backward pass takes the optimizers' step at once, one for each call of the module. Its gradients are not
-    accumulated, not clipped by clip_grad_norm_, and not unscaled by a GradScaler; and the module cannot be in a part of
-    the model that activation checkpointing computes again in the backward pass. check_finite: a step whose gradients
-    have a NaN or an infinity raises ValueError and changes nothing. output_dtype: of results; None: float32 (float64
-    for float64 values), also under autocast.
+    Args:
+        variables: The variables of the rows. One may be there several times.
+        fused: Take the optimizer's step during each backward pass, one step for each call of the module. Its gradients
+            are not accumulated, not clipped by `clip_grad_norm_` and not unscaled by a `GradScaler`. A fused module
+            cannot be in a part of the model that activation checkpointing computes again.
+        check_finite: Raise ValueError for a step whose gradients have a NaN or an infinity. Such a step changes
+            nothing.
+        output_dtype: The dtype of results. None: float32, or float64 for float64 values, also under autocast.
+
+    Raises:
+        ValueError: For a variable of integers, another output_dtype, or `fused=True` for a variable without an
+            optimizer.
     """
 
     def __init__(
@@ -67,10 +74,18 @@ class RowsModule(torch.nn.Module):
         self.register_load_state_dict_pre_hook(_take_weights)
 
     def rows(self, requests: list[RowRequest]) -> list[torch.Tensor]:
-        """Return the rows of each, (n, dim); this module collects their gradients. In eval() uses are not recorded.
+        """Look up rows; this module collects their gradients. In eval() uses are not recorded.
 
-        Raises RuntimeError under torch.distributed without a cluster, if there are pending gradients and no optimizer,
-        or, if fused, during a backward pass.
+        Args:
+            requests: The keys of each variable.
+
+        Returns:
+            The rows of each request, (n, dim), in its order.
+
+        Raises:
+            RuntimeError: Under torch.distributed without a cluster; if gradients are pending and no optimizer takes
+                them; and for a fused module during a backward pass.
+            KvembError: What `kvemb.Store.lookup` raises.
         """
         trained = self.training and torch.is_grad_enabled() and not self.frozen
         if trained and any(variable.trainable for variable in self.variables):
@@ -84,10 +99,15 @@ class RowsModule(torch.nn.Module):
         return fetch(requests, None if self.frozen else self.pending, touch=self.training)
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Freeze the rows (False), so that lookups collect no gradients for them, or train them again (True).
+        """Freeze the rows, so that lookups collect no gradients for them, or train them again.
 
-        requires_grad: whether they are trained. Call this on the module itself: that of a whole model reaches only
-        parameters, not rows.
+        Call this on the module itself. `requires_grad_` of a whole model reaches only parameters, not rows.
+
+        Args:
+            requires_grad: Whether the rows are trained.
+
+        Returns:
+            This module.
         """
         self.frozen = not requires_grad
         super().requires_grad_(requires_grad)
@@ -123,20 +143,37 @@ class RowsModule(torch.nn.Module):
             )
 
     def as_output(self, out: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """Return a result on this device and in the module's output dtype."""
+        """Return a result on a device and in the module's output dtype.
+
+        Args:
+            out: The result.
+            device: Where it is returned.
+
+        Returns:
+            A tensor of the same shape.
+        """
         return out.to(device, self.output_dtype or out.dtype)
 
     # The state_dict has the store's identity and its durable point; the store's checkpoints save the rows.
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Return the identity of the store of the rows, and its last durable point."""
+        """Return what `state_dict` saves: which store has the rows, and its last durable point. The rows are in the
+        store's checkpoints.
+
+        Returns:
+            A dict from each variable's name to `{"store": its store's id, "point": the number of the point}`.
+        """
         stores = {variable.name: variable.resource_handle[0] for variable in self.variables}
         return {name: {"store": store.id, "point": store.point} for name, store in stores.items()}
 
     def set_extra_state(self, state: Any) -> None:
-        """Check that the store is the one of the state, at the same or a later durable point.
+        """Check that the store is the one of a state_dict, at the same or a later durable point.
 
-        Raises ValueError if it is another store, or an earlier state of it.
+        Args:
+            state: What `get_extra_state` returned.
+
+        Raises:
+            ValueError: If it is of another store, other variables, or a later state of this store.
         """
         mine = self.get_extra_state()
         if not isinstance(state, Mapping) or set(state) != set(mine):
@@ -155,14 +192,22 @@ class RowsModule(torch.nn.Module):
                 )
 
     def destinations(self) -> dict[str, Destination]:
-        """Return the destination of each weight, by its name in the state_dict of torch.nn's module."""
+        """Return where `load_state_dict` writes the weights of torch.nn's module.
+
+        Returns:
+            A dict from the weight's name in the state_dict of torch.nn's module to its destination.
+        """
         raise NotImplementedError
 
     def _names(self) -> str:
         return ", ".join(repr(variable.name) for variable in self.variables)
 
     def extra_repr(self) -> str:
-        """Return the module's options for repr()."""
+        """Return the module's options, for repr().
+
+        Returns:
+            Each variable's name and dim, then "fused=True" and "frozen" where they hold.
+        """
         parts = [f"{variable.name!r}, dim={variable.dim}" for variable in self.variables]
         told = {"fused=True": self.pending.fused, "frozen": self.frozen}
         return ", ".join([*parts, *(text for text, true in told.items() if true)])

@@ -24,14 +24,42 @@ from kvemb.variable import Variable
 
 
 class Optimizer(torch.optim.Optimizer):
-    """The optimizer of all variables of the given modules and their submodules.
+    """Train the rows of a model's modules: a torch.optim.Optimizer over their variables.
 
-    lr: a learning rate for all of them; None: each variable's own. All other hyperparameters are those of the
-    variable's optimizer. A changed rate of a group takes effect at the next step, in fused modules at the next backward
-    pass. The optimizer that was made last for a module trains it. Modules that share a variable belong in one
-    Optimizer, because a variable has one optimizer with one rate. Variables without an optimizer are left out if their
-    modules are frozen. Raises ValueError if no module has a trainable variable, another variable has no optimizer, or
-    lr is not finite and at least 0; TypeError.
+    Each variable is one parameter group, with the learning rate of its own optimizer, so every scheduler works. All
+    other hyperparameters are those of the variable's optimizer, for example of kvemb.optimizers.Adagrad. The model's
+    dense parameters need an optimizer of torch.optim beside this one.
+
+    - A rate that you change in `param_groups` takes effect at the next step, and for fused modules at the next backward
+      pass.
+    - If several Optimizers are made for a module, the last one trains it.
+    - Put modules that share a variable into one Optimizer, because a variable has one optimizer with one rate.
+    - A frozen module whose variable has no optimizer is left out.
+
+    Not thread-safe.
+
+    Args:
+        *modules: Modules whose rows are trained, with their submodules: for example the whole model.
+        lr: A learning rate for all variables. None: each variable's own.
+
+    Raises:
+        TypeError: For an argument that is not a module, or an `lr` that is not a number.
+        ValueError: If no module has a trainable variable, if a trained variable has no optimizer, or if `lr` is not
+            finite and at least 0.
+
+    Example:
+        >>> import kvemb, torch
+        >>> import kvemb.torch as kt
+        >>> words = kt.EmbeddingBag("optimizer/words", 4, mode="sum", optimizer=kvemb.optimizers.SGD(0.5))
+        >>> model = torch.nn.Sequential(words, torch.nn.Linear(4, 1))
+        >>> optimizer, dense = kt.Optimizer(model), torch.optim.Adagrad(model.parameters())
+        >>> loss = model(torch.tensor([[5, 17]])).sum()
+        >>> loss.backward()
+        >>> for each in (optimizer, dense):
+        ...     each.step()
+        ...     each.zero_grad()
+        >>> words.variable.size()
+        2
     """
 
     def __init__(self, *modules: torch.nn.Module, lr: float | None = None) -> None:
@@ -81,7 +109,11 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """One group for each variable: its name in "variable"; "lr"; "params", one tensor with its pending `grad`."""
+        """One group for each variable, a dict: its name in "variable", its rate in "lr", and in "params" one tensor
+        with the pending gradient of its rows, or none.
+
+        Reading this sums the gradients of equal keys. The next step uses each tensor's `grad` as it then is.
+        """
         self._merge()
         return self._groups
 
@@ -91,7 +123,9 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def leaves(self) -> list[torch.Tensor]:
-        """The pending gradients, for clip_grad_norm_: a tensor for each variable, whose `grad` is that of its rows."""
+        """The pending gradients, for `clip_grad_norm_`: one tensor for each variable that has any, whose `grad` is that
+        of its rows.
+        """
         return [leaf for group in self.param_groups for leaf in group["params"]]
 
     @torch.compiler.disable
@@ -114,7 +148,11 @@ class Optimizer(torch.optim.Optimizer):
 
     @torch.compiler.disable
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Discard the pending gradients."""
+        """Discard the pending gradients.
+
+        Args:
+            set_to_none: Ignored. It is here because torch.optim has it.
+        """
         for module in self._modules:
             module.pending.clear()
         self._merged = []
@@ -124,11 +162,19 @@ class Optimizer(torch.optim.Optimizer):
     @torch.compiler.disable
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step with the pending gradients, and discard them. closure: called first, its result is returned.
+        """Take one step with the pending gradients, and discard them.
 
-        Raises TypeError or ValueError if a rate is not a number of at least 0; ValueError if a variable's optimizer was
-        changed elsewhere, or if a gradient is not finite and a module has check_finite; then nothing has changed. Also
-        raises what Store.apply_gradients raises.
+        Args:
+            closure: A function that computes the loss and its gradients. It is called first.
+
+        Returns:
+            The result of the closure, or None.
+
+        Raises:
+            TypeError: If a rate is not a number. Nothing has changed then.
+            ValueError: If a rate is below 0 or not finite, if a variable's optimizer was changed elsewhere, or if a
+                gradient is not finite and a module has `check_finite`. Nothing has changed then.
+            KvembError: What `kvemb.Store.apply_gradients` raises.
         """
         loss = None
         if closure is not None:
@@ -145,7 +191,16 @@ class Optimizer(torch.optim.Optimizer):
         return loss
 
     def before_step(self, variables: list[Variable]) -> None:
-        """Set the rates of variables to those of their groups. Raises TypeError, ValueError; then none is changed."""
+        """Set the rates of variables to those of their groups. `step` and fused backward passes call this.
+
+        Args:
+            variables: The variables that a step is about to change. Those of other optimizers are ignored.
+
+        Raises:
+            TypeError: If a rate is not a number. No rate is changed then.
+            ValueError: If a rate is below 0 or not finite, or if a variable's optimizer was changed elsewhere. No rate
+                is changed then.
+        """
         groups = {id(variable): group for variable, group in zip(self._variables, self._groups, strict=False)}
         changed: list[tuple[Variable, Rule]] = []
         for variable in variables:
@@ -165,13 +220,24 @@ class Optimizer(torch.optim.Optimizer):
             self._rules[id(variable)] = rule
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Raise ValueError after construction: there is one group for each variable."""
+        """Refuse another group: there is one for each variable.
+
+        Args:
+            param_group: A group, as the constructor of torch.optim.Optimizer passes it.
+
+        Raises:
+            ValueError: After the construction.
+        """
         if len(self._groups) >= len(self._variables):
             raise ValueError("groups are those of the model's variables; make a new Optimizer(model)")
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the groups with their rates. Slots are part of the rows, which the store's checkpoints save."""
+        """Return the groups with their rates. Slots are part of the rows, which the store's checkpoints save.
+
+        Returns:
+            A dict for `load_state_dict`, with an empty "state".
+        """
         return {"state": {}, "param_groups": [{**group, "params": []} for group in self._groups]}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -179,7 +245,14 @@ class Optimizer(torch.optim.Optimizer):
         raise TypeError("a kvemb.torch.Optimizer is not copied or pickled: save state_dict(), make Optimizer(model)")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the groups of state_dict(). Discards pending gradients. Raises ValueError for other variables."""
+        """Load the groups of a `state_dict`, and discard the pending gradients.
+
+        Args:
+            state_dict: What `state_dict` returned.
+
+        Raises:
+            ValueError: If it is of other variables, or of the same ones in another order.
+        """
         saved = [group.get("variable") for group in state_dict["param_groups"]]
         mine = [group["variable"] for group in self._groups]
         if saved != mine:

@@ -31,15 +31,38 @@ def prefetching(
     ids: Mapping[Variable | Embedding | EmbeddingBag | EmbeddingBagCollection, Source],
     depth: int = 1,
 ) -> Iterator[Batch]:
-    """Yield the batches of a loader, in order, while the cold rows of the next `depth` batches are read.
+    """Yield the batches of a loader, in order, while the cold rows of the next `depth` batches are read from disk.
 
-    ids: for each variable or module, a name (batch[name]) or a function (function(batch)) that gives its ids in a
-    batch: a tensor or an array of keys of any shape; for an EmbeddingBagCollection, the argument of its forward. A read
-    begins when the lookup of the current batch has ended, and runs while the model computes; at most two batches are
-    read ahead at a time. Results do not change: rows that change meanwhile are read again. If the generator is closed
-    early, only reads that have begun go on. Raises TypeError, ValueError before the first batch. An error of the
-    loader, of a function or of Variable.prefetch for a batch is raised after the batches before it, as is a KeyError,
-    IndexError or TypeError for a batch without the named field.
+    A read begins when the lookup of the current batch has ended, and runs while the model computes. At most two batches
+    are read ahead at a time. Results do not change: rows that change meanwhile are read again. If you close the
+    generator early, only reads that have begun go on.
+
+    Args:
+        loader: An iterable of batches, such as a torch DataLoader.
+        ids: A dict from each variable, or module of one, to where a batch has its ids: the name or index of a field
+            (`batch[name]`), or a function of the batch. The ids are a tensor or an array of keys of any shape. For an
+            EmbeddingBagCollection they are the argument of its `forward`.
+        depth: How many batches ahead of the current one are taken from the loader, from 1 to 16.
+
+    Yields:
+        The batches, as the loader gives them.
+
+    Raises:
+        TypeError: Before the first batch, for an argument of the wrong type. Later, for a batch that has no fields.
+        ValueError: Before the first batch, for a `depth` out of range.
+        KeyError: For a batch without the named field, after the batches before it. An IndexError likewise.
+        KvembError: What `kvemb.Variable.prefetch` raises for a batch, after the batches before it. An error of the
+            loader or of a function is raised then, too.
+
+    Example:
+        >>> import kvemb, torch
+        >>> import kvemb.torch as kt
+        >>> words = kt.Embedding("prefetching/words", 4, optimizer=kvemb.optimizers.SGD(0.5))
+        >>> loader = [{"words": torch.tensor([1, 2])}, {"words": torch.tensor([2, 3])}]
+        >>> for batch in kt.prefetching(loader, {words: "words"}):
+        ...     print(words(batch["words"]).shape)
+        torch.Size([2, 4])
+        torch.Size([2, 4])
     """
     if not isinstance(ids, Mapping):
         raise TypeError(f"expected a dict from variables to where a batch has their ids, got {brief(ids)}")

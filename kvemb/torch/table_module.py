@@ -14,7 +14,7 @@ from kvemb.variable import Variable
 
 
 class TableModule(RowsModule):
-    """A module over one variable. See RowsModule."""
+    """The base of Embedding and EmbeddingBag: a module over one variable."""
 
     variable: Variable
 
@@ -27,16 +27,33 @@ class TableModule(RowsModule):
     def from_pretrained(
         cls, embeddings: torch.Tensor, variable: Variable | str, *, freeze: bool = True, **arguments: Any
     ) -> Self:
-        """Return a module with the rows of a trained weight: row i is copied to key i, except padding_idx.
+        """Return a module with the rows of a trained weight, as torch.nn.Embedding.from_pretrained does.
 
-        embeddings: floats (n, dim), on any device; rounded to the variable's dtype. variable: the name of a new
-        variable, or a Variable, which must be empty. freeze: do not train the rows before requires_grad_(True).
-        arguments: other arguments of the class, such as store, optimizer, value_dtype, mode and padding_idx.
-        Of several processes that train over a cluster (DDP), rank 0 alone calls this, and then the others the class.
+        Row i is copied to key i, except to `padding_idx`. If several processes train over a cluster (DDP), rank 0 alone
+        calls this; then the others open the variable with the class itself.
 
-        Raises TypeError unless embeddings is a dense tensor of floats; ValueError for another shape, and for a variable
-        that has rows, which may have been trained (the class itself opens such a variable); what the class and
-        Variable.upsert raise.
+        Args:
+            embeddings: The weight, floats of shape (n, dim), on any device. It is rounded to the variable's dtype.
+            variable: The name of a new variable, or a Variable without rows.
+            freeze: Whether the rows stay as they are until `requires_grad_(True)`.
+            **arguments: Other arguments of the class, such as `store`, `optimizer`, `value_dtype`, `mode` and
+                `padding_idx`.
+
+        Returns:
+            The module.
+
+        Raises:
+            TypeError: Unless `embeddings` is a dense tensor of floats.
+            ValueError: For another shape, and for a variable that has rows, which may have been trained. To open such a
+                variable, use the class itself.
+            KvembError: What the class and `kvemb.Variable.upsert` raise.
+
+        Example:
+            >>> import torch
+            >>> import kvemb.torch as kt
+            >>> words = kt.Embedding.from_pretrained(torch.eye(3), "pretrained/words")
+            >>> words(torch.tensor([2]))
+            tensor([[0., 0., 1.]])
         """
         dim = check_weight(embeddings, "embeddings", variable.dim if isinstance(variable, Variable) else None)
         make: Callable[..., Self] = cls  # the arguments are those of the class
