@@ -143,7 +143,7 @@ class EmbeddingBagCollection(RowsModule):
         ]
         rows = self.rows([each.request for each in lookups])
         return {
-            name: self.as_output(each.pool(part), bags[name].device)
+            name: self._as_output(each.pool(part), bags[name].device)
             for name, each, part in zip(self.features, lookups, rows, strict=True)
         }
 

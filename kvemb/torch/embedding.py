@@ -116,7 +116,7 @@ class Embedding(TableModule):
         else:
             (out,) = self.rows([RowRequest(self.variable, keys, self.padding_idx)])
         out = clipped(out, self.max_norm, self.norm_type)
-        return self.as_output(out.view(*ids.shape, self.variable.dim), ids.device)
+        return self._as_output(out.view(*ids.shape, self.variable.dim), ids.device)
 
     def _scaled_by_frequency(self, keys: Any) -> torch.Tensor:
         """Return the rows of keys; the gradient of each is divided by the number of its occurrences."""

@@ -134,4 +134,4 @@ class EmbeddingBag(TableModule):
         )
         lookup = BagLookup(self.variable, bags, self.pooling)
         (rows,) = self.rows([lookup.request])
-        return self.as_output(lookup.pool(rows), bags.device)
+        return self._as_output(lookup.pool(rows), bags.device)

@@ -142,23 +142,16 @@ class RowsModule(torch.nn.Module):
                 "or the module with fused=True"
             )
 
-    def as_output(self, out: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """Return a result on a device and in the module's output dtype.
-
-        Args:
-            out: The result.
-            device: Where it is returned.
-
-        Returns:
-            A tensor of the same shape.
-        """
+    def _as_output(self, out: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """Return a result (any shape) on a device and in the module's output dtype."""
         return out.to(device, self.output_dtype or out.dtype)
 
     # The state_dict has the store's identity and its durable point; the store's checkpoints save the rows.
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Return what `state_dict` saves: which store has the rows, and its last durable point. The rows are in the
-        store's checkpoints.
+        """Return what `state_dict` saves: which store has the rows, and its last durable point.
+
+        The rows themselves are in the store's checkpoints.
 
         Returns:
             A dict from each variable's name to `{"store": its store's id, "point": the number of the point}`.

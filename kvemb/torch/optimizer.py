@@ -109,10 +109,11 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """One group for each variable, a dict: its name in "variable", its rate in "lr", and in "params" one tensor
-        with the pending gradient of its rows, or none.
+        """The parameter groups, one for each variable.
 
-        Reading this sums the gradients of equal keys. The next step uses each tensor's `grad` as it then is.
+        A group is a dict: the variable's name in "variable", its rate in "lr", and in "params" one tensor, whose `grad`
+        is the pending gradient of its rows, or none. Reading this sums the gradients of equal keys. The next step uses
+        each tensor's `grad` as it then is.
         """
         self._merge()
         return self._groups
@@ -123,8 +124,9 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def leaves(self) -> list[torch.Tensor]:
-        """The pending gradients, for `clip_grad_norm_`: one tensor for each variable that has any, whose `grad` is that
-        of its rows.
+        """The pending gradients, for `clip_grad_norm_`.
+
+        One tensor for each variable that has any; its `grad` is that of the variable's rows.
         """
         return [leaf for group in self.param_groups for leaf in group["params"]]
 
