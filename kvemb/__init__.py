@@ -1,11 +1,15 @@
-"""kvemb: embedding tables larger than memory. Hot rows in a hash table, cold rows in RocksDB.
+"""kvemb: embedding tables larger than memory, on disk and crash-safe.
 
-import kvemb
+Hot rows are in a hash table in memory or on a GPU, cold rows in RocksDB. Open a store, get a variable, look rows up and
+train them:
 
-with kvemb.open("store") as store:
-    users = kvemb.get_variable("users", dim=32, optimizer=kvemb.optimizers.Adagrad())
-    rows = users.lookup([17, 42])
-    users.apply_gradients([17, 42], rows - 1)
+Example:
+    >>> with kvemb.open("my_store") as my_store:
+    ...     words = kvemb.get_variable("words", dim=32, optimizer=kvemb.optimizers.Adagrad())
+    ...     rows = words.lookup([17, 42])
+    ...     words.apply_gradients([17, 42], rows - 1)
+    >>> rows.shape
+    (2, 32)
 """
 
 import kvemb.pickling  # noqa: F401 -- registers how stores and variables are pickled
