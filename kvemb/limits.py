@@ -12,31 +12,44 @@ from kvemb.checks.ranges import MAX_ROWS
 class Limits:
     """Sizes that bound memory and pauses; results do not depend on them.
 
-    call_rows: distinct keys that a call processes at a time; longer calls are processed in parts.
-    init_rows: the first capacity of a variable's hot tables, in rows, if neither init_size nor hot_rows is given.
-    min_slot_rows, max_slot_rows: bounds of the rows in a slot of the spill buffer. spill_rows: rows of all its slots.
-    ahead_rows: rows of one read ahead. copied_rows: rows that are copied for a snapshot before callers wait.
-    write_rows: dirty rows in one write to the cold store.
-    snapshot_part_bytes: bytes of a snapshot's rows that are taken at a time; callers may have to wait until that many
-    are written.
-    hot_parallel_keys: the smallest batch, in keys, that a hot table splits over the cores; passing work to a thread
-    costs as much as about 1,000 keys.
-    cold_parallel_keys: the smallest batch, in keys, whose cold read is split over threads; in smaller ones a second
-    thread costs more than it saves.
-    batch_rows: rows in one RocksDB write; rocksdict holds the GIL while it writes.
-    crowded_files: number of files in RocksDB's level 0 above which a checkpoint waits; at 48 RocksDB slows writers
-    down.
-    change_buffer_keys: changed keys of all variables in memory; beyond it, those of the variable with the most go to a
-    key file.
-    change_files: key files of a variable in one epoch; beyond it, the older half are merged into one.
-    change_epochs, change_bytes: epochs that are kept, and bytes of their key files; beyond either, the oldest epochs
-    are dropped, but the last whole epoch is always kept. change_exact_epochs: the newest epochs, whose key files stay
-    separate; all older epochs together have about change_old_files.
-    scan_rows: rows and keys that are read back at a time.
-    sort_bytes: bytes of rows that a load sorts in memory. table_file_bytes: bytes of rows in one file of a load or of a
-    snapshot; files of a large snapshot are larger.
+    Each is an int of at least 1.
 
-    Each is at least 1. Raises TypeError or ValueError.
+    Args:
+        call_rows: Distinct keys that a call processes at a time. Longer calls are processed in parts. Default: 65,536.
+        init_rows: The first capacity of a variable's hot tables, in rows, if neither init_size nor hot_rows is given.
+            Default: 8,192.
+        min_slot_rows: The least rows in a slot of the spill buffer. Default: 64.
+        max_slot_rows: The most rows in a slot of the spill buffer. Default: 4,096.
+        spill_rows: Rows of all slots of the spill buffer. Default: 1,048,576.
+        ahead_rows: Rows of one read ahead. Default: 32,768.
+        copied_rows: Rows that are copied for a snapshot before callers wait. Default: 65,536.
+        write_rows: Dirty rows in one write to the cold store. Default: 65,536.
+        snapshot_part_bytes: Bytes of a snapshot's rows that are taken at a time. Callers may have to wait until that
+            many are written. Default: 8 MiB.
+        hot_parallel_keys: The smallest batch, in keys, that a hot table splits over the cores. Passing work to a thread
+            costs as much as about 1,000 keys. Default: 16,384.
+        cold_parallel_keys: The smallest batch, in keys, whose cold read is split over threads. In smaller ones a second
+            thread costs more than it saves. Default: 512.
+        batch_rows: Rows in one RocksDB write. rocksdict holds the GIL while it writes. Default: 4,096.
+        crowded_files: The number of files in RocksDB's level 0 above which a checkpoint waits. At 48 RocksDB slows
+            writers down. Default: 40.
+        change_buffer_keys: Changed keys of all variables in memory. Beyond it, the variable with the most writes its
+            keys to a key file. Default: 524,288.
+        change_files: Key files of a variable in one epoch. Beyond it, the older half are merged into one. Default: 16.
+        change_epochs: Epochs that are kept. Beyond it, the oldest are dropped, but the last whole epoch is always kept.
+            Default: 256.
+        change_bytes: Bytes of the epochs' key files. Beyond it, the oldest epochs are dropped, but the last whole epoch
+            is always kept. Default: 256 MiB.
+        change_exact_epochs: The newest epochs, whose key files stay separate. Default: 8.
+        change_old_files: About how many key files all older epochs have together. Default: 1,024.
+        scan_rows: Rows and keys that are read back at a time. Default: 65,536.
+        sort_bytes: Bytes of rows that a load sorts in memory. Default: 64 MiB.
+        table_file_bytes: Bytes of rows in one file of a load or of a snapshot. Files of a large snapshot are larger.
+            Default: 32 MiB.
+
+    Raises:
+        TypeError: A limit is not an int.
+        ValueError: A limit is below 1 or too large.
     """
 
     call_rows: int = 65_536

@@ -19,7 +19,19 @@ MIN_BUDGET_BYTES = 4 << 20
 
 
 def parse_bytes(size: int | str, what: str = "memory_budget") -> int:
-    """Return a number of bytes from an int or from text such as "512MiB", "1.5 GB". Raises TypeError or ValueError."""
+    """Return a number of bytes.
+
+    Args:
+        size: An int, or text such as "512MiB" or "1.5 GB".
+        what: The argument's name, for messages. Default: 'memory_budget'.
+
+    Returns:
+        The number of bytes.
+
+    Raises:
+        TypeError: size is neither an int nor text.
+        ValueError: The text is no size.
+    """
     if isinstance(size, bool) or not isinstance(size, (numbers.Integral, str)):
         raise TypeError(f"{what} must be an int (bytes) or text such as '512MiB', got {brief(size)}")
     if not isinstance(size, str):
@@ -31,7 +43,19 @@ def parse_bytes(size: int | str, what: str = "memory_budget") -> int:
 
 
 def parse_budget(size: int | str, what: str = "memory_budget") -> int:
-    """Return the bytes of an argument such as memory_budget. Raises TypeError or ValueError."""
+    """Return the bytes of an argument such as memory_budget.
+
+    Args:
+        size: An int, or text such as "512MiB" or "1.5 GB".
+        what: The argument's name, for messages. Default: 'memory_budget'.
+
+    Returns:
+        The number of bytes.
+
+    Raises:
+        TypeError: size is neither an int nor text.
+        ValueError: The text is no size, or the size is below 4 MiB or too large.
+    """
     total = parse_bytes(size, what)
     if total < MIN_BUDGET_BYTES:
         got = brief(size)
@@ -44,7 +68,18 @@ def parse_budget(size: int | str, what: str = "memory_budget") -> int:
 
 
 def parse_device_memory(size: int | str | None) -> int | None:
-    """Return the bytes of a device_memory argument. Raises TypeError or ValueError."""
+    """Return the bytes of a device_memory argument.
+
+    Args:
+        size: An int, text such as "8GiB", or None.
+
+    Returns:
+        The number of bytes; None for None.
+
+    Raises:
+        TypeError: size is none of these.
+        ValueError: The text is no size, or the size is below 4 MiB or too large.
+    """
     return None if size is None else parse_budget(size, "device_memory")
 
 
@@ -69,7 +104,10 @@ def format_time(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class MemoryCreator:
-    """Keep a variable's cold rows in this process's memory: for tests and small tables. They are lost at close()."""
+    """Keep a variable's cold rows in this process's memory: for tests and small tables.
+
+    The rows are lost at close().
+    """
 
     backend: ClassVar[str] = "memory"
 
@@ -86,26 +124,32 @@ _COMPRESSIONS, _MAX_LEVELS = ("none", "lz4", "zstd", "snappy"), 7
 
 @dataclass(frozen=True)
 class RocksDBCreator:
-    """Keep a variable's cold rows in RocksDB. Defaults are tuned by `kvemb bench spill` and `kvemb bench train`.
+    """Keep a variable's cold rows in RocksDB.
 
-    All variables of a store share its block cache, whose size is a share of the store's memory budget.
-
-    block_bytes: uncompressed bytes of a data block, 256 to 256 MiB; smaller blocks need a larger index.
-    bloom_bits: bits per key of the Bloom filter for missing keys, at most 100; 0 for none.
-    compression: one name for all levels, or one per level from L0 down, at most 7: "none", "lz4", "zstd", "snappy".
-    write_buffer_bytes: bytes of a memtable, 64 KiB to 64 GiB; two may be in memory.
-    compaction: "universal": runs of similar size are merged, so a row is rewritten a few times in its life, and
-    checkpoints share the large files; a full merge temporarily takes twice the disk space. "level": takes the least
-    disk space, but rewrites rows many times.
-    read_mode: "mmap": files are mapped; their pages are in the page cache, although the system counts them as this
-    process's file-backed memory. "pread": each block is copied; a failing disk raises an error, while it ends the
-    process with mapped reads. "direct": reads bypass the page cache.
-    background_jobs: threads that flush and compact, 1 to 256.
+    Defaults are tuned by `kvemb bench spill` and `kvemb bench train`. All variables of a store share its block cache,
+    whose size is a share of the store's memory budget.
 
     read_mode and background_jobs apply to the whole database, from the next opening of the store. If its variables
     differ, read_mode is "pread", and background_jobs is the largest number.
 
-    Raises TypeError or ValueError.
+    Args:
+        block_bytes: Uncompressed bytes of a data block, 256 to 256 MiB. Smaller blocks need a larger index. Default:
+            2048.
+        bloom_bits: Bits per key of the Bloom filter for missing keys, at most 100. 0: no filter. Default: 10.
+        compression: "none", "lz4", "zstd" or "snappy": one name for all levels, or a tuple of one per level from L0
+            down, at most 7. Default: 'none'.
+        write_buffer_bytes: Bytes of a memtable, 64 KiB to 64 GiB. Two may be in memory. Default: 64 MiB.
+        compaction: "universal" merges runs of similar size, so a row is rewritten a few times in its life, and
+            checkpoints share the large files. A full merge temporarily takes twice the disk space. "level" takes the
+            least disk space, but rewrites rows many times. Default: 'universal'.
+        read_mode: "mmap" maps files. Their pages are in the page cache, although the system counts them as this
+            process's file-backed memory; a failing disk ends the process. "pread" copies each block; a failing disk
+            raises an error. "direct" bypasses the page cache. Default: 'mmap'.
+        background_jobs: The number of threads that flush and compact, 1 to 256. Default: 2.
+
+    Raises:
+        TypeError: A value has the wrong type.
+        ValueError: A value is out of its range, or an unknown name.
     """
 
     backend: ClassVar[str] = "rocks"
@@ -140,7 +184,17 @@ class RocksDBCreator:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> RocksDBCreator:
-        """Return the creator whose dataclasses.asdict() was stored as JSON. Raises UnsupportedFormat."""
+        """Return the creator whose dataclasses.asdict() was stored as JSON.
+
+        Args:
+            data: The stored fields.
+
+        Returns:
+            The creator.
+
+        Raises:
+            UnsupportedFormat: A field is unknown, missing or invalid.
+        """
         try:
             if "compression" not in data:
                 raise ValueError("it lacks compression")

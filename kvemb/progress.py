@@ -10,14 +10,25 @@ Progress = Callable[[int, int], None]
 
 
 class Meter:
-    """Counts the work done of a total, and reports after each part. Thread-safe; reported counts never decrease."""
+    """Counts the work done of a total, and reports after each part.
+
+    Thread-safe. Reported counts never decrease.
+
+    Args:
+        total: The amount of work, in bytes or rows.
+        report: Called with (done, total) after each part. None: nothing is reported.
+    """
 
     def __init__(self, total: int, report: Progress | None) -> None:
         self._done, self._total, self._report = 0, total, report
         self._lock = threading.Lock()
 
     def __call__(self, count: int) -> None:
-        """Count a part as done."""
+        """Count a part as done.
+
+        Args:
+            count: The amount of work in the part.
+        """
         with self._lock:
             self._done = min(self._done + count, self._total)
             if self._report is not None:

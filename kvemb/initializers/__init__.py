@@ -3,6 +3,13 @@
 Rows are the same on every machine and in every version, batch, shard and order: elements are calculated with an integer
 hash and IEEE `+ - * /` and `sqrt` in float64 only, then rounded to the dtype once (bfloat16 through float32, as
 ml_dtypes does). Initializers are frozen values; any thread may use them. Their rows are part of the format.
+
+Example:
+    >>> ads = store.get_variable("ads", dim=2, initializer=kvemb.RandomUniform(-0.1, 0.1))
+    >>> bool((np.abs(ads.lookup([1, 2])) <= 0.1).all())
+    True
+    >>> store.get_variable("queries", dim=2, initializer=[0.5, 1.5]).lookup([7])
+    array([[0.5, 1.5]], dtype=float32)
 """
 
 from __future__ import annotations
@@ -54,9 +61,18 @@ uniform, normal, truncated_normal, glorot_uniform = RandomUniform, RandomNormal,
 def as_initializer(spec: Any, dim: int, dtype: npt.DTypeLike) -> Initializer:
     """Return the initializer of an `initializer` argument, checked for rows of this dim and dtype.
 
-    spec: None (zeros), a real number (a constant), a list, tuple or array of shape (dim,) (a default row), or an
-    Initializer.
-    Raises ValueError for another shape or values that do not fit dtype; TypeError for anything else.
+    Args:
+        spec: None (zeros), a real number (a constant), a list, tuple or array of shape (dim,) (a default row), or an
+            Initializer.
+        dim: The number of columns of a row.
+        dtype: The dtype of a row.
+
+    Returns:
+        The initializer.
+
+    Raises:
+        TypeError: spec is anything else, or a random initializer for an integer dtype.
+        ValueError: spec has another shape, or values that do not fit dtype.
     """
     if spec is None:
         found: Initializer = Zeros()
@@ -90,7 +106,18 @@ def _row(spec: Any, dim: int) -> Row:
 
 
 def initializer_from_json(data: Mapping[str, Any]) -> Initializer:
-    """Return the initializer that to_json() described. Raises UnsupportedFormat for an unknown kind or field."""
+    """Return the initializer that to_json() described.
+
+    Args:
+        data: A mapping with "kind" and the fields.
+
+    Returns:
+        An initializer with equal to_json().
+
+    Raises:
+        UnsupportedFormat: The kind or a field is unknown, a field's value is invalid, or a random initializer has no
+            seed.
+    """
     kind = data.get("kind") if isinstance(data, Mapping) else None
     found = _KINDS.get(kind) if isinstance(kind, str) else None
     if found is None:

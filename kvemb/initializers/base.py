@@ -19,29 +19,60 @@ Rows = npt.NDArray[Any]
 
 
 class Initializer(abc.ABC):
-    """Gives the rows of missing keys. Two initializers with equal `to_json()` give equal rows.
+    """The base of all initializers, which give the rows of missing keys.
 
-    Only the kinds of this module can be stored; `kind` is each one's name on disk.
+    Two initializers with equal `to_json()` give equal rows. Only the kinds of this module can be stored; `kind` is each
+    one's name on disk.
     """
 
     kind: ClassVar[str]
 
     @abc.abstractmethod
     def rows(self, keys: Keys, dim: int, dtype: npt.DTypeLike) -> Rows:
-        """Return a new C-contiguous array (n, dim) of dtype, with a row for each key.
+        """Return the rows of keys.
 
-        keys: int64 (n,), any order, duplicates allowed; equal keys get equal rows.
         REQUIRES: check(dim, dtype) passes, as it does for results of as_initializer.
+
+        Args:
+            keys: int64 (n,), any order, duplicates allowed. Equal keys get equal rows.
+            dim: The number of columns.
+            dtype: The dtype of the rows.
+
+        Returns:
+            A new C-contiguous array (n, dim) of dtype, with a row for each key.
+
+        Raises:
+            ValueError: The initializer is random and has no seed.
         """
 
     @abc.abstractmethod
     def check(self, dim: int, dtype: npt.DTypeLike) -> None:
-        """Raise ValueError if rows of this dim and dtype cannot hold the values, TypeError for an impossible dtype."""
+        """Check that rows of this dim and dtype can hold the values.
+
+        Args:
+            dim: The number of columns.
+            dtype: The dtype of the rows.
+
+        Raises:
+            TypeError: Rows of this dtype are impossible: random rows of integers.
+            ValueError: A value does not fit dtype, or the number of values is not dim.
+        """
 
     def agrees_with(self, other: Initializer, dim: int, dtype: npt.DTypeLike) -> bool:
         """Return whether both give every key the same row, bit for bit: Zeros() agrees with Constant(0).
 
         REQUIRES: check(dim, dtype) passes for both.
+
+        Args:
+            other: The initializer to compare with.
+            dim: The number of columns.
+            dtype: The dtype of the rows.
+
+        Returns:
+            True if they do.
+
+        Raises:
+            ValueError: A fixed row does not have dim values.
         """
         if self.to_json() == other.to_json():
             return True
@@ -51,7 +82,11 @@ class Initializer(abc.ABC):
         return self.rows(key, dim, dtype).tobytes() == other.rows(key, dim, dtype).tobytes()
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON, "kind" and the fields, exact to the bit. Non-finite floats become strings."""
+        """Return the initializer as plain JSON.
+
+        Returns:
+            A dict of "kind" and the fields, exact to the bit. Non-finite floats become strings.
+        """
         values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
         return {"kind": self.kind, **{name: to_plain(value) for name, value in values.items()}}
 
@@ -64,14 +99,14 @@ class Fixed(Initializer):
         """Return one value for all columns, or `dim` values. Raises ValueError for another number of values."""
 
     def check(self, dim: int, dtype: npt.DTypeLike) -> None:
-        """Raise ValueError unless every value fits dtype: an integer dtype exactly, a float dtype without overflow."""
+        """Check that every value fits dtype: an integer dtype exactly, a float dtype without overflow."""
         dim, dtype = as_int(dim, "dim", 1, MAX_DIM), np.dtype(dtype)
         for value in self._values(dim):
             if not fits(value, dtype):
                 raise ValueError(f"initializer must fit {dtype.name}, got {brief(value)}; change it or the value_dtype")
 
     def rows(self, keys: Keys, dim: int, dtype: npt.DTypeLike) -> Rows:
-        """Return a new array (n, dim) of dtype with equal rows."""
+        """Return equal rows for all keys."""
         dtype = np.dtype(dtype)
         values = self._values(dim)
         # Integers are converted to integers directly, because float64 would not keep those beyond 2**53.
@@ -82,7 +117,11 @@ class Fixed(Initializer):
 
 
 class Random(Initializer):
-    """Draws rows by hashing (seed, key, column); floats only. seed: None: derived from the variable's name."""
+    """Draws rows by hashing (seed, key, column); floats only.
+
+    Attributes:
+        seed: The seed of the hash. None: it is derived from the variable's name when a variable is created.
+    """
 
     seed: int | None
 
@@ -95,7 +134,7 @@ class Random(Initializer):
         """Write rows of float32 or float64 to out (n, dim)."""
 
     def check(self, dim: int, dtype: npt.DTypeLike) -> None:
-        """Raise TypeError for an integer dtype, ValueError if an element could overflow dtype."""
+        """Check that dtype is a float dtype, and that no element can overflow it."""
         dim, dtype = as_int(dim, "dim", 1, MAX_DIM), np.dtype(dtype)
         if is_integer(dtype):
             raise TypeError(
@@ -107,7 +146,7 @@ class Random(Initializer):
             raise ValueError(f"initializer must fit {dtype.name}, got {self!r}, which reaches {reach:g}; narrow it")
 
     def rows(self, keys: Keys, dim: int, dtype: npt.DTypeLike) -> Rows:
-        """Return a new array (n, dim) of dtype; each row depends only on seed and key."""
+        """Draw a row for each key; each row depends only on seed and key."""
         if self.seed is None:
             raise ValueError(f"{self!r} has no seed: give it one, or let a variable, whose name gives it, draw rows")
         dtype = np.dtype(dtype)

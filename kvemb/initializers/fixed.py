@@ -15,7 +15,7 @@ from kvemb.initializers.base import Fixed, set_field
 
 @dataclass(frozen=True)
 class Zeros(Fixed):
-    """Every element 0: the default."""
+    """Every element is 0: the default initializer."""
 
     kind: ClassVar[str] = "zeros"
 
@@ -25,7 +25,7 @@ class Zeros(Fixed):
 
 @dataclass(frozen=True)
 class Ones(Fixed):
-    """Every element 1."""
+    """Every element is 1."""
 
     kind: ClassVar[str] = "ones"
 
@@ -35,7 +35,14 @@ class Ones(Fixed):
 
 @dataclass(frozen=True)
 class Constant(Fixed):
-    """Every element `value`: a real number; NaN and infinities are allowed in float dtypes."""
+    """Every element is the same number.
+
+    Args:
+        value: A real number. NaN and infinities are allowed in float dtypes. An integer dtype must hold it exactly.
+
+    Raises:
+        TypeError: value is not a real number.
+    """
 
     kind: ClassVar[str] = "constant"
 
@@ -50,7 +57,15 @@ class Constant(Fixed):
 
 @dataclass(frozen=True)
 class Row(Fixed):
-    """A default row: one value for each column, from a tuple, list or one-dimensional array of `dim` real numbers."""
+    """A default row: one value for each column.
+
+    Args:
+        values: A tuple, list or one-dimensional array of `dim` real numbers.
+
+    Raises:
+        TypeError: values is not such a sequence, or an element is not a real number.
+        ValueError: The array has more than one dimension, or values is empty.
+    """
 
     kind: ClassVar[str] = "row"
 

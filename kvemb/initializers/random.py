@@ -29,7 +29,17 @@ def _kernels() -> ModuleType:
 
 @dataclass(frozen=True)
 class RandomUniform(Random):
-    """Uniform on [minval, maxval); rounding to the dtype may give maxval itself."""
+    """Uniform on the interval from minval to maxval; rounding to the dtype may give maxval itself.
+
+    Args:
+        minval: The lower end of the interval. Default: -0.05.
+        maxval: The upper end of the interval, at least minval. Default: 0.05.
+        seed: An int from 0 to 2**64 - 1. None: it is derived from the variable's name. Default: None.
+
+    Raises:
+        TypeError: A value has the wrong type.
+        ValueError: minval is above maxval, a number or the interval's length is not finite, or seed is out of range.
+    """
 
     kind: ClassVar[str] = "random_uniform"
 
@@ -54,7 +64,19 @@ class RandomUniform(Random):
 
 @dataclass(frozen=True)
 class RandomNormal(Random):
-    """Normal with this mean and standard deviation. No element is more than 8.21 standard deviations from the mean."""
+    """Normal with this mean and standard deviation.
+
+    No element is more than 8.21 standard deviations from the mean.
+
+    Args:
+        mean: The mean. Default: 0.0.
+        stddev: The standard deviation, at least 0. Default: 0.05.
+        seed: An int from 0 to 2**64 - 1. None: it is derived from the variable's name. Default: None.
+
+    Raises:
+        TypeError: A value has the wrong type.
+        ValueError: stddev is negative, a number is not finite, or seed is out of range.
+    """
 
     kind: ClassVar[str] = "random_normal"
 
@@ -74,9 +96,17 @@ class RandomNormal(Random):
 
 @dataclass(frozen=True)
 class TruncatedNormal(Random):
-    """Normal conditioned on lying within two standard deviations, as in TensorFlow and Keras.
+    """Normal conditioned on lying within two standard deviations of the mean, as in TensorFlow and Keras.
 
-    stddev is that of the normal before truncation; the elements' standard deviation is 0.8796 of it.
+    Args:
+        mean: The mean. Default: 0.0.
+        stddev: The standard deviation of the normal before truncation, at least 0. The elements' standard deviation is
+            0.8796 of it. Default: 0.05.
+        seed: An int from 0 to 2**64 - 1. None: it is derived from the variable's name. Default: None.
+
+    Raises:
+        TypeError: A value has the wrong type.
+        ValueError: stddev is negative, a number is not finite, or seed is out of range.
     """
 
     kind: ClassVar[str] = "truncated_normal"
@@ -97,7 +127,17 @@ class TruncatedNormal(Random):
 
 @dataclass(frozen=True)
 class GlorotUniform(Random):
-    """Uniform on [-limit, limit), limit = sqrt(3 / dim): Glorot and Bengio (AISTATS 2010) with both fans `dim`."""
+    """Uniform on the interval from -limit to limit, where limit = sqrt(3 / dim).
+
+    This is Glorot and Bengio's (AISTATS 2010), with both fans `dim`.
+
+    Args:
+        seed: An int from 0 to 2**64 - 1. None: it is derived from the variable's name. Default: None.
+
+    Raises:
+        TypeError: A value has the wrong type.
+        ValueError: seed is out of range.
+    """
 
     kind: ClassVar[str] = "glorot_uniform"
 

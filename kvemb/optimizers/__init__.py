@@ -1,6 +1,13 @@
 """Optimizers, one file per family: their slots in a row, their hyperparameters, and the formula of a step.
 
 The names here are public: kvemb.optimizers.Adagrad.
+
+Example:
+    >>> items = store.get_variable("items", dim=4, optimizer=kvemb.optimizers.Adagrad(learning_rate=0.1))
+    >>> items.apply_gradients([17, 42], np.ones((2, 4), np.float32))
+    >>> items.optimizer = kvemb.optimizers.Adagrad(learning_rate=0.05)
+    >>> items.optimizer
+    Adagrad(learning_rate=0.05, initial_accumulator_value=0.0, epsilon=1e-10)
 """
 
 from __future__ import annotations
@@ -61,7 +68,15 @@ KINDS: dict[str, type[Optimizer]] = {kind.name: kind for kind in _ALL}
 def as_optimizer(spec: Any, *, required: bool = False) -> Optimizer | None:
     """Return the optimizer of an `optimizer` argument: an object of one of KINDS, or None unless one is required.
 
-    Raises TypeError for anything else.
+    Args:
+        spec: The argument.
+        required: Whether None is an error. Default: False.
+
+    Returns:
+        spec itself.
+
+    Raises:
+        TypeError: spec is anything else: a class, a subclass's object, a name.
     """
     # A subclass is refused, because what it adds could not be stored.
     if type(spec) in KINDS.values() or (spec is None and not required):
@@ -74,7 +89,17 @@ def as_optimizer(spec: Any, *, required: bool = False) -> Optimizer | None:
 
 
 def optimizer_from_json(data: Mapping[str, Any]) -> Optimizer:
-    """Return the optimizer that to_json() described. Raises UnsupportedFormat for an unknown name or field."""
+    """Return the optimizer that to_json() described.
+
+    Args:
+        data: A mapping with "name" and the fields.
+
+    Returns:
+        An optimizer with equal to_json().
+
+    Raises:
+        UnsupportedFormat: The name or a field is unknown, or a field's value is invalid.
+    """
     name = data.get("name") if isinstance(data, Mapping) else None
     found = KINDS.get(name) if isinstance(name, str) else None
     if found is None:

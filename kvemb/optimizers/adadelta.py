@@ -16,9 +16,22 @@ from kvemb.optimizers.weight_decay import WeightDecayed
 class Adadelta(WeightDecayed):
     """Adadelta as torch.optim.Adadelta has it (Zeiler, arXiv:1212.5701).
 
-    v = rho v + (1 - rho) g g; delta = sqrt(u + epsilon) / sqrt(v + epsilon) * g; w -= learning_rate * delta;
-    u = rho u + (1 - rho) delta delta. Defaults are PyTorch's; Keras' are a learning rate of 0.001, rho 0.95 and
-    epsilon 1e-7.
+    One step::
+
+        v = rho * v + (1 - rho) * g * g
+        delta = sqrt(u + epsilon) / sqrt(v + epsilon) * g
+        w -= learning_rate * delta
+        u = rho * u + (1 - rho) * delta * delta
+
+    A row has two slots: `v`, the average of squared gradients, and `u`, the average of squared changes. Both decay only
+    in the row's own steps.
+
+    Defaults are PyTorch's. Keras' are a learning rate of 0.001, rho 0.95 and epsilon 1e-7.
+
+    Args:
+        learning_rate: Factor of the change. Default: 1.0.
+        rho: Decay rate of both averages. Default: 0.9.
+        epsilon: Added inside both roots. It sets the size of the first steps. Default: 1e-06.
     """
 
     name: ClassVar[str] = "adadelta"

@@ -14,8 +14,20 @@ from kvemb.optimizers.weight_decay import WeightDecayed
 class Adagrad(WeightDecayed):
     """Adagrad as torch.optim.Adagrad has it, without lr_decay (Duchi, Hazan, Singer, JMLR 12, 2011).
 
-    accumulator += g * g; w -= learning_rate * g / (sqrt(accumulator) + epsilon).
-    Defaults are PyTorch's. TensorFlow starts the accumulator at 0.1; Keras adds epsilon inside the root.
+    One step::
+
+        accumulator += g * g
+        w -= learning_rate * g / (sqrt(accumulator) + epsilon)
+
+    A row has one slot, `accumulator`. Each element has its own step size, which shrinks as its gradients add up.
+
+    Defaults are PyTorch's. TensorFlow and Keras start the accumulator at 0.1. Keras adds epsilon inside the root;
+    TensorFlow 1 has no epsilon.
+
+    Args:
+        learning_rate: Step size. Default: 0.01.
+        initial_accumulator_value: The accumulator of a new row. Default: 0.0.
+        epsilon: Added to the root, so that nothing is divided by 0. Default: 1e-10.
     """
 
     name: ClassVar[str] = "adagrad"
@@ -44,10 +56,21 @@ class Adagrad(WeightDecayed):
 class RowWiseAdagrad(WeightDecayed):
     """Row-wise Adagrad, as FBGEMM's EXACT_ROWWISE_ADAGRAD and TorchRec's RowWiseAdagrad have it.
 
-    accumulator += mean(g * g) over the row; w -= learning_rate / (sqrt(accumulator) + epsilon) * g.
-    The state is one number per row instead of `dim`. The mean is summed in float64 (arithmetic.sum_of_squares). Coupled
-    weight decay is part of g in the mean, too, as in FBGEMM's "L2" mode. Defaults are TorchRec's
+    One step::
+
+        accumulator += mean(g * g)
+        w -= learning_rate / (sqrt(accumulator) + epsilon) * g
+
+    A row has one slot, `accumulator`, which is one number instead of dim. The mean is over the row, summed in float64
+    (arithmetic.sum_of_squares).
+
+    Coupled weight decay is part of g in the mean, too, as in FBGEMM's "L2" mode. Defaults are TorchRec's
     (torchrec/optim/rowwise_adagrad.py); FBGEMM's epsilon is 1e-8.
+
+    Args:
+        learning_rate: Step size. Default: 0.01.
+        initial_accumulator_value: The accumulator of a new row. Default: 0.0.
+        epsilon: Added to the root, so that nothing is divided by 0. Default: 1e-10.
     """
 
     name: ClassVar[str] = "row_wise_adagrad"

@@ -18,12 +18,24 @@ from kvemb.optimizers.weight_decay import WeightDecayed, decoupled
 class Adam(WeightDecayed, BiasCorrected):
     """Adam as torch.optim.Adam has it, applied only to the rows of a step (Kingma, Ba, ICLR 2015, without epsilon-hat).
 
-    m = beta_1 m + (1 - beta_1) g; v = beta_2 v + (1 - beta_2) g g;
-    w -= learning_rate / (1 - beta_1 ** t) * m / (sqrt(v) / sqrt(1 - beta_2 ** t) + epsilon).
+    Step t::
 
-    torch.optim.SparseAdam and Keras add epsilon before the correction, and so differ by epsilon from
-    bias_correction="global". Rows that are not in a step do not decay. Defaults are PyTorch's. The weight decay of
-    FBGEMM's Adam is that of AdamW.
+        m = beta_1 * m + (1 - beta_1) * g
+        v = beta_2 * v + (1 - beta_2) * g * g
+        w -= learning_rate / (1 - beta_1 ** t) * m / (sqrt(v) / sqrt(1 - beta_2 ** t) + epsilon)
+
+    A row has the slots `m` and `v`, the averages of gradients and of their squares. With bias_correction="row" it also
+    has `steps`, one number, which is t. While a row is in no step, it does not move, and m and v do not decay:
+    torch.optim.Adam would move it.
+
+    torch.optim.SparseAdam and Keras add epsilon before the correction, so they differ by epsilon from
+    bias_correction="global". Defaults are PyTorch's. The weight decay of FBGEMM's Adam is that of AdamW.
+
+    Args:
+        learning_rate: Step size. Default: 0.001.
+        beta_1: Decay rate of m, at most 0.999999. Default: 0.9.
+        beta_2: Decay rate of v, at most 0.999999. Default: 0.999.
+        epsilon: Added to the corrected root, so that nothing is divided by 0. Default: 1e-08.
     """
 
     name: ClassVar[str] = "adam"
@@ -70,8 +82,22 @@ class Adam(WeightDecayed, BiasCorrected):
 class AdamW(BiasCorrected):
     """Adam with decoupled weight decay, as torch.optim.AdamW has it (Loshchilov, Hutter, ICLR 2019).
 
-    w *= 1 - learning_rate * weight_decay; then Adam's step. Rows that are not in a step do not decay. Defaults are
-    PyTorch's; Keras' weight decay is 0.004.
+    One step::
+
+        w *= 1 - learning_rate * weight_decay
+        then Adam's step
+
+    The slots are Adam's: `m`, `v`, and with bias_correction="row" also `steps`, one number. While a row is in no step,
+    it neither moves nor decays.
+
+    Defaults are PyTorch's. Keras' weight decay is 0.004.
+
+    Args:
+        learning_rate: Step size. Default: 0.001.
+        beta_1: Decay rate of m, at most 0.999999. Default: 0.9.
+        beta_2: Decay rate of v, at most 0.999999. Default: 0.999.
+        epsilon: Added to the corrected root, so that nothing is divided by 0. Default: 1e-08.
+        weight_decay: The strength of weight decay. It acts only on the rows of a step. Default: 0.01.
     """
 
     name: ClassVar[str] = "adamw"
@@ -98,8 +124,23 @@ class AdamW(BiasCorrected):
 class AMSGrad(WeightDecayed, BiasCorrected):
     """AMSGrad as torch.optim.Adam(amsgrad=True) has it (Reddi, Kale, Kumar, ICLR 2018).
 
-    Adam with v_max = max(v_max, v) instead of v in the division; the maximum is taken before the bias correction.
-    Defaults are PyTorch's. Keras adds epsilon before the correction.
+    Step t::
+
+        m = beta_1 * m + (1 - beta_1) * g
+        v = beta_2 * v + (1 - beta_2) * g * g
+        v_max = max(v_max, v)
+        w -= learning_rate / (1 - beta_1 ** t) * m / (sqrt(v_max) / sqrt(1 - beta_2 ** t) + epsilon)
+
+    A row has the slots `m`, `v` and `v_max`. With bias_correction="row" it also has `steps`, one number, which is t.
+    While a row is in no step, it does not move, and m and v do not decay.
+
+    The maximum is taken before the bias correction. Defaults are PyTorch's. Keras adds epsilon before the correction.
+
+    Args:
+        learning_rate: Step size. Default: 0.001.
+        beta_1: Decay rate of m, at most 0.999999. Default: 0.9.
+        beta_2: Decay rate of v, at most 0.999999. Default: 0.999.
+        epsilon: Added to the corrected root, so that nothing is divided by 0. Default: 1e-08.
     """
 
     name: ClassVar[str] = "amsgrad"

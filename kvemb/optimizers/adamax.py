@@ -17,9 +17,22 @@ from kvemb.optimizers.weight_decay import WeightDecayed
 class Adamax(WeightDecayed, BiasCorrected):
     """Adamax as torch.optim.Adamax has it (Kingma, Ba, ICLR 2015, section 7.1).
 
-    m = beta_1 m + (1 - beta_1) g; u = max(beta_2 u, abs(g) + epsilon);
-    w -= learning_rate / (1 - beta_1 ** t) * m / u. Defaults are PyTorch's. Keras and TensorFlow add epsilon in the
-    division.
+    Step t::
+
+        m = beta_1 * m + (1 - beta_1) * g
+        u = max(beta_2 * u, abs(g) + epsilon)
+        w -= learning_rate / (1 - beta_1 ** t) * m / u
+
+    A row has the slots `m`, the average of gradients, and `u`, a decaying maximum. With bias_correction="row" it also
+    has `steps`, one number, which is t. While a row is in no step, it does not move, and m and u do not decay.
+
+    Defaults are PyTorch's. Keras and TensorFlow add epsilon in the division.
+
+    Args:
+        learning_rate: Step size. Default: 0.002.
+        beta_1: Decay rate of m, at most 0.999999. Default: 0.9.
+        beta_2: Decay rate of u, at most 0.999999. Default: 0.999.
+        epsilon: Added to the gradient's magnitude, so that nothing is divided by 0. Default: 1e-08.
     """
 
     name: ClassVar[str] = "adamax"

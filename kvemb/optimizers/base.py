@@ -15,6 +15,7 @@ import numpy as np
 from kvemb.checks.brief import brief
 from kvemb.optimizers.clipping import clip_to_norm, clip_values
 from kvemb.optimizers.formula import Formula, Function, read, run
+from kvemb.optimizers.inherited_docs import complete
 from kvemb.rows.schema import SlotShape
 
 # The slot that counts a row's own steps.
@@ -33,8 +34,10 @@ _ELSEWHERE = {
 class Slot:
     """A slot: one part of an optimizer's state in every row.
 
-    name: a Python identifier; exports name a column by it. On disk, do not rename. width: elements in a row; None: as
-    many as the embedding has. initial: the value of every element in a new row.
+    Args:
+        name: A Python identifier. Exports name a column by it. On disk, do not rename.
+        width: The number of elements in a row. None stands for dim, the width of the embedding. Default: None.
+        initial: The value of every element in a new row. Default: 0.0.
     """
 
     name: str
@@ -44,17 +47,37 @@ class Slot:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Optimizer(abc.ABC):
-    """An optimizer: frozen hyperparameters, its slots in a row, and its formula.
+    """The base of all optimizers: frozen hyperparameters, the slots in a row, and the formula of a step.
 
-    A step uses the sum of a key's gradients, and changes only the rows of the call. clip_value: each element of the sum
-    is limited to +-this. clip_norm: a sum with a larger L2 norm is scaled to this norm, after clip_value. None: no
-    clipping.
+    A step uses the sum of a key's gradients. It changes only the rows of the call: all other rows keep their embeddings
+    and slots, so momentum and weight decay do not act on them. The sum is clipped first, then weight decay acts, then
+    the optimizer's own formula.
 
-    To add an optimizer: one field must be learning_rate, which kvemb migrate sets. name: its name on disk; do not
-    rename. formula: one step on one row, in place, as described in kvemb.optimizers.formula. It is written once:
-    kernels are generated from it, and NumPy runs it as it is. match: a formula that sets the slots that depend on the
-    embedding, for a row whose embedding is set other than by a step; None if there are no such slots. check_fields
-    checks the fields.
+    An optimizer never changes. To change a hyperparameter of an open variable, such as its learning rate, set
+    `variable.optimizer` to another optimizer of the same class.
+
+    In the formulas of the subclasses, w is a row's embedding, g is its gradient, and dim is the number of their
+    elements. Slots have dim elements unless said otherwise.
+
+    To add an optimizer to kvemb, define its fields, of which one must be learning_rate (`kvemb migrate` sets it), and
+    these members:
+
+    - `name`: its name on disk; do not rename.
+    - `formula`: one step on one row, in place, as described in kvemb.optimizers.formula. It is written once: kernels
+      are generated from it, and NumPy runs it as it is.
+    - `match`: a formula that sets the slots that depend on the embedding. It is used for a row whose embedding was set
+      other than by a step. None if there are no such slots.
+    - a docstring that describes its fields. The arguments that it inherits are added (kvemb.optimizers.inherited_docs).
+
+    Args:
+        clip_value: Each element of the summed gradient is limited to the range from -clip_value to clip_value, like
+            Keras' clipvalue. None: no limit. Default: None.
+        clip_norm: A summed gradient with a larger L2 norm is scaled to this norm, like Keras' clipnorm. It acts on each
+            key's gradient, after clip_value. None: no limit. Default: None.
+
+    Raises:
+        TypeError: A value has the wrong type, or an argument is unknown.
+        ValueError: A number is not finite, has the wrong sign, or is out of its range.
     """
 
     name: ClassVar[str]
@@ -63,6 +86,11 @@ class Optimizer(abc.ABC):
 
     clip_value: float | None = None
     clip_norm: float | None = None
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Describe inherited arguments in the docstring of each subclass."""
+        super().__init_subclass__(**arguments)
+        complete(cls)
 
     def __new__(cls, *_args: Any, **arguments: Any) -> Self:
         """Make an optimizer. Raises TypeError for a name that torch.optim or FBGEMM has, and says the one here."""
@@ -91,11 +119,19 @@ class Optimizer(abc.ABC):
         return (*(clip for limit, clip in clipping if limit is not None), *self.decay_formulas(), *self.own_formulas())
 
     def decay_formulas(self) -> tuple[Function, ...]:
-        """Return the formulas of weight decay; an empty tuple without it."""
+        """Return the formulas of weight decay.
+
+        Returns:
+            The formulas in order; an empty tuple without weight decay.
+        """
         return ()
 
     def own_formulas(self) -> tuple[Function, ...]:
-        """Return the formulas of the optimizer itself, without clipping and weight decay."""
+        """Return the formulas of the optimizer itself, without clipping and weight decay.
+
+        Returns:
+            The formulas in order.
+        """
         return (self.formula,)
 
     @property
@@ -104,7 +140,18 @@ class Optimizer(abc.ABC):
         return False
 
     def numbers(self, function: Function, dtype: np.dtype[Any]) -> dict[str, Any]:
-        """Return a formula's numbers, which are the attributes of the same names, in float64 or in dtype."""
+        """Return a formula's numbers, which are the attributes of the same names, in float64 or in dtype.
+
+        Args:
+            function: The formula.
+            dtype: The dtype of the slots, in which the formula calculates.
+
+        Returns:
+            The numbers and tables by name.
+
+        Raises:
+            TypeError: The formula contains what no formula may contain.
+        """
         formula = read(function)
         return {name: self._number(name, formula, dtype) for name in formula.numbers}
 
@@ -116,9 +163,17 @@ class Optimizer(abc.ABC):
     def step(self, values: Any, slots: Mapping[str, Any], grads: Any, count: int = 0) -> Any:
         """Take one step in NumPy: the reference for the kernels, which give the same bits.
 
-        values (n, dim) in any float dtype; grads (n, dim), and slots by name (n, width), in the slots' dtype. count:
-        the variable's step count, this step included, if counts_steps. Returns the new values; changes the slots in
-        place.
+        Args:
+            values: The embeddings, (n, dim), in any float dtype. They are not changed.
+            slots: The slots by name, (n, width), all in one dtype. They are changed in place.
+            grads: The gradients, (n, dim), in the slots' dtype. They are not changed.
+            count: The variable's step count, this step included. It is used only if counts_steps. Default: 0.
+
+        Returns:
+            The new embeddings, a new array (n, dim) of values' dtype.
+
+        Raises:
+            TypeError: A formula contains what no formula may contain.
         """
         rows = {"w": values.astype(grads.dtype), "g": grads.copy(), **slots}
         if STEPS in slots:
@@ -132,26 +187,49 @@ class Optimizer(abc.ABC):
             return rows["w"].astype(values.dtype)
 
     def match_slots(self, values: Any, slots: Mapping[str, Any]) -> None:
-        """Set, in NumPy, the slots that depend on the embedding (match); arrays as for step()."""
+        """Set, in NumPy, the slots that depend on the embedding (match).
+
+        Args:
+            values: The embeddings, as for step().
+            slots: The slots, as for step(). They are changed in place.
+
+        Raises:
+            TypeError: The formula contains what no formula may contain.
+        """
         if self.match is not None and slots:
             dtype = next(iter(slots.values())).dtype
             wide = values.astype(dtype)
             run(self.match, {"w": wide, "g": wide, **slots}, self.numbers(self.match, dtype))
 
     def shapes(self, dim: int) -> tuple[SlotShape, ...]:
-        """Return the schema's slots for rows of `dim` values."""
+        """Return the schema's slots for rows of `dim` values.
+
+        Args:
+            dim: The number of elements of an embedding.
+
+        Returns:
+            The names and widths of the slots, in their order in a row.
+        """
         return tuple(SlotShape(slot.name, dim if slot.width is None else slot.width) for slot in self.slots)
 
     def fits(self, other: Optimizer) -> bool:
-        """Whether rows trained with `other` can be trained with this: whether both have the same name and slots.
+        """Return whether rows trained with `other` can be trained with this: whether both have the same name and slots.
 
-        Hyperparameters and initial values of slots may differ.
+        Args:
+            other: The optimizer that trained the rows. Its hyperparameters and initial values of slots may differ.
+
+        Returns:
+            True if they can.
         """
         mine, theirs = ([(slot.name, slot.width) for slot in each.slots] for each in (self, other))
         return (self.name, mine) == (other.name, theirs)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON, "name" and the fields; floats are kept exactly."""
+        """Return the optimizer as plain JSON.
+
+        Returns:
+            A dict of "name" and the fields. Floats are kept exactly.
+        """
         return {"name": self.name, **{field.name: getattr(self, field.name) for field in self._fields()}}
 
     def __repr__(self) -> str:

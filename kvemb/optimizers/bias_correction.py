@@ -15,14 +15,15 @@ MAX_BETA = 0.999999
 class BiasCorrected(Optimizer):
     """An optimizer whose averages are corrected for the number of steps.
 
-    bias_correction="row": t is the row's own step count, in its slot `steps`, so a key that first appears late starts
-    like any other. "global": t counts the variable's calls of apply_gradients, as torch.optim.SparseAdam does; Adam's
-    first step of a row that appears late is then
-    (1 - beta_1) / sqrt(1 - beta_2) times learning_rate, 3.16 times with the defaults.
+    The slot `steps` has the slots' dtype. A float32 counts up to 2 ** 24 = 16,777,216 and then stays; a float64 up to 2
+    ** 53. Therefore betas are at most 0.999999: at 2 ** 24 steps corrections are then 1 to within 6e-8, one rounding of
+    a float32, so it does not matter that the count stays.
 
-    `steps` has the slots' dtype. A float32 counts up to 2 ** 24 = 16,777,216 and then stays; a float64 up to 2 ** 53.
-    Therefore betas are at most 0.999999: at 2 ** 24 steps corrections are then 1 to within 6e-8, one rounding of a
-    float32, so it does not matter that the count stays.
+    Args:
+        bias_correction: What t counts. "row": the row's own steps, in its slot `steps`, so that a key that first
+            appears late starts like any other. "global": the variable's calls of apply_gradients, as
+            torch.optim.SparseAdam counts. Rows then have no slot `steps`, but Adam's first step of a row that appears
+            late is (1 - beta_1) / sqrt(1 - beta_2) times learning_rate: 3.16 times with the defaults. Default: 'row'.
     """
 
     bias_correction: Literal["row", "global"] = "row"
@@ -40,5 +41,12 @@ class BiasCorrected(Optimizer):
         return self.bias_correction == "global"
 
     def with_count(self, *slots: Slot) -> tuple[Slot, ...]:
-        """Return these slots, and the slot of the row's step count if there is one."""
+        """Return these slots, and the slot of the row's step count if there is one.
+
+        Args:
+            *slots: The optimizer's other slots.
+
+        Returns:
+            The slots in their order in a row.
+        """
         return slots if self.counts_steps else (*slots, Slot(STEPS, 1))

@@ -16,13 +16,28 @@ from kvemb.optimizers.formula import Function
 class Ftrl(Optimizer):
     """Ftrl-proximal as Keras and TensorFlow have it, without beta and shrinkage (McMahan and others, KDD 2013).
 
-    n = accumulator, z = linear, p = learning_rate_power, l1 and l2 the regularization strengths:
-    n' = n + g g; z += g - (n' ** -p - n ** -p) / learning_rate * w;
-    w = (clip(z, -l1, l1) - z) / (n' ** -p / learning_rate + 2 l2); where this divides by 0, w does not change.
+    One step, where n is the slot `accumulator`, z the slot `linear`, p is learning_rate_power, and l1 and l2 are the
+    regularization strengths::
+
+        n' = n + g * g
+        z += g - (n' ** -p - n ** -p) / learning_rate * w
+        w = (clip(z, -l1, l1) - z) / (n' ** -p / learning_rate + 2 * l2)
+        n = n'
+
+    Where this divides by 0, w does not change.
 
     w is calculated from n and z only. So for a new row, and whenever upsert or accum sets w, z is set such that a step
-    with a gradient of 0 keeps w; and a new learning rate scales a row at its next step, as in TensorFlow. learning_rate
-    must be above 0. Defaults are Keras'. A p other than -0.5 costs a hundred times as much, about 60 ns for each power.
+    with a gradient of 0 keeps w. A new learning rate scales a row at its next step, as in TensorFlow.
+
+    Defaults are Keras'. A p other than -0.5 costs a hundred times as much, about 60 ns for each power.
+
+    Args:
+        learning_rate: Step size, above 0. Default: 0.001.
+        learning_rate_power: p, at most 0. It controls how the step size falls as gradients add up; -0.5 is Adagrad's
+            square root. Default: -0.5.
+        initial_accumulator_value: n of a new row. Default: 0.1.
+        l1_regularization_strength: Elements of w become 0 if their z is between -l1 and l1. Default: 0.0.
+        l2_regularization_strength: Shrinks w towards 0. Default: 0.0.
     """
 
     name: ClassVar[str] = "ftrl"
@@ -39,7 +54,7 @@ class Ftrl(Optimizer):
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        """The accumulator n and linear, z."""
+        """The slots `accumulator` (n) and `linear` (z)."""
         return (Slot("accumulator", initial=self.initial_accumulator_value), Slot("linear"))
 
     @property

@@ -16,10 +16,26 @@ from kvemb.optimizers.bias_correction import BiasCorrected
 class LAMB(BiasCorrected):
     """LAMB with the norms of each row, as FBGEMM has it (You and others, ICLR 2020).
 
-    m and v as Adam's; r = (m / (1 - beta_1 ** t)) / (sqrt(v / (1 - beta_2 ** t)) + epsilon) + weight_decay * w;
-    w -= learning_rate * norm(w) / norm(r) * r. The ratio of norms is 1 if one of them is 0, as in Keras, because
-    otherwise a row of zeros would never change. Keras' norms are those of the whole tensor. Defaults are Keras';
-    FBGEMM's epsilon is 1e-8.
+    Step t::
+
+        m = beta_1 * m + (1 - beta_1) * g
+        v = beta_2 * v + (1 - beta_2) * g * g
+        r = (m / (1 - beta_1 ** t)) / (sqrt(v / (1 - beta_2 ** t)) + epsilon) + weight_decay * w
+        w -= learning_rate * norm(w) / norm(r) * r
+
+    A row has the slots `m` and `v`, the averages of gradients and of their squares. With bias_correction="row" it also
+    has `steps`, one number, which is t. While a row is in no step, it does not move, and m and v do not decay.
+
+    The ratio of norms is 1 if one of them is 0, as in Keras; otherwise a row of zeros would never change. FBGEMM lacks
+    this guard. Keras' norms are those of the whole tensor. Defaults are Keras'; FBGEMM's epsilon is 1e-8.
+
+    Args:
+        learning_rate: Step size, relative to the row's norm. Default: 0.001.
+        beta_1: Decay rate of m, at most 0.999999. Default: 0.9.
+        beta_2: Decay rate of v, at most 0.999999. Default: 0.999.
+        epsilon: Added to the corrected root, so that nothing is divided by 0. Default: 1e-07.
+        weight_decay: The strength of weight decay, which is part of r. It acts only on the rows of a step. Default:
+            0.0.
     """
 
     name: ClassVar[str] = "lamb"

@@ -15,9 +15,21 @@ from kvemb.optimizers.base import Optimizer, Slot
 class Lion(Optimizer):
     """Lion as Keras has it (Chen and others, NeurIPS 2023).
 
-    w -= learning_rate * (sign(beta_1 m + (1 - beta_1) g) + weight_decay * w); m = beta_2 m + (1 - beta_2) g.
-    Weight decay is decoupled. Every element of a row in a step moves by the learning rate, even if its gradient is 0,
-    as long as m is not 0. Defaults are Keras'.
+    One step::
+
+        w -= learning_rate * (sign(beta_1 * m + (1 - beta_1) * g) + weight_decay * w)
+        m = beta_2 * m + (1 - beta_2) * g
+
+    A row has one slot, `m`, the average of gradients. Every element of a row in a step moves by the learning rate, even
+    if its gradient is 0, as long as m is not 0. While a row is in no step, it neither moves nor decays.
+
+    Weight decay is decoupled. Defaults are Keras'.
+
+    Args:
+        learning_rate: The size of every element's step. Default: 0.001.
+        beta_1: The share of m in the step's direction. Default: 0.9.
+        beta_2: Decay rate of m. Default: 0.99.
+        weight_decay: The strength of weight decay. It acts only on the rows of a step. Default: 0.0.
     """
 
     name: ClassVar[str] = "lion"

@@ -22,10 +22,24 @@ _BLOCK = 4096
 class NAdam(WeightDecayed, BiasCorrected):
     """NAdam as torch.optim.NAdam has it (Dozat, ICLR 2016 workshop).
 
-    mu_t = beta_1 * (1 - 0.5 * 0.96 ** (t * momentum_decay)), and p_t is the product of mu_1 to mu_t. With m and v as
-    Adam's, d = sqrt(v / (1 - beta_2 ** t)) + epsilon;
-    w -= learning_rate * (1 - mu_t) / (1 - p_t) * g / d + learning_rate * mu_(t+1) / (1 - p_(t+1)) * m / d.
+    Step t, where mu(t) = beta_1 * (1 - 0.5 * 0.96 ** (t * momentum_decay)), and p(t) is the product of mu(1) to mu(t)::
+
+        m = beta_1 * m + (1 - beta_1) * g
+        v = beta_2 * v + (1 - beta_2) * g * g
+        d = sqrt(v / (1 - beta_2 ** t)) + epsilon
+        w -= learning_rate * ((1 - mu(t)) / (1 - p(t)) * g / d + mu(t + 1) / (1 - p(t + 1)) * m / d)
+
+    A row has the slots `m` and `v`, the averages of gradients and of their squares. With bias_correction="row" it also
+    has `steps`, one number, which is t. While a row is in no step, it does not move, and m and v do not decay.
+
     Defaults are PyTorch's. Keras' Nadam has a momentum_decay of 1.
+
+    Args:
+        learning_rate: Step size. Default: 0.002.
+        beta_1: Decay rate of m, at most 0.999999. Default: 0.9.
+        beta_2: Decay rate of v, at most 0.999999. Default: 0.999.
+        epsilon: Added to the corrected root, so that nothing is divided by 0. Default: 1e-08.
+        momentum_decay: How fast mu(t) grows from beta_1 / 2 towards beta_1. Default: 0.004.
     """
 
     name: ClassVar[str] = "nadam"

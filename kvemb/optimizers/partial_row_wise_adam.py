@@ -16,9 +16,26 @@ from kvemb.optimizers.bias_correction import BiasCorrected
 class PartialRowWiseAdam(BiasCorrected):
     """Adam with one v per row, as FBGEMM's PARTIAL_ROWWISE_ADAM has it, so with half of Adam's state.
 
-    m = beta_1 m + (1 - beta_1) g; v = beta_2 v + (1 - beta_2) mean(g * g) over the row;
-    w -= learning_rate * ((m / (1 - beta_1 ** t)) / (sqrt(v / (1 - beta_2 ** t)) + epsilon) + weight_decay * w).
-    Weight decay is decoupled. Defaults are FBGEMM's, which counts steps as bias_correction="global" does.
+    Step t::
+
+        m = beta_1 * m + (1 - beta_1) * g
+        v = beta_2 * v + (1 - beta_2) * mean(g * g)
+        r = (m / (1 - beta_1 ** t)) / (sqrt(v / (1 - beta_2 ** t)) + epsilon)
+        w -= learning_rate * (r + weight_decay * w)
+
+    A row has the slots `m`, the average of gradients, and `v`, one number: the average of the row's mean squared
+    gradient. With bias_correction="row" it also has `steps`, one number, which is t. While a row is in no step, it
+    neither moves nor decays.
+
+    Defaults are FBGEMM's, which counts steps as bias_correction="global" does.
+
+    Args:
+        learning_rate: Step size. Default: 0.01.
+        beta_1: Decay rate of m, at most 0.999999. Default: 0.9.
+        beta_2: Decay rate of v, at most 0.999999. Default: 0.999.
+        epsilon: Added to the corrected root, so that nothing is divided by 0. Default: 1e-08.
+        weight_decay: The strength of weight decay, which is decoupled. It acts only on the rows of a step. Default:
+            0.0.
     """
 
     name: ClassVar[str] = "partial_row_wise_adam"

@@ -13,9 +13,18 @@ from kvemb.optimizers.base import Optimizer, Slot, check_above_zero
 class ProximalSGD(Optimizer):
     """TensorFlow's ProximalGradientDescent (training_ops.cc; Duchi, Singer, JMLR 10, 2009).
 
-    v = w - learning_rate * g;
-    w = sign(v) * max(abs(v) - learning_rate * l1, 0) / (1 + learning_rate * l2).
-    l1 and l2 are the regularization strengths. TensorFlow has no default for the learning rate; this is Adagrad's.
+    One step, where l1 and l2 are the regularization strengths::
+
+        v = w - learning_rate * g
+        w = sign(v) * max(abs(v) - learning_rate * l1, 0) / (1 + learning_rate * l2)
+
+    It has no slots. TensorFlow has no default for the learning rate; this is Adagrad's.
+
+    Args:
+        learning_rate: Step size. Default: 0.01.
+        l1_regularization_strength: Moves each element towards 0 by learning_rate times this, and to exactly 0 where it
+            is small. Default: 0.0.
+        l2_regularization_strength: Divides each element by 1 + learning_rate times this. Default: 0.0.
     """
 
     name: ClassVar[str] = "proximal_sgd"
@@ -26,7 +35,7 @@ class ProximalSGD(Optimizer):
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        """None."""
+        """No slots."""
         return ()
 
     @staticmethod
@@ -51,9 +60,23 @@ class ProximalSGD(Optimizer):
 class ProximalAdagrad(Optimizer):
     """TensorFlow's ProximalAdagrad (training_ops.cc; Duchi, Singer, JMLR 10, 2009).
 
-    accumulator += g * g; rate = learning_rate / sqrt(accumulator); then as ProximalSGD, with rate in place of
-    learning_rate. There is no epsilon, so initial_accumulator_value must be above 0. Defaults are TensorFlow's, which
-    has none for the learning rate; this is Adagrad's.
+    One step, where l1 and l2 are the regularization strengths::
+
+        accumulator += g * g
+        rate = learning_rate / sqrt(accumulator)
+        v = w - rate * g
+        w = sign(v) * max(abs(v) - rate * l1, 0) / (1 + rate * l2)
+
+    A row has one slot, `accumulator`. There is no epsilon, so initial_accumulator_value must be above 0.
+
+    Defaults are TensorFlow's, which has none for the learning rate; this is Adagrad's.
+
+    Args:
+        learning_rate: Step size. Default: 0.01.
+        initial_accumulator_value: The accumulator of a new row, above 0. Default: 0.1.
+        l1_regularization_strength: Moves each element towards 0 by rate times this, and to exactly 0 where it is small.
+            Default: 0.0.
+        l2_regularization_strength: Divides each element by 1 + rate times this. Default: 0.0.
     """
 
     name: ClassVar[str] = "proximal_adagrad"

@@ -18,10 +18,34 @@ from kvemb.optimizers.weight_decay import WeightDecayed
 class RMSProp(WeightDecayed):
     """RMSProp as torch.optim.RMSprop has it (Tieleman, Hinton, 2012; centered: Graves, arXiv:1308.0850).
 
-    v = rho v + (1 - rho) g g; h = g / (sqrt(v) + epsilon); w -= learning_rate * h.
-    centered: mean = rho mean + (1 - rho) g, and sqrt(v - mean * mean) in place of sqrt(v), where a difference that
-    rounding makes negative counts as 0; in PyTorch it gives NaN. momentum above 0: velocity = momentum * velocity + h;
-    w -= learning_rate * velocity. Defaults are PyTorch's; Keras adds epsilon inside the root, and has rho 0.9.
+    One step::
+
+        v = rho * v + (1 - rho) * g * g
+        h = g / (sqrt(v) + epsilon)
+        w -= learning_rate * h
+
+    With centered=True::
+
+        mean = rho * mean + (1 - rho) * g
+        h = g / (sqrt(max(v - mean * mean, 0)) + epsilon)
+
+    With momentum above 0::
+
+        velocity = momentum * velocity + h
+        w -= learning_rate * velocity
+
+    A row has the slot `v`, with centered=True also `mean`, and with momentum also `velocity`. All change only in the
+    row's own steps.
+
+    Defaults are PyTorch's. If rounding makes v - mean * mean negative, PyTorch gives NaN. Keras adds epsilon inside the
+    root, and its rho is 0.9.
+
+    Args:
+        learning_rate: Step size. Default: 0.01.
+        rho: Decay rate of the averages; PyTorch's alpha. Default: 0.99.
+        epsilon: Added to the root, so that nothing is divided by 0. Default: 1e-08.
+        momentum: The share of the velocity that each step keeps. 0: no velocity. Default: 0.0.
+        centered: Whether to divide by the root of the gradients' variance instead of their mean square. Default: False.
     """
 
     name: ClassVar[str] = "rmsprop"

@@ -12,7 +12,17 @@ from kvemb.optimizers.weight_decay import WeightDecayed
 
 @dataclass(frozen=True, repr=False)
 class SGD(WeightDecayed):
-    """Stochastic gradient descent: w -= learning_rate * g. Defaults are torch.optim.SGD's."""
+    """Plain stochastic gradient descent, as torch.optim.SGD has it.
+
+    One step::
+
+        w -= learning_rate * g
+
+    It has no slots. Defaults are PyTorch's.
+
+    Args:
+        learning_rate: Step size. Default: 0.001.
+    """
 
     name: ClassVar[str] = "sgd"
 
@@ -20,7 +30,7 @@ class SGD(WeightDecayed):
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        """None."""
+        """No slots."""
         return ()
 
     @staticmethod
@@ -34,8 +44,19 @@ class SGD(WeightDecayed):
 class Momentum(WeightDecayed):
     """SGD with momentum, as torch.optim.SGD has it without dampening (Polyak, 1964).
 
-    velocity = momentum * velocity + g; w -= learning_rate * velocity. In Keras velocity includes the learning rate, so
-    a change of the rate acts with a delay. The default momentum of 0.9 is the usual one; PyTorch's is 0.
+    One step::
+
+        velocity = momentum * velocity + g
+        w -= learning_rate * velocity
+
+    A row has one slot, `velocity`. While a row is in no step, its velocity neither moves it nor decays.
+
+    In Keras the velocity includes the learning rate, so a change of the rate acts with a delay. The default momentum of
+    0.9 is the usual one; PyTorch's is 0.
+
+    Args:
+        learning_rate: Step size. Default: 0.001.
+        momentum: The share of the velocity that each step keeps. Default: 0.9.
     """
 
     name: ClassVar[str] = "momentum"
@@ -63,7 +84,19 @@ class Momentum(WeightDecayed):
 class Nesterov(WeightDecayed):
     """SGD with Nesterov's momentum, as torch.optim.SGD(nesterov=True) has it (Sutskever and others, ICML 2013).
 
-    velocity = momentum * velocity + g; w -= learning_rate * (g + momentum * velocity).
+    One step::
+
+        velocity = momentum * velocity + g
+        w -= learning_rate * (g + momentum * velocity)
+
+    A row has one slot, `velocity`. While a row is in no step, its velocity neither moves it nor decays.
+
+    In Keras the velocity includes the learning rate, so a change of the rate acts with a delay. The default momentum of
+    0.9 is the usual one; PyTorch's is 0.
+
+    Args:
+        learning_rate: Step size. Default: 0.001.
+        momentum: The share of the velocity that each step keeps. Default: 0.9.
     """
 
     name: ClassVar[str] = "nesterov"

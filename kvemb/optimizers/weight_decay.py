@@ -28,8 +28,11 @@ def decoupled(dim: int, w: Elements, g: Elements, learning_rate: np.float64, wei
 class WeightDecayed(Optimizer):
     """An optimizer with weight decay in either form.
 
-    weight_decay: its strength. decoupled: False adds weight_decay * w to the gradient, True scales w by 1 -
-    learning_rate * weight_decay before the step. In both cases only the rows of a step decay.
+    Args:
+        weight_decay: The strength of weight decay. It acts only on the rows of a step ("lazy"). 0: none. Default: 0.0.
+        decoupled: The form of weight decay. False adds weight_decay * w to the gradient, after clipping, like
+            torch.optim.Adam (the derivative of an L2 penalty). True scales w by 1 - learning_rate * weight_decay before
+            the step, like torch.optim.AdamW. Default: False.
     """
 
     weight_decay: float = 0.0

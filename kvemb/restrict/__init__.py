@@ -53,9 +53,17 @@ _KINDS: dict[str, type[RestrictPolicy]] = {
 
 
 def as_policy(spec: Any) -> RestrictPolicy | None:
-    """Return the policy of a `restrict_policy` argument: None, a RestrictPolicy, or a subclass, which is instantiated.
+    """Return the policy of a `restrict_policy` argument.
 
-    Raises TypeError for anything else, ValueError for an unknown clock or a NaN initial_score.
+    Args:
+        spec: None, a RestrictPolicy, or a subclass of it, which is instantiated without arguments.
+
+    Returns:
+        The policy; None for None.
+
+    Raises:
+        TypeError: spec is anything else, a class that must be made with arguments, or a policy without `score`.
+        ValueError: The policy has an unknown clock, or an initial_score of NaN.
     """
     if spec is None:
         return None
@@ -80,9 +88,16 @@ def as_policy(spec: Any) -> RestrictPolicy | None:
 
 
 def policy_from_json(data: Mapping[str, Any] | None) -> RestrictPolicy | None:
-    """Return the policy that to_json() described; None for None, a MissingPolicy for a user-defined one.
+    """Return the policy that to_json() described.
 
-    Raises UnsupportedFormat for an unknown kind or parameter.
+    Args:
+        data: A mapping with "kind" and the parameters, or None.
+
+    Returns:
+        The policy; None for None, a MissingPolicy for a user-defined one.
+
+    Raises:
+        UnsupportedFormat: The kind or a parameter is unknown, or a parameter's value is invalid.
     """
     if data is None:
         return None
@@ -102,9 +117,13 @@ def policy_from_json(data: Mapping[str, Any] | None) -> RestrictPolicy | None:
 
 
 def policy_class_name(policy: RestrictPolicy | Mapping[str, Any] | None) -> str | None:
-    """Return the class name of a policy or of its JSON, so that two policies can be compared; None for None.
+    """Return the class name of a policy or of its JSON, so that two policies can be compared.
 
-    The name of a built-in class is its kind, that of a user-defined class is its module and qualified name.
+    Args:
+        policy: A policy, its to_json(), or None.
+
+    Returns:
+        The kind of a built-in class, the module and qualified name of a user-defined class; None for None.
     """
     if policy is None:
         return None

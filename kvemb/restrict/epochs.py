@@ -32,9 +32,14 @@ class _Epochs(RestrictPolicy):
         return self._epoch if moment is None else moment.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch: call it on variable.restrict_policy, also after a variable was opened again.
+        """Begin an epoch. Call it on variable.restrict_policy, also after a variable was opened again.
 
-        epoch: from 0 to 2**21 - 1. Raises TypeError, ValueError; ValueError for a policy that is bound to no variable.
+        Args:
+            epoch: An int from 0 to 2**21 - 1.
+
+        Raises:
+            TypeError: epoch is not an int.
+            ValueError: epoch is out of range, or the policy is not bound to a variable.
         """
         inside(self.variable)
         object.__setattr__(self, "_epoch", as_int(epoch, "epoch", 0, MAX_EPOCH))

@@ -15,16 +15,25 @@ from kvemb.restrict.policy import Counts, RestrictPolicy, ScoreRule, Scores
 
 @dataclass(frozen=True)
 class FrequencyRestrictPolicy(RestrictPolicy):
-    """The score is the number of uses: least frequently used rows are evicted first. Every occurrence counts.
+    """The score is the number of uses: least frequently used rows are evicted first.
 
-    half_life: steps after which a use counts half; None: uses never fade. With it the score is log2 of the decayed
-    count, in units fixed at step 0: log2 of the sum of 2**(step / half_life) over all uses. This is forward decay
-    (Cormode, Shkapenyuk, Srivastava, Xu, "Forward Decay", ICDE 2009): scores of rows used at different times can be
-    compared directly, unused rows need no update, and the logarithm prevents overflow.
+    Every occurrence of a key counts. RestrictPolicy defines a use; upserts and gradient steps count only if they create
+    the row.
 
-    A step is a call that recorded uses, such as a lookup. RestrictPolicy defines a use; upserts and gradient steps
-    count only if they create the row. The half-life of a stored variable cannot change, because its scores have that
-    scale.
+    With half_life, uses fade: the score is log2 of the decayed count, in units fixed at step 0. It is log2 of the sum
+    of 2**(step / half_life) over all uses. This is forward decay (Cormode, Shkapenyuk, Srivastava, Xu, "Forward Decay",
+    ICDE 2009): scores of rows used at different times can be compared directly, unused rows need no update, and the
+    logarithm prevents overflow.
+
+    The half-life of a stored variable cannot change, because its scores have that scale.
+
+    Args:
+        half_life: The number of steps after which a use counts half. A step is a call that recorded uses, such as a
+            lookup. None: uses never fade. Default: None.
+
+    Raises:
+        TypeError: half_life is neither None nor a number.
+        ValueError: half_life is not finite, or not above 0.
     """
 
     kind: ClassVar[str] = "frequency"

@@ -12,10 +12,13 @@ from kvemb.restrict.policy import Counts, RestrictPolicy, Scores
 
 @dataclass(frozen=True)
 class MissingPolicy(RestrictPolicy):
-    """A user-defined policy that was not given when its variable was opened, so that only its class name is known.
+    """A user-defined policy that was not given when its variable was opened.
 
-    The stored description is kept. Scores do not change: uses are not recorded, as with touch=False, and a new row has
-    the score 0. Restricting and recording uses raise ValueError.
+    Only the name of its class is known. The stored description is kept. Scores do not change: uses are not recorded, as
+    with touch=False, and a new row has the score 0. Restricting and recording uses raise ValueError.
+
+    Args:
+        class_name: The module and qualified name of the class.
     """
 
     class_name: str
@@ -33,7 +36,11 @@ class MissingPolicy(RestrictPolicy):
         raise self.error()
 
     def error(self) -> ValueError:
-        """Return the error that says which policy is missing and how to give it."""
+        """Return the error that says which policy is missing and how to give it.
+
+        Returns:
+            The error, for the caller to raise.
+        """
         return ValueError(
             f"the variable was opened without its policy {self.class_name}; close the store, and open the variable "
             "with get_variable(..., restrict_policy=...) first"

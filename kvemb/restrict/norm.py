@@ -13,10 +13,10 @@ from kvemb.restrict.policy import Counts, RestrictPolicy, ScoreRule, Scores
 
 @dataclass(frozen=True)
 class NormRestrictPolicy(RestrictPolicy):
-    """restrict removes rows with the smallest L2 norm first: those that training has left near zero.
+    """restrict removes the rows with the smallest L2 norm first: rows that training has left near zero.
 
-    Scores are numbers of uses, by which rows are evicted from the hot tier, because a norm changes with every step.
-    Norms are calculated in float64 when the variable is restricted; a row with NaN is removed first.
+    Rows are evicted from the hot tier by another number, because a norm changes with every step: scores are numbers of
+    uses. Norms are calculated in float64 when the variable is restricted. A row with NaN is removed first.
     """
 
     kind: ClassVar[str] = "norm"

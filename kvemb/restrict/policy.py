@@ -50,14 +50,31 @@ class ScoredRows(Protocol):
 
 
 class RestrictPolicy:
-    """The base of every policy. To define a policy, subclass it and override `score`.
+    """The base of every policy: it turns the uses of a row into a score, and rows with higher scores survive.
 
-    A row is used when it is created, and at each occurrence in a lookup (unless touch=False) or in apply_update. A
-    change is not a use: upsert, accum and apply_gradients do not change the score of an existing row.
+    To define a policy, subclass it and override `score`. A row is used when it is created, and at each occurrence in a
+    lookup (unless touch=False) or in apply_update. A change is not a use: upsert, accum and apply_gradients do not
+    change the score of an existing row.
 
-    initial_score: the old score that `score` gets for a new row, whose creation is its first use.
-    clock: the unit of `now`: "steps" of the variable, or "seconds" since 1970.
-    kind: the policy's name on disk; "custom" for user-defined policies.
+    A policy is given to a variable when it is opened. `variable.restrict_policy` is a copy that is bound to the
+    variable: call its methods, such as apply_restriction.
+
+    Attributes:
+        initial_score: The old score that `score` gets for a new row, whose creation is its first use. Default: 0.0.
+        clock: The unit of `now`: "steps" of the variable, or "seconds" since 1970. Default: 'steps'.
+        kind: The policy's name on disk; "custom" for user-defined policies.
+
+    Example:
+        >>> class LastStep(kvemb.RestrictPolicy):
+        ...     def score(self, old_score, count, now):
+        ...         return np.full_like(old_score, now)
+        >>> items = store.get_variable("items", dim=2, restrict_policy=LastStep())
+        >>> items.upsert([1, 2, 3], [[1, 1], [2, 2], [3, 3]])
+        >>> _ = items.lookup([2, 3])
+        >>> items.restrict_policy.apply_restriction(2)
+        1
+        >>> items.lookup([1, 2, 3], return_exists=True)[1]
+        array([False,  True,  True])
     """
 
     kind: ClassVar[str] = "custom"
@@ -66,11 +83,20 @@ class RestrictPolicy:
     _variable: Handle[ScoredRows] | None = None
 
     def score(self, old_score: Scores, count: Counts, now: float) -> Scores:
-        """Return the new scores (n,) float64 of rows that were just used; higher scores survive. NaN is refused.
+        """Return the new scores of rows that were just used; higher scores survive.
 
-        old_score: float64 (n,), one for each distinct row; a copy. count: int64 (n,), new uses, at least 1. now: the
-        clock's time. Each element of the result must depend only on its own elements and now, not on the rest of the
-        batch.
+        Each element of the result must depend only on its own elements and now, not on the rest of the batch.
+
+        Args:
+            old_score: float64 (n,), one for each distinct row; a copy.
+            count: int64 (n,), new uses, at least 1.
+            now: The clock's time.
+
+        Returns:
+            float64 (n,), without NaN.
+
+        Raises:
+            NotImplementedError: The policy does not define it.
         """
         raise NotImplementedError(f"{type(self).__name__} must define score(self, old_score, count, now)")
 
@@ -80,16 +106,33 @@ class RestrictPolicy:
         return ScoreRule.CUSTOM
 
     def now(self, step: int) -> float:
-        """Return the time of a use in this step: the step, or the seconds since 1970."""
+        """Return the time of a use in this step.
+
+        Args:
+            step: The variable's step.
+
+        Returns:
+            The step, or the seconds since 1970, as `clock` says.
+        """
         if self.clock == "steps":
             return float(step)
         moment = current_moment()
         return time.time() if moment is None else moment.seconds
 
     def checked_score(self, old_score: Scores, count: Counts, now: float) -> Scores:
-        """Return score(...) as a new contiguous float64 array (n,).
+        """Return the result of score(), checked.
 
-        Raises TypeError unless it returns real numbers, ValueError for another shape or NaN, naming the policy.
+        Args:
+            old_score: As for score().
+            count: As for score().
+            now: As for score().
+
+        Returns:
+            A new contiguous float64 array (n,).
+
+        Raises:
+            TypeError: score() did not return real numbers. The message names the policy.
+            ValueError: score() returned another shape, or NaN.
         """
         what = f"{type(self).__name__}.score()"
         result = np.asarray(self.score(old_score.copy(), count, now))
@@ -110,17 +153,41 @@ class RestrictPolicy:
         return scores
 
     def min_score(self, now: float) -> float:
-        """Return the score below which rows have expired, so that any restriction removes them; -inf: none have."""
+        """Return the score below which rows have expired, so that any restriction removes them.
+
+        Args:
+            now: The clock's time.
+
+        Returns:
+            The score; -inf if no row expires.
+        """
         return -math.inf
 
     def ranking(self, scores: Scores, values: npt.NDArray[Any]) -> Scores:
-        """Return what restrict ranks rows by, (n,), without NaN: here their scores. values: embeddings (n, dim)."""
+        """Return what restrict ranks rows by: here their scores.
+
+        Args:
+            scores: The rows' scores, float64 (n,).
+            values: The rows' embeddings, (n, dim).
+
+        Returns:
+            float64 (n,), without NaN.
+
+        Raises:
+            TypeError, ValueError: Never here. restrict passes on what an override raises.
+        """
         return scores
 
     def bind(self: Self, variable: Handle[ScoredRows]) -> Self:
-        """Return a shallow copy that is bound to this variable; the instance itself does not change.
+        """Return a shallow copy that is bound to a variable; the instance itself does not change.
 
-        So one instance may be given to many variables; `variable.restrict_policy` is the bound copy.
+        So one instance may be given to many variables.
+
+        Args:
+            variable: The variable.
+
+        Returns:
+            The bound copy, which is `variable.restrict_policy`.
         """
         bound = copy.copy(self)
         object.__setattr__(bound, "_variable", variable)
@@ -137,25 +204,68 @@ class RestrictPolicy:
         return self._variable
 
     def apply_update(self, keys: npt.ArrayLike) -> None:
-        """Record one use for each occurrence of keys (any shape); missing keys are ignored."""
+        """Record one use for each occurrence of keys; missing keys are ignored.
+
+        Args:
+            keys: Integers of any shape.
+
+        Raises:
+            TypeError: keys are not integers that fit the key dtype.
+            ValueError: The policy is not bound to a variable, or the variable was opened without its user-defined
+                policy.
+            Closed: The store was closed.
+            ReadOnly: The store is read-only.
+            Poisoned: An earlier write failed.
+        """
         inside(self.variable).record_uses(keys)
 
     def apply_restriction(self, num_reserved: int, trigger: int | None = None) -> int:
-        """Keep the num_reserved rows with the highest scores, ties to larger keys; return the number removed.
+        """Keep the rows with the highest scores, and remove all others.
 
-        trigger: do nothing unless the variable holds more rows than this; None: always.
-        Raises TypeError if an argument is not an int, ValueError if it is negative.
+        Of rows with equal scores, those with larger keys are kept.
+
+        Args:
+            num_reserved: The number of rows to keep.
+            trigger: Do nothing unless the variable holds more rows than this. None: always restrict. Default: None.
+
+        Returns:
+            The number of rows removed.
+
+        Raises:
+            TypeError: An argument is not an int.
+            ValueError: An argument is negative, the policy is not bound to a variable, or the variable was opened
+                without its user-defined policy.
+            MemoryError: A GPU lacks memory. Rows that were removed before stay removed; another call removes the rest.
+            Closed: The store was closed.
+            ReadOnly: The store is read-only.
+            Poisoned: An earlier write failed.
         """
         reserved = as_int(num_reserved, "num_reserved", 0, MAX_ROWS)
         bound = None if trigger is None else as_int(trigger, "trigger", 0, MAX_ROWS)
         return inside(self.variable).restrict(reserved, bound)
 
     def status(self, keys: npt.ArrayLike) -> Scores:
-        """Return a copy of the scores of keys, float64 of keys.shape, NaN for missing keys. Records no use."""
+        """Return the scores of keys. Records no use.
+
+        Args:
+            keys: Integers of any shape.
+
+        Returns:
+            A copy, float64 of keys' shape; NaN for missing keys.
+
+        Raises:
+            TypeError: keys are not integers that fit the key dtype.
+            ValueError: The policy is not bound to a variable.
+            Closed: The store was closed.
+        """
         return inside(self.variable).scores(keys)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON: "kind", and a built-in policy's parameters or the name of a user-defined class."""
+        """Return the policy as plain JSON.
+
+        Returns:
+            A dict of "kind", and a built-in policy's parameters or the name of a user-defined class.
+        """
         return {"kind": "custom", "class": _qualified_name(type(self))}
 
 

@@ -15,8 +15,15 @@ class TimeToLiveRestrictPolicy(TimestampRestrictPolicy):
     """restrict removes every row that was not used for `ttl`, however many rows are reserved.
 
     Expired rows are served until they are removed; then their keys are missing. Of the other rows, the least recently
-    used are removed first. ttl: in the clock's unit, "seconds" or "steps" (calls that recorded uses). ttl and clock are
-    stored and cannot change. Raises TypeError; ValueError unless ttl is finite and above 0.
+    used are removed first. ttl and clock are stored and cannot change.
+
+    Args:
+        ttl: The time after which an unused row expires, in the clock's unit. Default: 2592000.0, 30 days.
+        clock: "seconds", or "steps": calls that recorded uses. Default: 'seconds'.
+
+    Raises:
+        TypeError: ttl is not a number.
+        ValueError: ttl is not finite, not above 0, or clock is unknown.
     """
 
     kind: ClassVar[str] = "time_to_live"

@@ -14,9 +14,15 @@ from kvemb.restrict.policy import Counts, RestrictPolicy, ScoreRule, Scores, che
 class TimestampRestrictPolicy(RestrictPolicy):
     """The score is the time of the last use: least recently used rows are evicted first.
 
-    clock: "seconds" (since 1970, so it continues after a restart) or "steps", calls that recorded uses. RestrictPolicy
-    defines a use. A use never lowers a score: if the machine's clock goes back, rows keep their scores until it has
-    caught up. The clock of a stored variable cannot change.
+    RestrictPolicy defines a use. A use never lowers a score: if the machine's clock goes back, rows keep their scores
+    until it has caught up. The clock of a stored variable cannot change.
+
+    Args:
+        clock: "seconds" since 1970, so that it continues after a restart, or "steps": calls that recorded uses.
+            Default: 'seconds'.
+
+    Raises:
+        ValueError: clock is unknown.
     """
 
     kind: ClassVar[str] = "timestamp"
