@@ -19,17 +19,20 @@ MODULES = ["kvemb", "kvemb.bulk", "kvemb.optimizers", "kvemb.initializers", "kve
 MODULES += [name for name in ["kvemb.monitoring"] if importlib.util.find_spec(name) is not None]
 # What users get from calls, and do not import.
 GOT = {"kvemb": [VariableMap, SlotVariable, TierSize, Recovery, Limits]}
-# Classes whose objects kvemb makes. Their constructors take what is inside kvemb.
+# Classes whose objects kvemb makes, or nobody. Their constructors take what is inside kvemb.
 MADE_BY_KVEMB = {
     *("kvemb.Store", "kvemb.PendingCheckpoint", "kvemb.VariableMap", "kvemb.SlotVariable", "kvemb.Embeddings"),
     *("kvemb.cluster.Store", "kvemb.cluster.Variable"),
+    *("kvemb.errors.SchemaMismatch", "kvemb.optimizers.Optimizer"),
 }
+# Nobody calls an optimizer's formula, which kernels are generated from: its arguments are those of
+# kvemb.optimizers.formula.
+FORMULA = ".formula"
 # Modules, with those below them, whose docstrings have no sections yet. Nothing may be added here.
 TO_COME = (
     *("kvemb.bulk", "kvemb.catalog", "kvemb.default_store", "kvemb.defaults", "kvemb.durability", "kvemb.engine"),
-    *("kvemb.limits", "kvemb.offline", "kvemb.opening", "kvemb.pooling", "kvemb.stats", "kvemb.store"),
+    *("kvemb.offline", "kvemb.opening", "kvemb.pooling", "kvemb.stats", "kvemb.store"),
     *("kvemb.variable", "kvemb.variable_scope"),
-    *("kvemb.optimizers", "kvemb.initializers", "kvemb.restrict", "kvemb.options", "kvemb.errors"),
     *("kvemb.cluster", "kvemb.torch"),
 )
 
@@ -48,7 +51,7 @@ def everything(names: list[str]) -> list[Public]:
 def check(names: list[str]) -> None:
     told: list[str] = []
     for each in everything(names):
-        if f"{each.module}.".startswith(tuple(f"{name}." for name in TO_COME)):
+        if f"{each.module}.".startswith(tuple(f"{name}." for name in TO_COME)) or each.name.endswith(FORMULA):
             continue
         told += [f"{each.name}: {fault}" for fault in faults(each, made_by_kvemb=each.name in MADE_BY_KVEMB)]
     assert told == [], "\n".join([f"{len(told)} faults; their form is that of tests/docstrings.py", *told])

@@ -20,11 +20,6 @@ def test_limits_are_equal_by_their_numbers_and_frozen():
         DEFAULT.scan_rows = 7
 
 
-def test_every_limit_is_explained():
-    for name in NAMES:
-        assert name in (Limits.__doc__ or ""), name
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_every_limit_is_a_number_from_1_on(name):
     for value in (1, MAX_ROWS):
