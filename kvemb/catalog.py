@@ -20,7 +20,12 @@ from kvemb.variable import Variable
 
 
 class VariableMap(Mapping[str, Variable]):
-    """A view of a store's variables. names() lists their names; get(name) opens one, or raises KeyError."""
+    """Map names to the variables of a store: what ``Store.variables`` returns.
+
+    It is a read-only view, so it shows variables that are made later. Getting a variable that is not open yet opens it
+    as it is stored; an unknown name raises KeyError, which lists the names that there are. Iteration is over names, and
+    opens nothing.
+    """
 
     def __init__(self, names: Callable[[], list[str]], get: Callable[[str], Variable]) -> None:
         self._names, self._get = names, get

@@ -6,7 +6,6 @@ The arguments of get_variable have the names, the order and the defaults of tfra
 from __future__ import annotations
 
 import atexit
-import inspect
 import shutil
 import tempfile
 import warnings
@@ -20,13 +19,23 @@ from kvemb.engine.arguments import Arguments
 from kvemb.engine.engine import Engine
 from kvemb.errors import KvembError
 from kvemb.handle import inside
-from kvemb.signatures import function_of
+from kvemb.signatures import described_as, function_of
 from kvemb.store import Store
 from kvemb.variable import InStore, Variable
 
 
 def default_store() -> Store:
-    """Return the innermost default store, or else a temporary one, deleted at exit; a UserWarning says so."""
+    """Return the default store of module-level functions such as ``get_variable``.
+
+    It is the store of the innermost ``with`` block. All threads share the default stores.
+
+    Returns:
+        The default store. If there is none, a temporary one is opened, and deleted at exit; a UserWarning says so.
+
+    Example:
+        >>> kvemb.default_store() is store
+        True
+    """
     return cast(Store, DEFAULTS.innermost())
 
 
@@ -60,21 +69,55 @@ class ArgumentsInStore(Arguments, InStore):
     """The arguments of kvemb.get_variable."""
 
 
+@described_as(Store.get_variable)
 @function_of(ArgumentsInStore)
 def get_variable(arguments: ArgumentsInStore) -> Variable:
-    """Return the variable of this name in a store. See Store.get_variable for the other arguments.
+    """Return the variable of this name in a store: the open one, the stored one, or a new one.
 
-    store: the store; None: the innermost default store (`with kvemb.open(path):`).
+    This is ``Store.get_variable`` of ``store``, with the same other arguments. They have the names, order and defaults
+    of ``tfra.dynamic_embedding.get_variable``.
+
+    Args:
+        store: The store. None: the innermost default store, as in ``with kvemb.open(path):``.
+
+    Returns:
+        The variable. Calls with the same name return the same object.
+
+    Raises:
+        SchemaMismatch: The stored variable has another dim, dtype, initializer, policy or optimizer class. The error, a
+            ValueError, names the field.
+        ValueError: An argument is not valid, or the variable is already open with another one.
+        TypeError: An argument has the wrong type.
+        BackendUnavailable: A device, or a package that it needs, is missing.
+        ReadOnly: The variable is new, and the store is read-only.
+        Poisoned: An earlier write failed, and the variable is new, or opening it would take memory from others.
+        Closed: The store is closed.
+
+    Example:
+        >>> with kvemb.open("new_store") as new_store:
+        ...     items = kvemb.get_variable("items", dim=8, optimizer=kvemb.optimizers.Adagrad(0.05))
+        ...     items.lookup([7]).shape
+        (1, 8)
     """
     place = cast(Store, store_or_default(arguments.store))
     return place.get_variable(**{name: value for name, value in vars(arguments).items() if name != "store"})
 
 
 def get_collection(name: str, *, store: Store | None = None) -> list[Any]:
-    """Return a list of what was added to a collection of a store, in order. See Store.get_collection."""
+    """List what was added to a collection of a store.
+
+    Args:
+        name: The collection's name, such as ``GraphKeys.TRAINABLE_VARIABLES``.
+        store: The store. None: the innermost default store.
+
+    Returns:
+        A new list, in the order of addition; empty for an unknown name.
+
+    Raises:
+        TypeError: ``store`` is not a store.
+
+    Example:
+        >>> kvemb.get_collection(kvemb.GraphKeys.TRAINABLE_VARIABLES) == [users]
+        True
+    """
     return cast(Store, store_or_default(store)).get_collection(name)
-
-
-# The arguments of both are documented once.
-_own, _shared = inspect.getdoc(get_variable) or "", inspect.getdoc(Store.get_variable) or ""
-get_variable.__doc__ = _own + "\n" + _shared.partition("\n\n")[2]

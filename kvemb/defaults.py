@@ -40,7 +40,7 @@ class DefaultStore(StoreHandle[Inside]):
 
     @abstractmethod
     def close(self) -> None:
-        """Close it. Idempotent."""
+        """Close it. Calling it again does nothing."""
 
     def __enter__(self) -> Self:
         self.state.check_open()
@@ -53,7 +53,21 @@ class DefaultStore(StoreHandle[Inside]):
 
     @contextmanager
     def as_default(self) -> Iterator[Self]:
-        """Make this store the default of module-level functions inside the block; it stays open afterwards."""
+        """Make this store the default of module-level functions inside a ``with`` block.
+
+        Unlike ``with store:``, the block leaves the store open.
+
+        Yields:
+            The store.
+
+        Raises:
+            Closed: The store is closed.
+
+        Example:
+            >>> with store.as_default():
+            ...     kvemb.get_variable("users") is users
+            True
+        """
         self.state.check_open()
         DEFAULTS.stores.append(self)
         try:

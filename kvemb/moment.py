@@ -13,10 +13,13 @@ from typing import NamedTuple
 
 
 class Moment(NamedTuple):
-    """The time of a call. step: number of calls that recorded uses, ever, this one included. seconds: since 1970.
+    """Say when a call is made.
 
-    optimizer_step: the number of the optimizer step that the call takes, 0 if it takes none. epoch: the epoch of a
-    policy that has epochs.
+    Attributes:
+        step: How many calls have recorded uses, ever, this one included.
+        seconds: The time, in seconds since 1970.
+        optimizer_step: The number of the optimizer step that the call takes; 0 if it takes none.
+        epoch: The epoch of a policy that has epochs.
     """
 
     step: int
@@ -32,7 +35,11 @@ current_moment = _moment.get
 
 @contextmanager
 def at(moment: Moment) -> Iterator[None]:
-    """Give calls in the block this moment."""
+    """Give calls in the block this moment.
+
+    Args:
+        moment: The step and the time of these calls.
+    """
     token = _moment.set(moment)
     try:
         yield

@@ -37,28 +37,52 @@ def open(
     flush_every: float | None = None,
     limits: Limits = Limits(),  # noqa: B008 -- a frozen value
 ) -> Store:
-    """Open the store at path; it is created if the directory is missing or empty.
+    """Open the store at a path. It is created if the directory is missing or empty.
 
-    memory_budget: bytes, or text such as "512MiB", for everything the store keeps in memory; 1 GiB unless given. If it
-    is more than the machine has, a warning is logged.
-    device_memory: bytes or text, for hot tables and their buffers on each GPU; None: three quarters of its memory.
-    The arrays of calls take GPU memory in addition.
-    read_only: open a store's last durable point, or a checkpoint in place; nothing changes, uses are not counted.
-    follow: the same for a store that another process trains; refresh() moves to its newest point.
-    warm: when a variable is opened, load the rows that were hot at the last durable point; otherwise no row is hot at
-    first.
-    durability: the state after a crash. "checkpoint": the last completed flush() or checkpoint(). "write": the last
-    call that changed rows and returned; each waits for an fsync, which concurrent calls share. Uses that lookups
-    record become durable with the next flush() in both modes.
-    flush_every: seconds from one flush() in the background to the next; none begins while a point is being written.
-    After a crash the store is then at most this time, and the duration of a flush, behind. Its state is that of one
-    moment: every call that had returned by then is in it, and of a call in progress some keys may have their new rows
-    and others their old ones. If a flush fails, the store refuses writes, and the error is raised as that of a
-    checkpoint with block=False. With durability="write" this makes uses durable and keeps the log short. None: the
-    store is flushed only when flush() is called. A cluster has no flush_every; use checkpoint(block=False) there.
-    limits: how much one internal step processes at a time (kvemb.limits).
-    Raises StoreNotFound, Locked, Corruption, UnsupportedFormat, ColdStoreError; ValueError or TypeError for arguments;
-    BackendUnavailable for writing in a process that was forked after a store had been opened.
+    Args:
+        path: The store's directory; or, with ``read_only``, that of a checkpoint.
+        memory_budget: Memory for everything that the store keeps: bytes, or text such as ``"512MiB"``. If it is more
+            than the machine has, a warning is logged.
+        device_memory: Memory for hot tables and their buffers on each GPU: bytes, or text. None: three quarters of the
+            GPU's memory. The arrays of calls take GPU memory in addition.
+        read_only: Open the last durable point of a store, or a checkpoint in place. Nothing changes, and uses are not
+            counted.
+        follow: Open a store that another process trains, read-only. ``refresh()`` moves to its newest durable point.
+        warm: When a variable is opened, load the rows that were hot at the last durable point. With False, no row is
+            hot at first.
+        durability: Which changes survive a crash. ``"checkpoint"``: those before the last completed ``flush()`` or
+            ``checkpoint()``. ``"write"``: those of every call that has returned. Each call then waits for an fsync,
+            which concurrent calls share. Uses that lookups record become durable with the next ``flush()`` in both
+            modes.
+        flush_every: Seconds between flushes in the background. None starts while a durable point is being written.
+            After a crash the store is then at most this time, and the duration of a flush, behind. A background flush
+            can fall in the middle of a call: after a crash, some of its keys may then have their new rows and others
+            their old ones. Every call that had returned before the flush began is included. If a flush fails, the store
+            refuses writes, and the error is raised as that of ``checkpoint(block=False)``. With ``durability="write"``
+            flushes make uses durable and keep the log short. None: the store is flushed only when you call ``flush()``.
+            A cluster has no ``flush_every``; use ``checkpoint(block=False)`` there.
+        limits: How much one internal step processes at a time (``kvemb.limits.Limits``).
+
+    Returns:
+        The store. Use it in a ``with`` block, which flushes and closes it, or call ``close()``.
+
+    Raises:
+        StoreNotFound: There is no store to read at the path; or the path has other files.
+        Locked: Another process, or this one, has the store open for writing.
+        Corruption: Bytes on disk differ from what was written.
+        UnsupportedFormat: The store was written by a kvemb with another format.
+        ColdStoreError: The disk could not be read or written.
+        ValueError: An argument is not valid, or does not go with another one.
+        TypeError: An argument has the wrong type.
+        BackendUnavailable: The store is to be written to in a process that was forked after a store had been opened.
+
+    Example:
+        >>> with kvemb.open("my_store", memory_budget="64MiB") as my_store:
+        ...     items = my_store.get_variable("items", dim=8)
+        ...     items.upsert([1], np.ones((1, 8), np.float32))
+        >>> with kvemb.open("my_store", read_only=True) as reader:
+        ...     reader.variables["items"].size()
+        1
     """
     place = paths.local(path)
     if follow and layout.is_checkpoint(place):

@@ -14,7 +14,13 @@ HOST, DISK = "host", "disk"
 
 @dataclass(frozen=True)
 class TierSize:
-    """A variable's rows in one tier, the cells for them (none on disk), and the bytes that these take."""
+    """Hold the size of one tier of a variable.
+
+    Attributes:
+        rows: Rows in the tier.
+        cells: Cells for them; 0 on disk.
+        nbytes: Bytes that the cells take; on disk, those of the rows.
+    """
 
     rows: int = 0
     cells: int = 0
@@ -26,18 +32,31 @@ class TierSize:
 
 @dataclass
 class Stats:
-    """Counts since the variable was opened.
+    """Hold the counts of a variable's work since it was opened.
 
-    Updated under the variable's lock, except for spills and seconds_spill, which the one writing thread updates, and
-    seconds_cold_read, which any thread updates and which is therefore approximate.
+    They are updated under the variable's lock, with two exceptions. The one writing thread updates ``spills`` and
+    ``seconds_spill``. Any thread updates ``seconds_cold_read``, which is therefore approximate. Two ``Stats`` can be
+    added.
 
-    hits, misses, absent: keys looked up whose row was hot, whose row was not hot, and that had no row; their sum is the
-    number of keys looked up. During a lookup, its absent keys are counted as misses.
-    refused: gradients of keys to which Admission has not yet given a row. bytes_sightings: bytes of its counters.
-    promotions: rows offered to the hot tier, cold ones and new ones. spills: rows written to the cold store, removals
-    included. rows: rows in both tiers. rows_waiting: rows in the spill buffer, removals included. Seconds are
-    wall-clock times of lookups, of updates, of reading and of writing the cold store. tiers: "gpu:0", "host", "disk"; a
-    row is counted in one of them only, so a hot row does not count for "disk".
+    Attributes:
+        hits: Keys looked up whose row was hot.
+        misses: Keys looked up whose row was not hot. During a lookup, its absent keys are counted here.
+        absent: Keys looked up that had no row. ``hits + misses + absent`` is the number of keys looked up.
+        refused: Gradients of keys to which an ``Admission`` has not yet given a row.
+        promotions: Rows offered to the hot tier, cold ones and new ones.
+        spills: Rows written to the cold store, removals included.
+        rows: Rows in both tiers.
+        rows_hot: Rows in the hot tier.
+        rows_waiting: Rows in the spill buffer, removals included.
+        bytes_hot: Bytes of the hot tier.
+        bytes_cold: Bytes of the cold store.
+        bytes_sightings: Bytes of the counters of an ``Admission``.
+        seconds_lookup: Wall-clock time of lookups.
+        seconds_update: Wall-clock time of updates.
+        seconds_cold_read: Wall-clock time of reading the cold store.
+        seconds_spill: Wall-clock time of writing the cold store.
+        tiers: The size of each tier, by name: ``"gpu:0"``, ``"host"``, ``"disk"``. A row is counted in one tier only,
+            so a hot row does not count for ``"disk"``.
     """
 
     hits: int = 0
@@ -60,7 +79,7 @@ class Stats:
 
     @property
     def hit_rate(self) -> float:
-        """hits / (hits + misses); 0 before the first hit or miss.
+        """``hits / (hits + misses)``; 0 before the first hit or miss.
 
         Absent keys do not count, because no size of the hot tier would make them hits.
         """
@@ -82,7 +101,15 @@ class Stats:
         return ", ".join(f"{each.rows:,} {where} in {format_bytes(each.nbytes)}" for where, each in parts)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return every count by name, hit_rate included; tiers as a dict of dicts."""
+        """Return every count by name, for a log or a dashboard.
+
+        Returns:
+            A new dict, ``hit_rate`` included; ``tiers`` is a dict of dicts.
+
+        Example:
+            >>> users.stats.as_dict()["rows"]
+            3
+        """
         return {**asdict(self), "hit_rate": self.hit_rate}
 
     def __add__(self, other: Stats) -> Stats:
@@ -102,7 +129,14 @@ class Stats:
         )
 
     def timed(self, what: str) -> Timed:
-        """Add the seconds that the block takes to the field seconds_<what>."""
+        """Add the seconds that a ``with`` block takes to a field.
+
+        Args:
+            what: The end of the field's name, such as ``"lookup"`` for ``seconds_lookup``.
+
+        Returns:
+            The context manager.
+        """
         return Timed(self, f"seconds_{what}")
 
 

@@ -1,5 +1,7 @@
 """A store, as users see it: one directory of many variables, with one memory budget.
 
+Longer than 300 lines: every call on a store is defined here, with its docstring.
+
 The work is done by kvemb.engine. Thread-safe.
 """
 
@@ -31,7 +33,7 @@ from kvemb.many_tables import calls
 from kvemb.memory.budget import Budget
 from kvemb.options import format_bytes
 from kvemb.replica import apply_delta
-from kvemb.signatures import method_of
+from kvemb.signatures import described_as, method_of
 from kvemb.stats import Stats
 from kvemb.store_state import StoreState
 from kvemb.variable import Variable
@@ -42,11 +44,19 @@ _Rows = dict[Variable | str, npt.NDArray[Any]]
 
 
 class Store(DefaultStore[Engine]):
-    """Embedding variables that live in one directory. Made by kvemb.open and kvemb.restore.
+    """Hold embedding variables in one directory, with one memory budget.
 
-    As a context manager, it is the store that module-level functions use inside the `with` block; leaving the block
-    flushes and closes it. path: its directory. recovery: the state recovered after a crash (a Recovery: created, rows),
-    else None. budget: the memory budget.
+    You get one from ``kvemb.open`` or ``kvemb.restore``. Inside its ``with`` block it is the default store of functions
+    such as ``kvemb.get_variable``. Leaving the block flushes and closes it. Thread-safe.
+
+    Attributes:
+        path: Its directory.
+        follows: Whether it was opened with ``follow=True``.
+        recovery: What was recovered when it was opened after a crash, with the fields ``created`` and ``rows``; None if
+            it was closed properly.
+        limits: How much one internal step processes at a time (``kvemb.limits.Limits``).
+        budget: The memory budget.
+        state: Whether it may be read and written: open, read-only, poisoned or closed.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -60,12 +70,12 @@ class Store(DefaultStore[Engine]):
 
     @property
     def id(self) -> str:
-        """The store's identity, 32 hexadecimal digits; its checkpoints and stores restored from them have the same."""
+        """The store's identity, 32 hexadecimal digits, which checkpoints and stores restored from them share."""
         return self._inside.current_manifest.store
 
     @property
     def point(self) -> int:
-        """The number of the last durable point, in a reader of the point that it reads. Numbers increase."""
+        """The number of the last durable point, or of the point that a read-only store reads. Numbers increase."""
         return self._inside.current_manifest.point
 
     # Variables.
@@ -74,52 +84,82 @@ class Store(DefaultStore[Engine]):
     def get_variable(self, arguments: Arguments) -> Variable:
         """Return the variable of this name: the open one, the stored one, or a new one.
 
-        name: printable; slashes may divide it, as in "towers/users".
-        key_dtype: int64, int32 or uint64.
-        value_dtype: float32, float64, float16, bfloat16, int8, int32 or int64.
-        dim: values in a row, from 1 to 1,048,576. Left out: as stored; a new variable gets 1, and a warning is logged.
-        devices: names such as "cpu" or "gpu:0", one or a list, with one hot table each; None: the CPU.
-        partitioner: fn(keys, n), which gives each key its hot table, from 0 to n - 1.
-        shared_name: accepted and unused, as in the reference.
-        initializer: the row of a missing key: None (zeros), a number, `dim` values, or an Initializer. A seed that is
-        not given is derived from the variable's name.
-        trainable: whether apply_gradients is allowed; such variables join the collection TRAINABLE_VARIABLES.
-        checkpoint: whether checkpoints include the variable. If it becomes False, deltas and replicas drop it.
-        init_size: rows that the hot tier has room for at first; 0: a default. Later the hot tiers of a store share its
-        budget.
-        kv_creator: where cold rows live: a RocksDBCreator, the default, or a MemoryCreator.
-        restrict_policy: how rows are scored, a RestrictPolicy or its class; None: uses are counted, and restrict
-        removes nothing. A user-defined policy must be given at each opening. Without it (also through `variables`) the
-        stored policy is kept, but uses are not recorded, scores do not change, and restrict raises ValueError.
-        bp_v2: writers use accum, which adds, instead of upsert.
-        optimizer: the optimizer of apply_gradients, one of kvemb.optimizers.
-        hot_rows: cells of the hot tier, all reserved at once, so at least init_size; None: a share of the store's
-        budget, into which the tier grows as needed.
-        admission: an Admission, which decides which missing keys get a row in apply_gradients; None: all. Its
-        counters are stored, the Admission itself is not: give it at each opening.
-        regularizer: fn(variable), called once when the variable is made or opened; what it returns, unless None, joins
-        the collection REGULARIZATION_LOSSES.
-        constraint: fn(values), which projects the rows (n, dim) that an optimizer has just changed, and returns them.
-        Each result must depend on its own row only, because rows come in any combination. Called under the variable's
-        lock. If it raises, the step is undone.
-        collections: names of the collections that the variable joins; None: GLOBAL_VARIABLES.
-        custom_getter: fn(getter, name, **arguments), called instead; see variable_scope.
-        caching_device: must be None.
-        validate_shape: must be True.
-        use_resource: must be None or True.
-        synchronization: must be None or AUTO.
-        aggregation: must be None or NONE.
+        Names, order and defaults of the arguments up to ``bp_v2`` are those of TensorFlow Recommenders-Addons'
+        ``tfra.dynamic_embedding.get_variable``. The others are ``optimizer``, ``hot_rows`` and ``admission`` of kvemb,
+        and the remaining arguments of TensorFlow 1's ``tf.get_variable``.
 
-        Inside a variable_scope the name gets its prefix, and arguments that are left out are those of the scope.
-        If the variable exists, dim, dtypes, initializer, optimizer class and restrict_policy must be as stored,
-        unless they are left out. The optimizer's other settings may differ; the new ones are used from now on.
-        trainable, checkpoint, bp_v2 and kv_creator may differ when the variable is opened; if left out, they are as
-        stored. A kv_creator that differs is used from the next opening of the store. Once the variable is open, every
-        argument but the optimizer must be as the variable has it, or left out.
-        Raises SchemaMismatch (a ValueError) naming the field; ValueError, TypeError for an argument; ValueError for one
-        that an open variable does not have, such as other hot_rows or devices; Closed; BackendUnavailable if a device
-        or what it needs is missing; for a new variable ReadOnly, Poisoned; Poisoned also if memory for a stored
-        variable would have to be taken from other variables.
+        Inside a ``variable_scope`` the name gets the scope's prefix, and arguments that you leave out are the scope's.
+
+        If the variable exists, you can leave out everything but its name:
+
+        - ``dim``, dtypes, ``initializer``, ``restrict_policy`` and the optimizer's class must be as stored. The
+          optimizer's other settings may differ; the new ones are used from now on.
+        - ``trainable``, ``checkpoint``, ``bp_v2`` and ``kv_creator`` may differ when the variable is opened. A new
+          ``kv_creator`` is used from the next opening of the store.
+        - While the variable is open, each argument except ``optimizer`` must be as the variable has it.
+
+        Args:
+            name: The variable's name, of printable characters. Slashes may divide it, as in ``"towers/users"``.
+            key_dtype: ``int64``, ``int32`` or ``uint64``.
+            value_dtype: ``float32``, ``float64``, ``float16``, ``bfloat16``, ``int8``, ``int32`` or ``int64``.
+            dim: Values in a row, from 1 to 1,048,576. A new variable without it gets 1, and a warning is logged.
+            devices: Where hot rows live: a device such as ``"cpu"`` or ``"gpu:0"``, or a list with one hot table on
+                each. None: the CPU.
+            partitioner: ``fn(keys, n)``, which returns the hot table of each key, from 0 to n - 1. The default is
+                ``keys % n``.
+            shared_name: Accepted and unused, as in the reference.
+            initializer: The row of a missing key: a number, ``dim`` values, or an ``Initializer``. None: zeros. A seed
+                that you leave out is derived from the variable's name.
+            trainable: Whether ``apply_gradients`` is allowed. Trainable variables join the collection
+                ``TRAINABLE_VARIABLES``.
+            checkpoint: Whether checkpoints include the variable. If it becomes False, deltas and replicas drop the
+                variable.
+            init_size: Rows for which the hot tier has room at first; 0: a default. Later the hot tiers of all variables
+                share the store's budget.
+            kv_creator: Where cold rows live: a ``RocksDBCreator`` or a ``MemoryCreator``. None: RocksDB.
+            restrict_policy: How rows are scored: a ``RestrictPolicy`` or its class. None: uses are counted, and
+                ``restrict`` removes nothing. A policy of your own is not stored, so pass it at each opening. Without it
+                (also through ``Store.variables``) the stored policy is kept, but uses are not recorded, scores do not
+                change, and ``restrict`` raises ValueError.
+            bp_v2: Whether writers use ``accum``, which adds, instead of ``upsert``.
+            optimizer: The optimizer of ``apply_gradients``, one of ``kvemb.optimizers``.
+            hot_rows: Cells of the hot tier, all reserved at once; at least ``init_size``. None: a share of the store's
+                budget, into which the tier grows as needed.
+            admission: An ``Admission``, which decides which missing keys get a row in ``apply_gradients``. None: all.
+                Its counters are stored; the ``Admission`` itself is not, so pass it at each opening.
+            regularizer: ``fn(variable)``, called once when the variable is made or opened. Its result, unless None,
+                joins the collection ``REGULARIZATION_LOSSES``.
+            constraint: ``fn(values)``, which gets the rows (n, dim) that an optimizer has just changed, and returns
+                them projected. Each result must depend on its own row only, because rows come in any combination. It is
+                called under the variable's lock. If it raises, the step is undone.
+            collections: Names of the collections that the variable joins. None: ``GLOBAL_VARIABLES``.
+            custom_getter: ``fn(getter, name, **arguments)``, called instead; see ``variable_scope``.
+            caching_device: Must be None, because the hot tier is the cache.
+            validate_shape: Must be True.
+            use_resource: Must be None or True.
+            synchronization: Must be None or ``AUTO``.
+            aggregation: Must be None or ``NONE``.
+
+        Returns:
+            The variable. Calls with the same name return the same object.
+
+        Raises:
+            SchemaMismatch: The stored variable has another dim, dtype, initializer, policy or optimizer class. The
+                error, a ValueError, names the field.
+            ValueError: An argument is not valid, or the variable is already open with different ``hot_rows``,
+                ``devices``, or another argument. Or the ``reuse`` of a scope forbids the call.
+            TypeError: An argument has the wrong type.
+            BackendUnavailable: A device, or a package that it needs, is missing.
+            ReadOnly: The variable is new, and the store is read-only.
+            Poisoned: An earlier write failed, and the variable is new, or opening it would take memory from others.
+            Closed: The store is closed.
+
+        Example:
+            >>> items = store.get_variable("items", dim=8, optimizer=kvemb.optimizers.Adagrad(0.05))
+            >>> items.lookup([7]).shape
+            (1, 8)
+            >>> store.get_variable("items") is items
+            True
         """
         self.state.check_here()
         with self._inside.lock:
@@ -127,11 +167,25 @@ class Store(DefaultStore[Engine]):
             return cast(Variable, get_in_scope(arguments, self._inside, partial(get_or_make, self)))
 
     def drop_variable(self, name: str) -> None:
-        """Drop a variable with all its rows, durably; its memory and its disk space are freed.
+        """Drop a variable with all its rows, durably.
 
-        Every later use of the Variable raises Closed. Deltas record the drop (Checkpoint.changes, Store.apply_delta);
-        earlier checkpoints keep the variable. Waits for a checkpoint in progress. After a crash the variable is either
-        unchanged or gone. Raises KeyError; Poisoned if the disk refuses; Closed, ReadOnly.
+        Its memory and its disk space are freed, and every later use of the ``Variable`` raises Closed. Earlier
+        checkpoints keep the variable. Deltas record the drop (``Checkpoint.changes``, ``Store.apply_delta``). The call
+        waits for a checkpoint in progress. After a crash the variable is either unchanged or gone.
+
+        Args:
+            name: The variable's full name.
+
+        Raises:
+            KeyError: The store has no variable of this name.
+            Poisoned: A write to disk failed, in this call or earlier.
+            Closed: The store is closed.
+            ReadOnly: The store is read-only.
+
+        Example:
+            >>> store.drop_variable("users")
+            >>> list(store.variables)
+            []
         """
         self.state.check_here()
         with self._inside.lock:
@@ -142,11 +196,29 @@ class Store(DefaultStore[Engine]):
 
     @property
     def variables(self) -> Mapping[str, Variable]:
-        """The store's variables by name. Getting one that is not open yet opens it. Raises Closed."""
+        """The store's variables by name. Getting one that is not open yet opens it as it is stored.
+
+        Raises:
+            KeyError: There is no variable of this name.
+            Closed: A variable is requested after ``close()``.
+
+        Example:
+            >>> store.variables["users"].size()
+            3
+        """
         return VariableMap(self._inside.names, lambda name: open_variable(self, name))
 
     def get_collection(self, name: str) -> list[Any]:
-        """Return a list of what was added to a collection, by its GraphKeys name, in the order of addition."""
+        """List what was added to a collection.
+
+        As in TensorFlow 1, variables and losses join collections when they are made or opened; see ``get_variable``.
+
+        Args:
+            name: The collection's name, such as ``GraphKeys.TRAINABLE_VARIABLES``.
+
+        Returns:
+            A new list, in the order of addition; empty for an unknown name.
+        """
         return list(self._inside.collections.get(name, []))
 
     # Calls on several variables.
@@ -154,44 +226,97 @@ class Store(DefaultStore[Engine]):
     def lookup(
         self, keys: Mapping[Variable | str, npt.ArrayLike], *, touch: bool = True, out: _Rows | None = None
     ) -> _Rows:
-        """Look up keys of several variables in one call: Variable.lookup of each, at a lower cost.
+        """Look up keys of several variables in one call.
 
-        keys: a dict from a variable or its name to keys of any shape. out: a dict from some of these variables to
-        arrays, as for Variable.lookup. Returns a dict, in the order of keys, to rows, keys.shape + (dim,): new arrays,
-        or those of out. A large call finds hot rows on all cores, and its cold reads of different variables overlap.
-        All arguments are checked first. The call is atomic per key, not across variables; but a follower's refresh()
-        happens before or after the whole call. Raises what Variable.lookup raises, with the variable's name in the
-        message of a TypeError or ValueError, and in a note of other errors; KeyError for an unknown name; ValueError
-        for a variable that is given twice or is of another store.
+        The results are those of ``Variable.lookup`` for each, at a lower cost: a large call finds hot rows on all
+        cores, and cold reads of different variables overlap.
+
+        All arguments are checked first. The call is atomic per key, not across variables. But a follower's
+        ``refresh()`` happens before or after the whole call.
+
+        Args:
+            keys: A dict from a variable, or its name, to keys of any shape. Duplicates are allowed.
+            touch: Whether each occurrence of a key counts as a use for the policy.
+            out: A dict from some of these variables to arrays to fill, as for ``Variable.lookup``. None: new arrays.
+
+        Returns:
+            A dict from the keys of ``keys``, in their order, to rows ``keys.shape + (dim,)`` in the value dtype: new
+            arrays, or those of ``out``. Missing keys have the initializer's row.
+
+        Raises:
+            TypeError, ValueError: As ``Variable.lookup`` raises them, with the variable's name in the message;
+                ValueError also for a variable that is given twice or belongs to another store.
+            KeyError: The store has no variable of a name.
+            Closed: The store is closed.
+            Corruption: Bytes on disk differ from what was written. A note names the variable, as for other errors.
+
+        Example:
+            >>> items = store.get_variable("items", dim=3)
+            >>> rows = store.lookup({users: [1, 2], "items": [7]})
+            >>> rows[users].shape, rows["items"].shape
+            ((2, 2), (1, 3))
         """
         return calls.lookup(self, keys, touch=bool(touch), out=out)
 
     def apply_gradients(self, grads: Mapping[Variable | str, tuple[npt.ArrayLike, npt.ArrayLike]]) -> None:
-        """Take one optimizer step on several variables in one call: Variable.apply_gradients of each.
+        """Take one optimizer step on several variables in one call.
 
-        grads: a dict from a variable or its name to (keys, grads), as for Variable.apply_gradients. Raises what lookup
-        raises, and ReadOnly, Poisoned.
-        All arguments are checked before any row changes. After that, each variable's step is as atomic as a separate
-        call. If one fails, the others are still taken, and the first error is raised with the name of its variable.
-        With durability="write" all steps wait for one sync of the log.
+        The results are those of ``Variable.apply_gradients`` for each. All arguments are checked before any row
+        changes. After that, each variable's step is as atomic as a separate call: if one fails, the others are still
+        taken, and the first error is raised with the name of its variable. With ``durability="write"`` all steps wait
+        for one sync of the log.
+
+        Args:
+            grads: A dict from a variable, or its name, to ``(keys, grads)``, as for ``Variable.apply_gradients``.
+
+        Raises:
+            TypeError, ValueError: As ``Variable.apply_gradients`` raises them; ValueError also for a variable that is
+                given twice or belongs to another store.
+            KeyError: The store has no variable of a name.
+            Closed: The store is closed.
+            Corruption: Bytes on disk differ from what was written.
+            ReadOnly: The store is read-only.
+            Poisoned: A write to disk failed, in this call or earlier.
+
+        Example:
+            >>> store.apply_gradients({users: ([1, 2], [[1, 1], [1, 1]])})
+            >>> users.lookup([1, 2]).tolist()
+            [[0.5, 0.5], [1.5, 1.5]]
         """
         calls.apply_gradients(self, grads)
 
     def prefetch(self, keys: Mapping[Variable | str, npt.ArrayLike], *, after_lookup: bool = False) -> None:
-        """Start reading the cold rows of several variables, for the call that follows. Changes no result.
+        """Start reading the cold rows of several variables, for the call that follows.
 
-        keys, and errors raised: see lookup. after_lookup: see Variable.prefetch.
+        It changes no result.
+
+        Args:
+            keys: A dict from a variable, or its name, to keys of any shape.
+            after_lookup: Whether to wait for the next lookup to finish first; see ``Variable.prefetch``.
+
+        Raises:
+            TypeError, ValueError: As ``lookup`` raises them.
+            KeyError: The store has no variable of a name.
+            Closed: The store is closed.
         """
         calls.prefetch(self, keys, bool(after_lookup))
 
     # Durability.
 
     def flush(self) -> None:
-        """Write every dirty row and make a durable point, which is the state after a later crash.
+        """Write all changes to disk, as a durable point to which the store returns after a crash.
 
-        The point holds the state at this call; other threads continue meanwhile. If nothing changed since the last
-        point, that one stays, with the files and values that were saved in it. Raises Poisoned if a write fails; the
-        error of an earlier checkpoint with block=False that failed; Closed, ReadOnly.
+        The point holds the state at this call. Other threads continue meanwhile. If nothing changed since the last
+        point, that one stays, with the files and values that were saved in it. An error of an earlier
+        ``checkpoint(block=False)`` that no call has raised yet is raised here.
+
+        Raises:
+            Poisoned: A write to disk failed, in this call or earlier.
+            Closed: The store is closed.
+            ReadOnly: The store is read-only.
+
+        Example:
+            >>> store.flush()
         """
         self._inside.flush()
 
@@ -211,77 +336,145 @@ class Store(DefaultStore[Engine]):
     def checkpoint(
         self, path: str | os.PathLike[str], *, block: bool = True, files: Files = None, extra: Extra = None
     ) -> Checkpoint | PendingCheckpoint[Checkpoint]:
-        """Write a checkpoint of every variable (except those with checkpoint=False) to a new directory.
+        """Write a checkpoint of all variables, except those with ``checkpoint=False``, to a new directory.
 
-        The checkpoint holds the state at this call, is complete or absent, and is independent of the store. Only rows
-        that changed since the previous checkpoint are written; unchanged files are hard links. It is also a durable
-        point of the store. Returns the Checkpoint. With block=False returns a PendingCheckpoint at once, and rows may
-        change while it is written; result() waits for it. If it fails, result() or the next flush(), checkpoint() or
-        close() raises the error. One checkpoint is written at a time: a second call waits for the first.
+        The checkpoint holds the state at this call, is complete or absent, and does not depend on the store. Only rows
+        that changed since the previous checkpoint are written; unchanged files are hard links. The checkpoint is also a
+        durable point of the store. One is written at a time: a second call waits for the first.
 
-        files: a dict of other files that belong to this state, such as dense parameters: from a name, without folders,
-        to bytes, a path to copy from, or a function that writes to a binary file. The function is called before this
-        call returns, with the store's lock held, so it must not checkpoint the store or wait for a thread that uses it.
-        extra: a dict of JSON values. Read them as Checkpoint.files and Checkpoint.extra. The durable point made here
-        has them too; the next one does not.
+        Args:
+            path: The new directory.
+            block: Whether to wait until the checkpoint is complete. With False, rows may change while it is written,
+                and ``result()`` of the returned object waits for it. If it fails, ``result()`` or the next ``flush()``,
+                ``checkpoint()`` or ``close()`` raises the error.
+            files: Other files that belong to this state, such as dense parameters: a dict from a name, without folders,
+                to bytes, a path to copy from, or a function that writes to a binary file. The function is called before
+                this call returns, with the store's lock held. So it must not checkpoint the store, or wait for a thread
+                that uses the store.
+            extra: A dict of JSON values. You read them as ``Checkpoint.extra``, and files as ``Checkpoint.files``. The
+                durable point made here has them too; the next one does not.
 
-        Raises FileExistsError; ValueError for a path inside the store; TypeError, ValueError for files and extra, and
-        what a function of files raises; ColdStoreError, Poisoned, Closed, ReadOnly.
+        Returns:
+            The ``Checkpoint``; with ``block=False`` a ``PendingCheckpoint``, at once.
+
+        Raises:
+            FileExistsError: ``path`` exists.
+            ValueError: ``path`` is inside the store; or the names of ``files``, or ``extra``, are not valid.
+            TypeError: ``path``, ``files`` or ``extra`` has the wrong type.
+            ColdStoreError: The checkpoint could not be written. The store can still be used.
+            Poisoned: A write of the store's own files failed, in this call or earlier.
+            Closed: The store is closed.
+            ReadOnly: The store is read-only.
+
+        Example:
+            >>> saved = store.checkpoint("backup", files={"dense.bin": b"weights"}, extra={"epoch": 1})
+            >>> saved.variables["users"].rows, saved.extra, saved.files["dense.bin"].read_bytes()
+            (3, {'epoch': 1}, b'weights')
         """
         target, attached = paths.local(path).absolute(), Attachments(files, extra)
         pending = PendingCheckpoint(self._inside.start(target, attached=attached))
         return pending.result() if block else pending
 
     def apply_delta(self, checkpoint: str | os.PathLike[str]) -> None:
-        """Bring this store to a later checkpoint of the store it follows, at the cost of what changed there.
+        """Bring this store to a later checkpoint of the store that it follows, at the cost of what changed there.
 
-        checkpoint: one that follows a checkpoint that this store was restored from, made, or was brought to. Rows that
-        changed there are copied, and new variables are created. Variables that were dropped there, or are no longer in
-        checkpoints (checkpoint=False), are dropped here, even if rows of theirs changed here. All other rows that
-        changed only here are kept. Sightings of an Admission become those of the checkpoint. Variables that this store
-        was restored without are not added. A checkpoint that this store already includes changes nothing. The result is
-        durable when this returns; to complete an interrupted call, call again.
+        Rows that changed there are copied, and new variables are created. Variables that were dropped there, or are no
+        longer in checkpoints (``checkpoint=False``), are dropped here, even if rows of theirs changed here. All other
+        rows that changed only here are kept. Sightings of an ``Admission`` become those of the checkpoint. Variables
+        that this store was restored without are not added. A checkpoint that this store already includes changes
+        nothing. The result is durable when the call returns. To complete an interrupted call, call again.
 
-        Raises CheckpointNotFound, also if it does not follow, such as after the store that made it went back to a
-        checkpoint earlier than the one that this store was restored from or brought to: restore it then. Raises
-        SchemaMismatch; Corruption, ColdStoreError, Poisoned, Closed, ReadOnly.
+        Args:
+            checkpoint: A checkpoint that follows one from which this store was restored, which it made, or to which it
+                was brought.
+
+        Raises:
+            CheckpointNotFound: There is no checkpoint there, or it does not follow. The latter also happens if the
+                store that made it went back to a checkpoint earlier than the one that this store includes. Then restore
+                the new one.
+            SchemaMismatch: A variable here has another dim, other dtypes or other slots than there.
+            Corruption: Bytes on disk differ from what was written.
+            ColdStoreError: The checkpoint could not be read.
+            Poisoned: A write to disk failed, in this call or earlier.
+            Closed: The store is closed.
+            ReadOnly: The store is read-only.
+
+        Example:
+            >>> first = store.checkpoint("first")
+            >>> users.remove([1])
+            >>> with kvemb.restore(first, "replica") as replica:
+            ...     replica.apply_delta(store.checkpoint("second"))
+            ...     replica.variables["users"].size()
+            2
         """
         apply_delta(self, Checkpoint(checkpoint))
 
     def refresh(self) -> bool:
-        """Move to the last durable point of the store that this one follows; return whether it is a newer one.
+        """Move to the newest durable point of the store that this one follows.
 
         All variables move at once, and a lookup in progress starts again. Hot rows stay hot, and those that changed are
-        read again; if the point does not record what changed, or the store was restored from a checkpoint since, the
-        hot tier is emptied. A scan in progress raises Closed, and so does every use of a variable that was dropped
-        there, even if a new variable has its name. Without a newer point it costs microseconds. Raises ValueError
-        unless opened with follow=True; StoreNotFound, for example while CheckpointManager.resume replaces the store,
-        Corruption, ColdStoreError, Closed; then the reader stays at its point, and may call again.
+        read again. The hot tier is emptied if the point does not record what changed, or if the store was restored from
+        a checkpoint since. A scan in progress raises Closed, and so does every use of a variable that was dropped
+        there, even if a new variable has its name. Without a newer point the call costs microseconds.
+
+        After an error the reader stays at its point, and you may call again.
+
+        Returns:
+            Whether there was a newer point.
+
+        Raises:
+            ValueError: The store was not opened with ``follow=True``.
+            StoreNotFound: The store is gone, for example while ``CheckpointManager.resume`` replaces it.
+            Corruption: Bytes on disk differ from what was written.
+            ColdStoreError: The disk could not be read.
+            Closed: This reader is closed.
+
+        Example:
+            >>> store.flush()
+            >>> with kvemb.open("store", follow=True) as reader:
+            ...     users.remove([1])
+            ...     store.flush()
+            ...     reader.refresh(), reader.variables["users"].size()
+            (True, 2)
         """
         return refresh(self._inside)
 
     def close(self, *, flush: bool = True) -> None:
-        """Flush, and release the directory. A poisoned or read-only store is only released. Idempotent.
+        """Flush the store and release its directory.
 
-        A function of atexit may call it, if it was registered after kvemb was imported.
-        flush=False: release any store without a flush. Without one, changes since the last durable point that are in no
-        log are lost; for a poisoned store a warning says so.
+        A poisoned or read-only store is only released. Calling it again does nothing. You may call ``close()`` from an
+        ``atexit`` handler that you register after importing kvemb.
+
+        Args:
+            flush: With False, any store is released without a flush. Without a flush, changes since the last durable
+                point that are in no log are lost; for a poisoned store a warning says so.
+
+        Raises:
+            Poisoned: The flush failed.
         """
         self._inside.close(flush=flush)
 
     def check(self, *, deep: bool = False) -> None:
-        """Raise Corruption if the last durable point or an open variable is damaged, with a line for each finding.
+        """Check that the last durable point and the open variables are undamaged.
 
-        deep: also read every file of the durable point. The hot tier of open variables is always compared with the cold
-        tier, row by row; in a read-only store only the durable point is checked. Raises Closed, Poisoned,
-        ColdStoreError.
+        The hot tier of open variables is always compared with the cold tier, row by row. In a read-only store only the
+        durable point is checked.
+
+        Args:
+            deep: Whether to also read every file of the durable point.
+
+        Raises:
+            Corruption: Something is damaged. The message has a line for each finding.
+            Closed: The store is closed.
+            Poisoned: An earlier write to disk failed.
+            ColdStoreError: The disk could not be read.
         """
         if found := self._inside.findings(deep=deep):
             raise Corruption("\n".join(found))
 
     @property
     def stats(self) -> Stats:
-        """The sums of the counts of all open variables; after close(), the sums at that time."""
+        """The sums of the counts of all open variables; after ``close()``, the sums at that time."""
         total = Stats()
         for table in list(self._inside.tables.values()):
             total += table.stats()
@@ -292,3 +485,7 @@ class Store(DefaultStore[Engine]):
         state = "closed" if self.state.gone else "poisoned" if self.state.cause is not None else state
         first = f"<kvemb.Store {self.path} {state}, budget {format_bytes(self.budget.total)}>"
         return "\n".join([first, *([] if self.state.gone else lines_of(self._inside))])
+
+
+# The class has the same arguments.
+described_as(Store.get_variable)(Variable)

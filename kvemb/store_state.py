@@ -15,9 +15,17 @@ if hasattr(os, "register_at_fork"):
 
 
 class StoreState:
-    """The state of a store. Attributes are set once each, so reading them needs no lock.
+    """Hold the state of a store: open, read-only, poisoned or closed.
 
-    of_shard: whether the store is scratch of a cluster, which saves the rows elsewhere.
+    Each attribute changes at most once, so reading it needs no lock.
+
+    Attributes:
+        name: The store's path, for messages.
+        read_only: Whether the store was opened with ``read_only=True`` or ``follow=True``.
+        closed: Whether ``close()`` was called.
+        cause: The write to disk that failed, after which writes are refused; None: none failed.
+        process: The id of the process that opened the store.
+        of_shard: Whether the store is scratch of a cluster, which saves the rows elsewhere.
     """
 
     def __init__(self, name: str, *, read_only: bool = False) -> None:
@@ -38,7 +46,13 @@ class StoreState:
         return self.closed or self.forked
 
     def check_here(self) -> None:
-        """Raise Closed in a forked process. Called before locking, because a lock held at the fork stays locked."""
+        """Check that this process opened the store.
+
+        It is called before locking, because a lock that was held at the fork stays locked.
+
+        Raises:
+            Closed: This process was forked from the one that opened the store.
+        """
         if _here[0] != self.process:
             raise Closed(self._why_forked())
 
@@ -49,20 +63,34 @@ class StoreState:
         )
 
     def check_open(self) -> None:
-        """Raise Closed after close(), and in a forked process."""
+        """Check that the store can be read.
+
+        Raises:
+            Closed: The store is closed, or belongs to the process from which this one was forked.
+        """
         self.check_here()
         if self.closed:
             raise Closed(self._why)
 
     def check_writable(self) -> None:
-        """Raise Closed, ReadOnly or Poisoned unless rows may change."""
+        """Check that rows may change.
+
+        Raises:
+            Closed: The store is closed, or belongs to the process from which this one was forked.
+            ReadOnly: The store is read-only.
+            Poisoned: A write to disk failed.
+        """
         self.check_open()
         if self.read_only:
             raise ReadOnly(f"the store {self.name} is read-only; open it without read_only or follow to change it")
         self.check_sound()
 
     def check_sound(self) -> None:
-        """Raise Poisoned if a write has failed, also after close()."""
+        """Check that no write to disk has failed, also after ``close()``.
+
+        Raises:
+            Poisoned: A write to disk failed.
+        """
         if self.cause is not None:
             cause = str(self.cause) or repr(self.cause)
             raise Poisoned(
@@ -76,11 +104,15 @@ class StoreState:
         return not self.read_only and self.cause is None
 
     def close(self) -> None:
-        """Refuse every call from now on. Called by the store only."""
+        """Refuse every call from now on. Only the store calls it."""
         self.closed = True
 
     def poison(self, cause: BaseException) -> None:
-        """Refuse writes from now on. The first cause is kept."""
+        """Refuse writes from now on.
+
+        Args:
+            cause: The write that failed. The first cause is kept.
+        """
         if self.cause is None:
             self.cause = cause
 

@@ -60,17 +60,31 @@ class VariableArguments(ReferenceArguments, InStore):
 
 
 class Variable(Handle[Table]):
-    """An embedding table: rows of `dim` values by key, with their optimizer's slots and a score.
+    """Hold an embedding table: rows of ``dim`` values by key, with their optimizer's slots and a score.
 
-    Get one with Store.get_variable or kvemb.get_variable, which explain the arguments; the class itself raises
-    ValueError if the variable is open already. A call with more distinct keys than Limits.call_rows is processed in
-    parts of that size. Each part is atomic; if one fails, the parts before it have been applied.
+    Get one with ``Store.get_variable`` or ``kvemb.get_variable``. The class itself takes its arguments in the order of
+    ``tfra.dynamic_embedding.Variable``, whose methods it also follows. Thread-safe: each call is atomic per key.
+
+    A call with more distinct keys than ``Limits.call_rows`` is processed in parts of that size. Each part is atomic. If
+    one fails, the parts before it have been applied.
 
     A variable on one GPU also accepts arrays in that GPU's memory: CuPy arrays, PyTorch tensors, and objects with
-    __cuda_array_interface__ or __dlpack__. They must have the variable's dtypes and be C-contiguous; results are arrays
-    of the same library, on the same stream. Rows that are hot on the GPU are then processed first, as a part of their
-    own, and stay there. With a constraint, or with durability="write", a call that changes rows copies all of them
-    through the host's memory.
+    ``__cuda_array_interface__`` or ``__dlpack__``. They must have the variable's dtypes and be C-contiguous. Results
+    are arrays of the same library, on the same stream. Rows that are hot on the GPU are then processed first, as a part
+    of their own, and stay there. With a constraint, or with ``durability="write"``, a call that changes rows copies all
+    of them through the host's memory.
+
+    Args:
+        store: The store in which the variable lives. None: the innermost default store.
+        custom_getter: Must be None, because it wraps ``get_variable``.
+
+    Raises:
+        ValueError: The variable is open already; or an argument is not valid.
+        SchemaMismatch: A stored variable has another dim, dtype, initializer, policy or optimizer class.
+        TypeError: An argument has the wrong type, or ``store`` is a cluster.
+        BackendUnavailable: A device, or a package that it needs, is missing.
+        ReadOnly, Poisoned: The variable is new, and the store refuses writes.
+        Closed: The store is closed.
     """
 
     @method_of(VariableArguments)
@@ -89,7 +103,7 @@ class Variable(Handle[Table]):
 
     @property
     def name(self) -> str:
-        """The variable's name in its store."""
+        """The variable's full name in its store."""
         return self._inside.name
 
     @property
@@ -109,7 +123,7 @@ class Variable(Handle[Table]):
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """One device for each hot table."""
+        """The devices of the hot rows, one for each hot table."""
         return self._inside.specification.devices
 
     @property
@@ -119,7 +133,10 @@ class Variable(Handle[Table]):
 
     @property
     def restrict_policy(self) -> RestrictPolicy | None:
-        """The policy, bound to this variable, or None; a MissingPolicy if a user-defined one was not given."""
+        """The policy, bound to this variable, or None.
+
+        It is a ``MissingPolicy`` if the variable has a user-defined policy that was not passed when it was opened.
+        """
         return self._inside.policy
 
     @property
@@ -129,7 +146,7 @@ class Variable(Handle[Table]):
 
     @property
     def trainable(self) -> bool:
-        """Whether apply_gradients is allowed."""
+        """Whether ``apply_gradients`` is allowed."""
         return self._inside.specification.trainable
 
     @property
@@ -139,10 +156,23 @@ class Variable(Handle[Table]):
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """The optimizer of apply_gradients. To change its learning rate, for example, set another of the same class.
+        """The optimizer of ``apply_gradients``, or None. You may set another one of the same class.
 
-        The next apply_gradients uses it, and the next durable point records it. Raises TypeError; SchemaMismatch for
-        another class, whose slots the rows do not have; Closed, ReadOnly, Poisoned.
+        So you can change its learning rate, for example. The next ``apply_gradients`` uses the new optimizer, and the
+        next durable point records it.
+
+        Raises:
+            TypeError: What you set is not an optimizer of kvemb.
+            SchemaMismatch: It has another class, whose slots the rows do not have.
+            Closed: The store is closed.
+            ReadOnly: The store is read-only.
+            Poisoned: An earlier write to disk failed.
+
+        Example:
+            >>> users.optimizer = kvemb.optimizers.SGD(0.1)
+            >>> users.apply_gradients([1], [[1, 1]])
+            >>> users.lookup([1]).tolist()
+            [[0.8999999761581421, 0.8999999761581421]]
         """
         return self._inside.operations.optimizer
 
@@ -152,7 +182,7 @@ class Variable(Handle[Table]):
 
     @property
     def bp_v2(self) -> bool:
-        """Whether training adds deltas (accum) instead of setting values."""
+        """Whether training adds deltas (``accum``) instead of setting values."""
         return self._inside.specification.bp_v2
 
     @property
@@ -190,14 +220,35 @@ class Variable(Handle[Table]):
         touch: bool = True,
         out: npt.NDArray[Any] | None = None,
     ) -> Any:
-        """Return the rows of keys as a new array, keys.shape + (dim,); missing keys give the initializer's row.
+        """Look up the rows of keys. Missing keys have the initializer's row, and are not inserted.
 
-        With return_exists, also returns which keys exist, a bool array of keys.shape. Inserts nothing. Each occurrence
-        of a key counts as a use for the policy unless touch=False. out: an array to fill and return instead of a new
-        one: of that shape and the value dtype, C-contiguous, writable, and not overlapping keys. Its content is
-        undefined if the lookup raises.
-        Raises TypeError if a conversion of keys would lose information, if they are bool or masked, or if out has
-        another dtype; ValueError for any other fault of out; Closed, Corruption.
+        As in ``tfra.dynamic_embedding.Variable.lookup``.
+
+        Args:
+            keys: Keys of any shape: an array, a list or a number. Integers of other dtypes are converted if no
+                information is lost. Duplicates are allowed.
+            return_exists: Whether to also return which keys have a row.
+            touch: Whether each occurrence of a key counts as a use for the policy.
+            out: An array to fill and return instead of a new one. It must have the result's shape and dtype, be
+                C-contiguous and writable, and share no memory with keys. Its content is undefined if the lookup raises.
+
+        Returns:
+            The rows, ``keys.shape + (dim,)`` in the value dtype: a new array, or ``out``. With ``return_exists`` a
+            pair: the rows, and a bool array of ``keys.shape``.
+
+        Raises:
+            TypeError: A conversion of keys would lose information; keys are bool, or masked; or ``out`` is not an array
+                of the value dtype.
+            ValueError: Keys are a ragged list; or ``out`` is not as described.
+            Closed: The store is closed.
+            Corruption: Bytes on disk differ from what was written.
+
+        Example:
+            >>> users.lookup([[1, 2], [3, 1]]).shape
+            (2, 2, 2)
+            >>> rows, exists = users.lookup([1, 99], return_exists=True)
+            >>> rows.tolist(), exists.tolist()
+            ([[1.0, 1.0], [0.0, 0.0]], [True, False])
         """
         table, schema = self._inside, self._inside.schema
         if device_of(keys) is not None:
@@ -210,11 +261,26 @@ class Variable(Handle[Table]):
         return rows if exists is None else (rows, exists.reshape(wanted))
 
     def upsert(self, keys: npt.ArrayLike, values: npt.ArrayLike) -> None:
-        """Insert rows. A row that exists gets the new embedding and keeps its slots and score.
+        """Insert rows, or replace the embeddings of rows that exist.
 
-        values: keys.shape + (dim,), of the value dtype, or lists. For duplicate keys the last value wins. If a cold
-        read fails, rows that were hot may already have been replaced. Raises TypeError, ValueError; Closed, ReadOnly,
-        Poisoned.
+        A row that exists keeps its slots and score. If a cold read fails, rows that were hot may already have been
+        replaced. As in ``tfra.dynamic_embedding.Variable.upsert``.
+
+        Args:
+            keys: Keys of any shape. The last of duplicate keys wins.
+            values: ``keys.shape + (dim,)``, of the value dtype or convertible to it without loss; or lists.
+
+        Raises:
+            TypeError: A conversion of keys or values would lose information.
+            ValueError: ``values`` has the wrong shape, or numbers that the dtype cannot hold.
+            Closed: The store is closed.
+            ReadOnly: The store is read-only.
+            Poisoned: A write to disk failed, in this call or earlier.
+
+        Example:
+            >>> users.upsert([4, 4], [[0, 0], [5, 6]])
+            >>> users.lookup(4).tolist()
+            [5.0, 6.0]
         """
         if device_of(keys) is not None:
             on_device.upsert(self._inside, keys, values)
@@ -226,11 +292,29 @@ class Variable(Handle[Table]):
     def accum(
         self, keys: npt.ArrayLike, old_values: npt.ArrayLike, new_values: npt.ArrayLike, exists: npt.ArrayLike
     ) -> None:
-        """Add new - old to rows that exist, insert new for keys that do not; ignore keys whose `exists` is wrong.
+        """Add ``new_values - old_values`` to rows that exist, and insert ``new_values`` for keys that do not.
 
-        old_values, new_values: keys.shape + (dim,); exists: bool of keys.shape, as lookup returned it. Duplicates are
-        applied in order, so their deltas add up. This is TFRA's update with bp_v2: concurrent updates are not lost.
-        Raises TypeError, ValueError; Closed, ReadOnly, Poisoned.
+        Keys whose ``exists`` flag no longer matches the table are skipped. So concurrent updates of several writers are
+        not lost. This is the update of TensorFlow Recommenders-Addons with ``bp_v2=True``.
+
+        Args:
+            keys: Keys of any shape. Duplicates are applied in order, so their deltas add up.
+            old_values: ``keys.shape + (dim,)``: the rows that ``lookup`` returned.
+            new_values: ``keys.shape + (dim,)``: what the rows should become.
+            exists: bool of ``keys.shape``: which keys existed, as ``lookup`` returned it.
+
+        Raises:
+            TypeError: A conversion would lose information, or ``exists`` is not bool.
+            ValueError: An array has the wrong shape.
+            Closed: The store is closed.
+            ReadOnly: The store is read-only.
+            Poisoned: A write to disk failed, in this call or earlier.
+
+        Example:
+            >>> rows, exists = users.lookup([1, 9], return_exists=True)
+            >>> users.accum([1, 9], rows, rows + 0.5, exists)
+            >>> users.lookup([1, 9]).tolist()
+            [[1.5, 1.5], [0.5, 0.5]]
         """
         if device_of(keys) is not None:
             on_device.accum(self._inside, keys, old_values, new_values, exists)
@@ -247,12 +331,26 @@ class Variable(Handle[Table]):
         self._inside.operations.accum(flat, old, new, believed.reshape(-1))
 
     def apply_gradients(self, keys: npt.ArrayLike, grads: npt.ArrayLike) -> None:
-        """Take one optimizer step on the rows of keys; the initializer first creates missing rows.
+        """Take one optimizer step on the rows of keys.
 
-        grads: keys.shape + (dim,), float32, or float64 for float64 values. Lists and dtypes that float32 represents
-        exactly, such as float16, are converted; float64 is refused: use grads.astype("float32"). Gradients of duplicate
-        keys are summed first. Raises TypeError; ValueError, also if the variable is not trainable or has no optimizer;
-        Closed, ReadOnly, Poisoned.
+        Missing rows are first created by the initializer. Gradients of duplicate keys are summed before the step.
+
+        Args:
+            keys: Keys of any shape.
+            grads: ``keys.shape + (dim,)``, in float32, or in float64 for float64 values. Lists, and dtypes that float32
+                represents exactly, such as float16, are converted. float64 is refused: use ``grads.astype("float32")``.
+
+        Raises:
+            TypeError: A conversion of keys or gradients would lose information.
+            ValueError: ``grads`` has the wrong shape; or the variable is not trainable, or has no optimizer.
+            Closed: The store is closed.
+            ReadOnly: The store is read-only.
+            Poisoned: A write to disk failed, in this call or earlier.
+
+        Example:
+            >>> users.apply_gradients([1, 1], [[1, 1], [1, 1]])  # SGD with a learning rate of 0.5
+            >>> users.lookup(1).tolist()
+            [0.0, 0.0]
         """
         if device_of(keys) is not None:
             on_device.apply_gradients(self._inside, keys, grads)
@@ -261,42 +359,92 @@ class Variable(Handle[Table]):
         self._inside.operations.apply_gradients(flat, given)
 
     def get_slot_variables(self) -> tuple[SlotVariable, ...]:
-        """Return the optimizer's slots in their order in a row; an empty tuple without an optimizer."""
+        """Return the optimizer's slots, each as a read-only table of the same keys.
+
+        Returns:
+            A tuple of ``SlotVariable``, in their order in a row; empty without an optimizer.
+        """
         return tuple(SlotVariable(self._inside, slot.name, slot.width) for slot in self._inside.schema.slots)
 
     def lookup_slot(self, name: str, keys: npt.ArrayLike) -> npt.NDArray[Any]:
-        """Return one optimizer slot of the rows of keys, a copy of shape keys.shape + (width,).
+        """Look up one optimizer slot of the rows of keys. It counts as no use.
 
-        Missing keys give the values of a new row. Records no use. Raises ValueError for an unknown name; TypeError;
-        Closed, Corruption.
+        Args:
+            name: The slot's name, such as ``"accumulator"`` of Adagrad.
+            keys: Keys of any shape. Missing keys have the slots of a new row.
+
+        Returns:
+            A copy, ``keys.shape + (width,)`` in float32, or float64 for float64 values.
+
+        Raises:
+            ValueError: The optimizer has no slot of this name.
+            TypeError: A conversion of keys would lose information.
+            Closed: The store is closed.
+            Corruption: Bytes on disk differ from what was written.
+
+        Example:
+            >>> items = store.get_variable("items", dim=2, optimizer=kvemb.optimizers.Adagrad())
+            >>> [slot.name for slot in items.get_slot_variables()], items.lookup_slot("accumulator", [7]).shape
+            (['accumulator'], (1, 2))
         """
         return self._inside.slot(name, keys)
 
     def remove(self, keys: npt.ArrayLike) -> None:
-        """Drop rows with their slots and scores; missing keys are ignored.
+        """Remove rows, with their slots and scores.
 
-        The keys are then as new: an Admission counts their sightings from 0 again. Raises TypeError; Closed, ReadOnly,
-        Poisoned.
+        The keys are then as new: an ``Admission`` counts their sightings from 0 again. As in
+        ``tfra.dynamic_embedding.Variable.remove``.
+
+        Args:
+            keys: Keys of any shape. Missing keys are ignored.
+
+        Raises:
+            TypeError: A conversion of keys would lose information.
+            Closed: The store is closed.
+            ReadOnly: The store is read-only.
+            Poisoned: A write to disk failed, in this call or earlier.
         """
         there = device_of(keys) is not None
         _, flat = on_device.copied_keys(self._inside, keys) if there else self._inside.flat_and_owned(keys)
         self._inside.operations.remove(flat)
 
     def clear(self) -> None:
-        """Drop every row, and all sightings of an Admission. Waits for a checkpoint in progress.
+        """Remove all rows, and all sightings of an ``Admission``. Waits for a checkpoint in progress.
 
-        Raises Closed, ReadOnly, Poisoned.
+        Raises:
+            Closed: The store is closed.
+            ReadOnly: The store is read-only.
+            Poisoned: A write to disk failed, in this call or earlier.
         """
         self._inside.operations.clear()
 
     def restrict(self, num_reserved: int, **kwargs: Any) -> int | None:
-        """Keep the num_reserved rows with the highest scores, hot or cold; of equal scores, the larger keys.
+        """Keep the rows with the highest scores, hot or cold, and remove the others.
 
-        kwargs are passed to restrict_policy.apply_restriction: with trigger=n nothing is removed unless size() exceeds
-        n. Returns the number of rows removed. Without a policy it removes nothing, warns and returns None.
-        Rows are removed in batches. If it fails between two of them, for example because a GPU lacks memory, the
-        earlier batches stay removed; another call removes the rest.
-        Raises TypeError, ValueError; MemoryError; Closed, ReadOnly, Poisoned.
+        Of equal scores, the larger keys are kept. Rows are removed in batches. If the call fails between two of them,
+        for example because a GPU lacks memory, the earlier batches stay removed; another call removes the rest. As in
+        ``tfra.dynamic_embedding.Variable.restrict``.
+
+        Args:
+            num_reserved: How many rows to keep.
+            **kwargs: Passed to ``restrict_policy.apply_restriction``. With ``trigger=n`` nothing is removed unless
+                ``size()`` exceeds n.
+
+        Returns:
+            The number of rows removed. None, with a warning, if the variable has no policy: nothing is removed then.
+
+        Raises:
+            TypeError: An argument is not an int, or is unknown to the policy.
+            ValueError: An argument is negative; or a user-defined policy was not passed when the variable was opened.
+            MemoryError: A GPU, or this machine, has too little memory.
+            Closed: The store is closed.
+            ReadOnly: The store is read-only.
+            Poisoned: A write to disk failed, in this call or earlier.
+
+        Example:
+            >>> _ = users.lookup([2, 3])  # now these have been used twice
+            >>> users.restrict(2), users.export()[0].tolist()
+            (1, [2, 3])
         """
         reserved = as_int(num_reserved, "num_reserved", 0, MAX_ROWS)
         if self.restrict_policy is None:
@@ -310,10 +458,19 @@ class Variable(Handle[Table]):
         return self.restrict_policy.apply_restriction(reserved, **kwargs)
 
     def size(self, index: int | None = None) -> int:
-        """Return the number of rows, hot and cold, exactly.
+        """Count the rows, hot and cold, exactly.
 
-        index: count only the keys that belong to that device; with several devices this reads every key. Raises
-        IndexError.
+        Args:
+            index: Count only the keys that belong to the device of this number. With several devices this reads every
+                key. None: all rows.
+
+        Returns:
+            The number of rows.
+
+        Raises:
+            IndexError: There is no device of this number.
+            TypeError: ``index`` is not an int.
+            Closed: The store is closed.
         """
         if index is None:
             self._inside.storage.state.check_open()
@@ -327,9 +484,25 @@ class Variable(Handle[Table]):
         return sum(int(np.sum(devices(rows.keys) == number)) for rows in scan)
 
     def export(self, *, with_slots: bool = False, with_scores: bool = False) -> tuple[npt.NDArray[Any], ...]:
-        """Return copies of (keys, values) of all rows in key order, as large as the table. See export_batches.
+        """Copy all rows into arrays, in key order.
 
-        with_slots adds a dict from slot name to (n, width); with_scores adds scores (n,), last.
+        The arrays are as large as the table. ``export_batches`` needs less memory.
+
+        Args:
+            with_slots: Whether to add a dict from slot name to an array (n, width).
+            with_scores: Whether to add the scores, float64 (n,), as the last element.
+
+        Returns:
+            A tuple of copies: keys (n,) in the key dtype, values (n, dim) in the value dtype, then what was asked for.
+
+        Raises:
+            Poisoned: A write to disk failed, in this call or earlier: dirty rows are written first.
+            Closed: The store is closed.
+
+        Example:
+            >>> keys, values = users.export()
+            >>> keys.tolist(), values.tolist()
+            ([1, 2, 3], [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]])
         """
         batches = list(self.export_batches(EXPORT_ROWS, with_slots=with_slots, with_scores=with_scores))
         batches = batches or [self._batch(RowBlock(self._inside.schema, 0), with_slots, with_scores)]
@@ -338,10 +511,29 @@ class Variable(Handle[Table]):
     def export_batches(
         self, n: int = EXPORT_ROWS, *, with_slots: bool = False, with_scores: bool = False
     ) -> Iterator[tuple[Any, ...]]:
-        """Yield all rows as they are at this call, in key order, n at a time, in the form of export.
+        """Iterate over all rows as they are at this call, in key order.
 
-        Dirty rows are written to the cold store first, so a poisoned store raises Poisoned. Records no use. Raises
-        Closed, also from a later batch.
+        Dirty rows are written to the cold store first. Exporting counts as no use.
+
+        Args:
+            n: Rows in a batch; the last one may have fewer.
+            with_slots: Whether each batch has a dict from slot name to an array (n, width).
+            with_scores: Whether each batch has the scores, float64 (n,), as its last element.
+
+        Yields:
+            Batches as ``export`` returns them: ``(keys, values)``, then what was asked for.
+
+        Raises:
+            TypeError: ``n`` is not an int.
+            ValueError: ``n`` is less than 1.
+            Poisoned: A write to disk failed, in this call or earlier.
+            Closed: The store is closed, also if this happens before a later batch.
+
+        Example:
+            >>> for keys, values in users.export_batches(2):
+            ...     print(keys, values.shape)
+            [1 2] (2, 2)
+            [3] (1, 2)
         """
         scan = self._inside.storage.scan(as_int(n, "n", 1, MAX_ROWS))
         return (self._batch(rows, with_slots, with_scores) for rows in scan)
@@ -354,12 +546,24 @@ class Variable(Handle[Table]):
         return (*batch, rows.scores) if with_scores else batch
 
     def prefetch(self, keys: npt.ArrayLike, *, after_lookup: bool = False) -> None:
-        """Start reading the cold rows of keys in the background, for the call that follows. Changes no result.
+        """Start reading the cold rows of keys in the background, for the call that follows.
 
-        On a GPU, all rows of keys are also made hot before that call, as far as time permits. after_lookup: start when
-        the next lookup, that of the previous batch, has ended, so as not to slow it down. Nothing is read if the rows
-        need more memory than is unused, unless other reads ahead leave them room in a sixteenth of the budget.
-        Raises TypeError; Closed.
+        It changes no result. On a GPU, all rows of keys are also made hot before that call, as far as time permits.
+        Prefetched rows can use up to 1/16 of the budget, plus any unused memory. If the rows need more, nothing is
+        read.
+
+        Args:
+            keys: Keys of any shape.
+            after_lookup: Whether to wait for the next lookup, which is that of the previous batch, to finish first, so
+                that the two do not compete.
+
+        Raises:
+            TypeError: A conversion of keys would lose information.
+            Closed: The store is closed.
+
+        Example:
+            >>> users.prefetch([1, 2])
+            >>> rows = users.lookup([1, 2])
         """
         if device_of(keys) is not None:
             on_device.prefetch(self._inside, keys, after_lookup=bool(after_lookup))

@@ -1,7 +1,7 @@
 """Variable scopes: a common prefix of names, and defaults for the variables made inside.
 
-The rules are those of TensorFlow 1's tf.variable_scope and tf.get_variable. Scopes belong to the thread, or the
-asynchronous task, that entered them. Outside any scope get_variable behaves as tfra.dynamic_embedding.get_variable.
+The rules are those of TensorFlow 1's ``tf.variable_scope`` and ``tf.get_variable``. Each thread, and each asynchronous
+task, has its own scopes. Outside any scope get_variable behaves as ``tfra.dynamic_embedding.get_variable``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Got = TypeVar("Got")
 
 
 class Reuse(enum.Enum):
-    """The third value of `reuse`, besides True and False."""
+    """The third value of ``reuse``, besides True and False."""
 
     AUTO_REUSE = "get the variable, or create it"
 
@@ -38,7 +38,20 @@ AUTO_REUSE = Reuse.AUTO_REUSE
 
 @dataclass(frozen=True)
 class VariableScope:
-    """A scope: its full name, and the defaults of variables that are made inside."""
+    """Hold a scope: its full name, and the defaults of variables that are made inside.
+
+    ``variable_scope`` yields one. Pass it to ``variable_scope`` to enter the same scope again. The attributes are those
+    of TensorFlow 1's ``tf.VariableScope``; ``variable_scope`` explains them.
+
+    Attributes:
+        name: The full name, with the names of the enclosing scopes.
+        reuse: True, False or ``AUTO_REUSE``.
+        initializer: The default initializer, or None.
+        regularizer: The default regularizer, or None.
+        partitioner: The default partitioner, or None.
+        constraint: The default constraint, or None.
+        custom_getter: What is called instead of ``get_variable``, or None.
+    """
 
     name: str
     reuse: bool | Reuse = False
@@ -53,7 +66,16 @@ _current: ContextVar[VariableScope | None] = ContextVar("kvemb variable scope", 
 
 
 def get_variable_scope() -> VariableScope | None:
-    """Return the innermost scope of this thread or task; None outside any scope."""
+    """Return the innermost scope of this thread or task.
+
+    Returns:
+        The scope; None outside any scope.
+
+    Example:
+        >>> with kvemb.variable_scope("towers"):
+        ...     kvemb.get_variable_scope().name
+        'towers'
+    """
     return _current.get()
 
 
@@ -68,20 +90,42 @@ def variable_scope(
     custom_getter: CustomGetter | None = None,
     caching_device: None = None,
 ) -> Iterator[VariableScope]:
-    """Let get_variable prefix names with `name/` inside the block, and use these defaults; yields the VariableScope.
+    """Prefix the names of variables with ``name/`` inside a ``with`` block, and give them defaults.
 
-    name: the scope's name, below the enclosing scope; or a VariableScope to enter again, from anywhere.
-    reuse: True: get_variable only gets existing variables, and raises ValueError for others. AUTO_REUSE: it gets or
-    creates. False or None: the scope inherits True or AUTO_REUSE from the enclosing scope; else get_variable only
-    creates, and raises ValueError for a variable that was got or created before in this process (a variable that is
-    only stored is opened).
-    initializer, regularizer, partitioner, constraint: the defaults for variables; None: those of the enclosing scope.
-    If no scope has an initializer, it is GlorotUniform (zeros for integers). The regularizer is that of variables made
-    or opened here. The partitioner and the constraint must also be those of a variable that is open already.
-    custom_getter: fn(getter, name, **arguments), called instead of get_variable; getter(name, **arguments) is the
-    enclosing scope's custom getter, or get_variable itself in the outermost scope. Names are full names; arguments are
-    those of get_variable.
-    caching_device: must be None, because hot rows are the cache. Raises TypeError, ValueError.
+    The rules are those of TensorFlow 1's ``tf.variable_scope``. Each thread, and each asynchronous task, has its own
+    scopes.
+
+    Args:
+        name: The scope's name, below the enclosing scope; or a ``VariableScope`` to enter again, from anywhere.
+        reuse: True: ``get_variable`` only gets existing variables, and raises ValueError for others. ``AUTO_REUSE``: it
+            gets or creates. False or None: the scope inherits True or ``AUTO_REUSE`` from the enclosing scope. If that
+            has neither, ``get_variable`` only creates, and raises ValueError for a variable that was created or opened
+            before in this process. A variable that is only stored is opened.
+        initializer: The default for new variables. None: that of the enclosing scope. If no scope has one, it is
+            ``GlorotUniform``, or zeros for integers.
+        regularizer: The default for variables that are made or opened here. None: that of the enclosing scope.
+        partitioner: The default; a variable that is open already must have the same one. None: that of the enclosing
+            scope.
+        constraint: The default; a variable that is open already must have the same one. None: that of the enclosing
+            scope.
+        custom_getter: ``fn(getter, name, **arguments)``, called instead of ``get_variable``. Its first argument,
+            ``getter(name, **arguments)``, is the enclosing scope's custom getter; in the outermost scope it is
+            ``get_variable`` itself. Names are full names, and arguments are those of ``get_variable``. None: that of
+            the enclosing scope.
+        caching_device: Must be None, because the hot tier is the cache.
+
+    Yields:
+        The scope.
+
+    Raises:
+        TypeError: ``reuse`` or a function has the wrong type.
+        ValueError: The name is not valid, or ``caching_device`` is given.
+
+    Example:
+        >>> with kvemb.variable_scope("towers", initializer=kvemb.Ones()):
+        ...     items = kvemb.get_variable("items", dim=2)
+        >>> items.name, items.lookup(7).tolist()
+        ('towers/items', [1.0, 1.0])
     """
     around = _current.get()
     if isinstance(name, VariableScope):

@@ -44,7 +44,13 @@ TRAINABLE, CHECKPOINT, BP_V2 = (cast(bool, UnsetFlag(flag)) for flag in (True, T
 
 
 class GraphKeys:
-    """Names of a store's collections."""
+    """Name the collections that every store has, as TensorFlow 1's ``tf.GraphKeys`` does.
+
+    Attributes:
+        GLOBAL_VARIABLES: All variables, unless ``collections`` names others.
+        TRAINABLE_VARIABLES: The variables with ``trainable=True``.
+        REGULARIZATION_LOSSES: What the regularizers returned.
+    """
 
     GLOBAL_VARIABLES = "variables"
     TRAINABLE_VARIABLES = "trainable_variables"
@@ -56,21 +62,21 @@ class GraphKeys:
 
 @dataclass(frozen=True, eq=False)
 class RequiredName:
-    """The name, first and required."""
+    """Hold the name, first and required."""
 
     name: str
 
 
 @dataclass(frozen=True, eq=False)
 class DefaultName:
-    """The name, with the reference's default."""
+    """Hold the name, with the reference's default."""
 
     name: str = "DynamicEmbedding_Variable"
 
 
 @dataclass(frozen=True, eq=False)
 class RowArguments:
-    """The arguments on keys and rows, and where rows live."""
+    """Hold the arguments on keys and rows, and where rows live."""
 
     key_dtype: npt.DTypeLike = KEY_DTYPE
     value_dtype: npt.DTypeLike = VALUE_DTYPE
@@ -82,7 +88,7 @@ class RowArguments:
 
 @dataclass(frozen=True, eq=False)
 class LifecycleArguments:
-    """The arguments on how rows begin, change and leave."""
+    """Hold the arguments on how rows begin, change and leave."""
 
     initializer: Initializer | npt.ArrayLike | None = None
     trainable: bool = TRAINABLE
@@ -108,12 +114,12 @@ class LifecycleArguments:
 
 @dataclass(frozen=True, eq=False)
 class Arguments(LifecycleArguments, RowArguments, RequiredName):
-    """The arguments of get_variable."""
+    """Hold the arguments of get_variable."""
 
 
 @dataclass(frozen=True, eq=False)
 class ReferenceArguments(LifecycleArguments, DefaultName, RowArguments):
-    """The arguments of the reference's Variable."""
+    """Hold the arguments of the reference's Variable."""
 
     shared_name: str | None = None
 
@@ -122,9 +128,16 @@ AnyArguments = Arguments | ReferenceArguments
 
 
 def check_given(arguments: AnyArguments) -> None:
-    """Raise ValueError for a value that has a meaning only in a TensorFlow graph; TypeError for a wrong type.
+    """Check arguments for types, and for values that have a meaning only in a TensorFlow graph.
 
     Values that ask for what kvemb always does are accepted.
+
+    Args:
+        arguments: Those of get_variable or Variable.
+
+    Raises:
+        ValueError: A value has a meaning only in a TensorFlow graph.
+        TypeError: A value has the wrong type.
     """
     meant = {"synchronization": "AUTO", "aggregation": "NONE"}
     for name, only in meant.items():

@@ -24,11 +24,15 @@ from kvemb.variable import Variable
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Embeddings:
-    """The result of a lookup. values: a fresh array in the value dtype, one row for each id or each bag.
+    """Hold the result of a pooled lookup, and pass gradients on to its rows.
 
-    np.asarray(embeddings) is values. variable: the one they were looked up in. If ids are on a GPU, values and the
-    arguments and results of the methods are arrays on that GPU, of the same library; rows that were clipped by max_norm
-    have no gradients there.
+    ``np.asarray(embeddings)`` is ``values``. If ids were on a GPU, ``values``, and the arguments and results of the
+    methods, are arrays on that GPU, of the same library. Rows that were clipped by ``max_norm`` have no gradients
+    there. Immutable; as thread-safe as the variable.
+
+    Attributes:
+        variable: The variable in which the ids were looked up.
+        values: A new array in the value dtype, with one row for each id or each bag.
     """
 
     variable: Variable
@@ -40,7 +44,7 @@ class Embeddings:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of values."""
+        """The shape of ``values``."""
         return tuple(self.values.shape)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
@@ -50,11 +54,27 @@ class Embeddings:
         return f"<kvemb.Embeddings {self.shape} of {self.variable.name!r}>"
 
     def row_gradients(self, grads: npt.ArrayLike) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Return the gradients of the rows, from those of the values: (keys (m,), gradients (m, dim)).
+        """Convert gradients of the values to gradients of the rows.
 
-        grads: of values.shape, in float32 (float64 for float64 rows). keys: the distinct ids, by first occurrence; the
-        gradients of all occurrences of an id are summed in order. With max_norm the current rows are looked up again,
-        without counting a use. Raises TypeError, ValueError.
+        Gradients of all occurrences of an id are summed in order. With ``max_norm`` the current rows are looked up
+        again, which counts as no use.
+
+        Args:
+            grads: Gradients of ``values``, of its shape, in float32, or float64 for float64 rows.
+
+        Returns:
+            A pair, as ``Variable.apply_gradients`` takes them: the distinct ids (m,), by first occurrence, and their
+            gradients (m, dim).
+
+        Raises:
+            TypeError: A conversion of ``grads`` would lose information.
+            ValueError: ``grads`` has the wrong shape; or rows on a GPU were clipped.
+
+        Example:
+            >>> bags = kvemb.embedding_lookup_sparse(users, [1, 2, 1], offsets=[0, 2], combiner="sum")
+            >>> ids, grads = bags.row_gradients([[1, 1], [10, 10]])
+            >>> ids.tolist(), grads.tolist()
+            ([1, 2], [[11.0, 11.0], [1.0, 1.0]])
         """
         table, keys = inside(self.variable), self._keys
         if isinstance(keys, DeviceArray):
@@ -78,18 +98,46 @@ class Embeddings:
         return public, out
 
     def apply_gradients(self, grads: npt.ArrayLike) -> None:
-        """Take one optimizer step on the rows: Variable.apply_gradients of row_gradients(grads). Raises as they do."""
+        """Take one optimizer step on the rows: ``Variable.apply_gradients`` of ``row_gradients(grads)``.
+
+        Args:
+            grads: Gradients of ``values``, of its shape, in float32, or float64 for float64 rows.
+
+        Raises:
+            TypeError: A conversion of ``grads`` would lose information.
+            ValueError: ``grads`` has the wrong shape; the variable is not trainable, or has no optimizer; or rows on a
+                GPU were clipped.
+            Closed: The store is closed.
+            ReadOnly: The store is read-only.
+            Poisoned: A write to disk failed, in this call or earlier.
+        """
         if isinstance(self._keys, DeviceArray):  # the same result, without a copy of the keys
             on_device.apply_gradients(inside(self.variable), self._keys, grads)
         else:
             self.variable.apply_gradients(*self.row_gradients(grads))
 
     def update(self, values: npt.ArrayLike) -> None:
-        """Write back the rows of embedding_lookup after the caller has trained them itself.
+        """Write back rows of ``embedding_lookup`` that you have trained yourself.
 
-        values: of values.shape. With bp_v2 the differences from the looked-up values are added, including those of
-        duplicate ids and of other threads, so that no update is lost; without bp_v2 values replace the rows, and the
-        last writer wins. Raises ValueError for rows that were pooled or clipped, and as Variable.upsert.
+        With ``bp_v2``, the differences from the looked-up values are added, also for duplicate ids and beside other
+        threads, so no update is lost. Without ``bp_v2``, the values replace the rows, and the last writer wins.
+
+        Args:
+            values: The new rows, of the shape and dtype of ``self.values``.
+
+        Raises:
+            ValueError: Rows were pooled or clipped; ``values`` has the wrong shape; or the rows are on a GPU, with
+                ``bp_v2``: use ``Variable.accum`` there.
+            TypeError: A conversion of ``values`` would lose information.
+            Closed: The store is closed.
+            ReadOnly: The store is read-only.
+            Poisoned: A write to disk failed, in this call or earlier.
+
+        Example:
+            >>> found = kvemb.embedding_lookup(users, [1, 2])
+            >>> found.update(found.values * 10)
+            >>> users.lookup([1, 2]).tolist()
+            [[10.0, 10.0], [20.0, 20.0]]
         """
         table, dim = inside(self.variable), self.variable.dim
         if isinstance(self._keys, DeviceArray):

@@ -35,6 +35,7 @@ from kvemb.pooling.embeddings import Embeddings
 from kvemb.rows.device_arrays import device_of
 from kvemb.rows.hashing import Unique
 from kvemb.rows.host_arrays import as_keys
+from kvemb.signatures import described_as
 from kvemb.variable import Variable
 
 Combiner = Literal["mean", "sum", "sqrtn"]
@@ -43,20 +44,56 @@ Combiner = Literal["mean", "sum", "sqrtn"]
 def embedding_lookup(
     var: Variable, ids: npt.ArrayLike, max_norm: float | None = None, *, touch: bool = True
 ) -> Embeddings:
-    """Look up the row of each id: values of ids.shape + (dim,).
+    """Look up the row of each id. Missing ids have the initializer's row, and nothing is inserted.
 
-    ids: any shape. max_norm: rows of a larger L2 norm are scaled down to it; the table is not changed. touch: as in
-    Variable.lookup. Raises TypeError, ValueError; Closed, Corruption.
+    As ``tf.nn.embedding_lookup``. The result can take the gradients of its values (``Embeddings.apply_gradients``).
+
+    Args:
+        var: The variable.
+        ids: Ids of any shape, in the host's memory or on the variable's GPU. Duplicates are allowed, and negative ids
+            are keys like any other.
+        max_norm: Rows of a larger L2 norm are scaled down to it; the table does not change. None: no bound.
+        touch: Whether each occurrence of an id counts as a use for the policy.
+
+    Returns:
+        The rows as ``values``, ``ids.shape + (dim,)`` in the value dtype, a new array.
+
+    Raises:
+        TypeError: ``var`` is not a variable, or a conversion of ids would lose information.
+        ValueError: ``max_norm`` is not above 0, or the rows are integers and ``max_norm`` is given.
+        Closed: The store is closed.
+        Corruption: Bytes on disk differ from what was written.
+
+    Example:
+        >>> found = kvemb.embedding_lookup(users, [[1, 2], [3, 1]])
+        >>> found.values.shape
+        (2, 2, 2)
+        >>> found.apply_gradients(np.ones((2, 2, 2), np.float32))
     """
     return _rows(var, ids, max_norm, touch, once=False)
 
 
+@described_as(embedding_lookup)
 def embedding_lookup_unique(
     var: Variable, ids: npt.ArrayLike, max_norm: float | None = None, *, touch: bool = True
 ) -> Embeddings:
-    """Look up each distinct id once: the same values as embedding_lookup, but one recorded use for each distinct id.
+    """Look up each distinct id once. The values are those of ``embedding_lookup``.
 
-    Arguments and errors are those of embedding_lookup.
+    One use is recorded for each distinct id. As ``tf.contrib.layers.embedding_lookup_unique``.
+
+    Args:
+        ids: Ids of any shape, in the host's memory. For ids on a GPU use your library's ``unique()`` and
+            ``embedding_lookup``.
+        touch: Whether each distinct id counts as one use for the policy.
+
+    Returns:
+        The rows as ``values``, ``ids.shape + (dim,)`` in the value dtype, a new array.
+
+    Raises:
+        TypeError: ``var`` is not a variable, ids are on a GPU, or a conversion of ids would lose information.
+        ValueError: ``max_norm`` is not above 0, or the rows are integers and ``max_norm`` is given.
+        Closed: The store is closed.
+        Corruption: Bytes on disk differ from what was written.
     """
     return _rows(var, ids, max_norm, touch, once=True)
 
@@ -72,21 +109,47 @@ def embedding_lookup_sparse(
     include_last_offset: bool = False,
     touch: bool = True,
 ) -> Embeddings:
-    """Look up bags of ids and pool the rows of each: values (bags, dim); an empty bag gives zeros.
+    """Look up bags of ids, and pool the rows of each bag to one row.
 
-    ids (n,): the ids of all bags, one bag after the other. offsets (bags,): where each bag begins, from 0, ascending;
-    with include_last_offset (bags + 1,), the last one n. weights (n,), of float32 (float64 for float64 rows): each
-    row's weight; None: 1. combiner: "sum" of weight * row; "mean", the sum divided by the sum of the weights; "sqrtn",
-    the sum divided by the square root of the sum of the squared weights; a bag whose divisor is 0 gives zeros. Rows are
-    summed in order, in float32 (float64 rows in float64), and rounded once. max_norm: rows of a larger L2 norm are
-    scaled down to it first. touch: as in Variable.lookup; every occurrence counts.
-    Raises TypeError; ValueError, also for rows of integers; Closed, Corruption.
+    As ``tf.nn.embedding_lookup_sparse``, with bags given as for ``torch.nn.functional.embedding_bag``. Rows are summed
+    in order, in float32 (float64 rows in float64), and rounded once. Missing ids have the initializer's row, and
+    nothing is inserted.
+
+    Ids, offsets and weights may be on the variable's GPU. They are copied to the host; the values, and rows that are
+    hot on the GPU, stay there.
+
+    Args:
+        var: The variable, with rows of floats.
+        ids: The ids of all bags (n,), one bag after the other.
+        offsets: Where each bag begins (bags,): integers from 0, ascending. With ``include_last_offset`` (bags + 1,).
+        weights: The weight of each id (n,), float32, or float64 for float64 rows. None: 1.
+        combiner: ``"sum"``: the sum of weight * row. ``"mean"``: that sum divided by the sum of the weights.
+            ``"sqrtn"``: that sum divided by the square root of the sum of the squared weights. A bag whose divisor is 0
+            gives zeros.
+        max_norm: Rows of a larger L2 norm are first scaled down to it; the table does not change. None: no bound.
+        include_last_offset: Whether ``offsets`` has n as an additional last element, as FBGEMM's has.
+        touch: Whether each occurrence of an id counts as a use for the policy.
+
+    Returns:
+        The pooled rows as ``values``, (bags, dim) in the value dtype, a new array. An empty bag gives zeros.
+
+    Raises:
+        TypeError: ``var`` is not a variable, ``offsets`` are not integers, or a conversion would lose information.
+        ValueError: The rows are integers; ``combiner`` is unknown; or an array has the wrong shape or order.
+        Closed: The store is closed.
+        Corruption: Bytes on disk differ from what was written.
+
+    Example:
+        >>> bags = kvemb.embedding_lookup_sparse(users, ids=[1, 2, 3], offsets=[0, 2], combiner="sum")
+        >>> bags.values.tolist()
+        [[3.0, 3.0], [3.0, 3.0]]
     """
     table, how = _table(var), check_combiner(combiner)
     given = given_bags(table.schema, *_copied(table, ids, offsets, weights), last_included=bool(include_last_offset))
     return _pooled(var, table, given, how, max_norm, touch, ids)
 
 
+@described_as(embedding_lookup_sparse)
 def safe_embedding_lookup_sparse(
     var: Variable,
     ids: npt.ArrayLike,
@@ -99,9 +162,28 @@ def safe_embedding_lookup_sparse(
     include_last_offset: bool = False,
     touch: bool = True,
 ) -> Embeddings:
-    """Look up and pool bags as embedding_lookup_sparse, without ids of weights <= 0 unless the combiner is "sum".
+    """Look up and pool bags of ids, without ids of weights that are not above 0.
 
-    default_id: a bag that is empty, also after such ids are left out, gives this id's row; None: zeros.
+    As ``tf.nn.safe_embedding_lookup_sparse``. With the combiner ``"sum"``, ids of all weights are kept. Otherwise this
+    is ``embedding_lookup_sparse``.
+
+    Args:
+        default_id: A bag that is empty, also after ids were left out, gives this id's row. None: zeros.
+
+    Returns:
+        The pooled rows as ``values``, (bags, dim) in the value dtype, a new array.
+
+    Raises:
+        TypeError: ``var`` is not a variable, ``offsets`` are not integers, or a conversion would lose information.
+        ValueError: The rows are integers; ``combiner`` is unknown; ``default_id`` is not one id; or an array has the
+            wrong shape or order.
+        Closed: The store is closed.
+        Corruption: Bytes on disk differ from what was written.
+
+    Example:
+        >>> bags = kvemb.safe_embedding_lookup_sparse(users, [1, 2], offsets=[0, 2], weights=[1, 0], default_id=3)
+        >>> bags.values.tolist()
+        [[1.0, 1.0], [3.0, 3.0]]
     """
     table, how = _table(var), check_combiner(combiner)
     given = given_bags(table.schema, *_copied(table, ids, offsets, weights), last_included=bool(include_last_offset))
