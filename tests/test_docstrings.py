@@ -19,11 +19,11 @@ MODULES = ["kvemb", "kvemb.bulk", "kvemb.optimizers", "kvemb.initializers", "kve
 MODULES += [name for name in ["kvemb.monitoring"] if importlib.util.find_spec(name) is not None]
 # What users get from calls, and do not import.
 GOT = {"kvemb": [VariableMap, SlotVariable, TierSize, Recovery, Limits]}
-# Classes whose objects kvemb makes, or nobody. Their constructors take what is inside kvemb.
+# Classes whose objects kvemb makes. Their constructors take what is inside kvemb.
 MADE_BY_KVEMB = {
     *("kvemb.Store", "kvemb.PendingCheckpoint", "kvemb.VariableMap", "kvemb.SlotVariable", "kvemb.Embeddings"),
     *("kvemb.cluster.Store", "kvemb.cluster.Variable"),
-    *("kvemb.errors.SchemaMismatch", "kvemb.optimizers.Optimizer"),
+    "kvemb.errors.SchemaMismatch",
 }
 # Nobody calls an optimizer's formula, which kernels are generated from: its arguments are those of
 # kvemb.optimizers.formula.

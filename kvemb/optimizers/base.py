@@ -1,19 +1,17 @@
-"""The base class of optimizers, and checks of hyperparameters. Frozen values: threads and variables may share them."""
+"""The base class of optimizers. Frozen values: threads and variables may share them."""
 
 from __future__ import annotations
 
 import abc
 import inspect
-import math
-import numbers
 from collections.abc import Mapping
 from dataclasses import Field, FrozenInstanceError, dataclass, fields
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from kvemb.checks.brief import brief
 from kvemb.optimizers.clipping import clip_to_norm, clip_values
+from kvemb.optimizers.field_checks import check_fields
 from kvemb.optimizers.formula import Formula, Function, read, run
 from kvemb.optimizers.inherited_docs import complete
 from kvemb.rows.schema import SlotShape
@@ -43,6 +41,14 @@ class Slot:
     name: str
     width: int | None = None
     initial: float = 0.0
+
+
+class _Signature:
+    """The arguments of a class, which are those of its __init__; documentation would show those of __new__."""
+
+    def __get__(self, made: object, kind: Any) -> inspect.Signature:
+        signature = inspect.signature(kind.__init__)
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -83,6 +89,7 @@ class Optimizer(abc.ABC):
     name: ClassVar[str]
     formula: ClassVar[Function]
     match: ClassVar[Function | None] = None
+    __signature__ = _Signature()
 
     clip_value: float | None = None
     clip_norm: float | None = None
@@ -251,50 +258,3 @@ def _refuse(self: Optimizer, name: str, value: object) -> None:
         f"cannot set {name!r} of an optimizer, which never changes; set a new one of the same class: "
         f"variable.optimizer = {where}{made.__name__}(...)"
     )
-
-
-def check_fields(target: Optimizer) -> None:
-    """Check each field by the type of its default, and convert numbers to floats. Raises TypeError, ValueError.
-
-    If the default is a float, the value must be finite and at least 0 (at most 0 if the default is negative). If it is
-    None, the value must be None, or finite and above 0. If it is a bool, the value must be a bool. The class itself
-    checks a str.
-    """
-    for field in fields(target):
-        given, what = getattr(target, field.name), f"{type(target).__name__} {field.name}"
-        if isinstance(field.default, bool):
-            if not isinstance(given, (bool, np.bool_)):
-                raise TypeError(f"{what} must be True or False, got {type(given).__name__} {brief(given)}")
-            object.__setattr__(target, field.name, bool(given))
-        elif isinstance(field.default, float) or (field.default is None and given is not None):
-            object.__setattr__(target, field.name, _as_float(given, what, field.default))
-
-
-def _as_float(given: Any, what: str, default: float | None) -> float:
-    """Return a number as check_fields requires it. Raises TypeError, ValueError."""
-    if isinstance(given, (bool, np.bool_)) or not isinstance(given, numbers.Real):
-        raise TypeError(f"{what} must be a number, got {type(given).__name__} {brief(given)}")
-    try:
-        value = float(given)
-    except OverflowError:
-        value = math.inf
-    if default is None:
-        fine, wanted = value > 0, "above 0"
-    else:
-        fine, wanted = (value <= 0, "at most 0") if default < 0 else (value >= 0, "at least 0")
-    if not (math.isfinite(value) and fine):
-        raise ValueError(f"{what} must be finite and {wanted}, got {brief(given)}")
-    return value
-
-
-def check_at_most(target: Optimizer, most: float, *names: str) -> None:
-    """Raise ValueError unless each of these fields is at most `most`."""
-    for name in names:
-        if getattr(target, name) > most:
-            raise ValueError(f"{type(target).__name__} {name} must be at most {most}, got {getattr(target, name)}")
-
-
-def check_above_zero(target: Optimizer, name: str, why: str) -> None:
-    """Raise ValueError, with the reason, if a field is 0."""
-    if getattr(target, name) == 0:
-        raise ValueError(f"{type(target).__name__} {name} must be above 0, got 0: {why}")

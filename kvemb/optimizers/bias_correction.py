@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvemb.checks.brief import brief
-from kvemb.optimizers.base import STEPS, Optimizer, Slot, check_at_most
+from kvemb.optimizers.base import STEPS, Optimizer, Slot
+from kvemb.optimizers.field_checks import check_at_most
 
 MAX_BETA = 0.999999
 

@@ -8,7 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from kvemb.optimizers.arithmetic import Elements, Number, larger, root_power, rounded, smaller, sqrt, where_positive
-from kvemb.optimizers.base import Optimizer, Slot, check_above_zero
+from kvemb.optimizers.base import Optimizer, Slot
+from kvemb.optimizers.field_checks import check_above_zero
 from kvemb.optimizers.formula import Function
 
 

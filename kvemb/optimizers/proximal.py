@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kvemb.optimizers.arithmetic import Elements, Number, absolute, larger, sqrt, where_positive
-from kvemb.optimizers.base import Optimizer, Slot, check_above_zero
+from kvemb.optimizers.base import Optimizer, Slot
+from kvemb.optimizers.field_checks import check_above_zero
 
 
 @dataclass(frozen=True, repr=False)

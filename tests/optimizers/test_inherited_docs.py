@@ -82,3 +82,10 @@ def test_a_class_without_a_docstring_gets_none():
 
     complete(Kind)
     assert Kind.__doc__ is None
+
+
+def test_the_signature_is_that_of_the_constructor():
+    """Sphinx asks for it in this way, and would else show that of __new__."""
+    assert list(Optimizer.__signature__.parameters) == ["clip_value", "clip_norm"]
+    assert list(SGD.__signature__.parameters)[:2] == ["learning_rate", "clip_value"]
+    assert inspect.signature(SGD) == SGD.__signature__
