@@ -1,5 +1,7 @@
 """Reading and writing whole rows, bypassing the hot tier, for offline tools.
 
+Longer than 300 lines: the docstrings describe every argument.
+
 kvemb.offline.loading loads rows. Place makes a checkpoint at a URL, or of a cluster, readable. Memory does not grow
 with the table.
 """
@@ -56,16 +58,42 @@ BATCH_ROWS = 65_536
 
 
 def described(variable: Variable) -> dict[str, Any]:
-    """Return everything about a variable except its rows, as plain JSON, which make() accepts."""
+    """Describe a variable without its rows, so that ``make`` can make one like it.
+
+    Args:
+        variable: The variable.
+
+    Returns:
+        A new dict, as plain JSON.
+    """
     entry = asdict(inside(variable).entry())
     return {"name": variable.name, **entry, "slots": list(entry["slots"])}
 
 
 def make(store: Store, name: str, like: Mapping[str, Any]) -> Variable:
-    """Make the variable that described() described, step counts included, or open the existing one.
+    """Make a variable that ``described`` has described, or open the existing one.
 
-    A user-defined policy is not given, with the effects that Store.get_variable explains. Raises UnsupportedFormat if
-    the description cannot be read; SchemaMismatch; ValueError for a count above 2**61.
+    Its step counts are those of the description. A user-defined policy is not passed, with the effects that
+    ``Store.get_variable`` explains.
+
+    Args:
+        store: The store in which to make it.
+        name: Its name there.
+        like: What ``described`` returned.
+
+    Returns:
+        The variable.
+
+    Raises:
+        UnsupportedFormat: The description cannot be read.
+        SchemaMismatch: The store has another variable of this name.
+        ValueError: A count is above 2**61.
+
+    Example:
+        >>> with kvemb.open("other") as other:
+        ...     copy = kvemb.bulk.make(other, "users", kvemb.bulk.described(users))
+        ...     kvemb.bulk.load(copy, kvemb.bulk.scan(users))
+        Loaded(added=3, replaced=0, kept=0)
     """
     entry = entry_of({field: value for field, value in like.items() if field != "name"}, name)
     as_int(entry.step, "step", 0, MAX_GIVEN_STEPS)
@@ -76,19 +104,42 @@ def make(store: Store, name: str, like: Mapping[str, Any]) -> Variable:
 
 
 def point(variable: Variable) -> str:
-    """Return the id of the checkpoint or of the durable point that a read-only store reads."""
+    """Return the id of what a read-only store reads: a checkpoint or a durable point.
+
+    Args:
+        variable: A variable of the store.
+
+    Returns:
+        The id, 32 hexadecimal digits.
+    """
     return inside(variable.resource_handle[0]).opened_manifest.id
 
 
 def slot_dtype(variable: Variable) -> np.dtype[Any]:
-    """Return the dtype of the optimizer's slots."""
+    """Return the dtype of the optimizer's slots.
+
+    Args:
+        variable: The variable.
+
+    Returns:
+        float64 for float64 values, otherwise float32.
+    """
     return inside(variable).schema.slot_dtype
 
 
 def new_slots(variable: Variable, values: npt.ArrayLike) -> dict[str, npt.NDArray[Any]]:
-    """Return the optimizer's slots of new rows with these values (n, dim), by name (n, width).
+    """Compute the optimizer's slots of new rows with these values.
 
-    Raises TypeError, ValueError.
+    Args:
+        variable: The variable.
+        values: Embeddings (n, dim).
+
+    Returns:
+        A dict from slot name to an array (n, width).
+
+    Raises:
+        TypeError: A conversion of values would lose information.
+        ValueError: ``values`` has the wrong shape.
     """
     schema = inside(variable).schema
     given = as_values(values, schema.value_dtype, (len(np.asarray(values)), schema.dim))
@@ -96,9 +147,16 @@ def new_slots(variable: Variable, values: npt.ArrayLike) -> dict[str, npt.NDArra
 
 
 def bring_sightings(variable: Variable, source: Checkpoint) -> None:
-    """Take over the Admission counters that a checkpoint has for the variable of this name.
+    """Take over the ``Admission`` counters that a checkpoint has for the variable of this name.
 
-    They become durable with the next flush; the checkpoint must stay until then. Raises Corruption.
+    They become durable with the next flush. The checkpoint must stay until then.
+
+    Args:
+        variable: The variable that gets the counters.
+        source: The checkpoint.
+
+    Raises:
+        Corruption: The counters are damaged.
     """
     if (counted := inside(source).sightings.get(variable.name)) is not None:
         engine = inside(variable.resource_handle[0])
@@ -108,9 +166,28 @@ def bring_sightings(variable: Variable, source: Checkpoint) -> None:
 def scan(
     variable: Variable, n: int = BATCH_ROWS, *, first: int | None = None, last: int | None = None
 ) -> Iterator[Rows]:
-    """Yield the rows with first <= key <= last, in key order, n at a time, as they are at this call.
+    """Iterate over the whole rows of a range of keys as they are at this call, in key order.
 
-    None: no bound. Dirty rows are written first, as by Variable.export_batches. Raises Closed, Poisoned, Corruption.
+    Dirty rows are written first, as by ``Variable.export_batches``.
+
+    Args:
+        variable: The variable.
+        n: Rows in a batch; the last one may have fewer.
+        first: The first key of the range. None: no bound.
+        last: The last key of the range, included. None: no bound.
+
+    Yields:
+        Batches of whole rows, with slots, scores and steps.
+
+    Raises:
+        TypeError, ValueError: ``n`` is not an int above 0, or a bound is not an int.
+        Closed: The store is closed.
+        Poisoned: A write to disk failed, in this call or earlier.
+        Corruption: Bytes on disk differ from what was written.
+
+    Example:
+        >>> [batch.keys.tolist() for batch in kvemb.bulk.scan(users, first=2)]
+        [[2, 3]]
     """
     schema, size = inside(variable).schema, as_int(n, "n", 1, MAX_ROWS)
     limits = np.iinfo(schema.key_dtype)
@@ -124,9 +201,26 @@ def scan(
 
 
 def read(variable: Variable, keys: npt.ArrayLike) -> Rows:
-    """Return the whole rows of those of distinct keys (n,) that exist, in the order of keys. Records no use.
+    """Read the whole rows of keys, bypassing the hot tier. It counts as no use.
 
-    Dirty rows are written first. Raises TypeError, ValueError; Closed, Poisoned, Corruption.
+    Dirty rows are written first.
+
+    Args:
+        variable: The variable.
+        keys: Distinct keys (n,).
+
+    Returns:
+        The rows of the keys that exist, in the order of ``keys``.
+
+    Raises:
+        TypeError, ValueError: ``keys`` are not valid.
+        Closed: The store is closed.
+        Poisoned: A write to disk failed, in this call or earlier.
+        Corruption: Bytes on disk differ from what was written.
+
+    Example:
+        >>> kvemb.bulk.read(users, [3, 99]).keys.tolist()
+        [3]
     """
     schema = inside(variable).schema
     wanted = as_keys(keys, schema.key_dtype)
@@ -136,9 +230,18 @@ def read(variable: Variable, keys: npt.ArrayLike) -> Rows:
 
 
 def ranges(variable: Variable, n: int) -> list[tuple[int, int]]:
-    """Return at most n ranges of keys (first, last) with about as many rows each, without reading rows.
+    """Divide all possible keys into ranges with about as many rows each, without reading rows.
 
-    Together they cover every possible key. Raises Closed.
+    Args:
+        variable: The variable.
+        n: The most ranges.
+
+    Returns:
+        Ranges (first, last), ends included, ascending. Together they cover every possible key.
+
+    Raises:
+        TypeError, ValueError: ``n`` is not an int above 0.
+        Closed: The store is closed.
     """
     schema = inside(variable).schema
     splits = inside(variable).storage.cold.splits(as_int(n, "n", 1, MAX_PARTS))
@@ -147,11 +250,29 @@ def ranges(variable: Variable, n: int) -> list[tuple[int, int]]:
 
 
 def restrict(variable: Variable, num_reserved: int, *, progress: Progress | None = None, dry_run: bool = False) -> int:
-    """Do what Variable.restrict does, and report progress; return how many rows were removed.
+    """Do what ``Variable.restrict`` does, and report progress.
 
-    dry_run: remove none, and return how many would be removed now; read-only stores allow it.
-    progress(done, total): called with numbers of rows, first of those scanned, then of those removed. Raises ValueError
-    if the variable has no policy, or was opened without its user-defined one; and what Variable.restrict raises.
+    Args:
+        variable: The variable.
+        num_reserved: How many rows to keep.
+        progress: ``fn(done, total)``, called with numbers of rows: first of those scanned, then of those removed.
+        dry_run: Whether to remove none, and count those that would be removed now. Read-only stores allow this.
+
+    Returns:
+        The number of rows removed.
+
+    Raises:
+        ValueError: The variable has no policy, or was opened without its user-defined one; or ``num_reserved`` is
+            negative.
+        TypeError: ``num_reserved`` is not an int.
+        MemoryError: A GPU, or this machine, has too little memory.
+        Closed: The store is closed.
+        ReadOnly: The store is read-only.
+        Poisoned: A write to disk failed, in this call or earlier.
+
+    Example:
+        >>> kvemb.bulk.restrict(users, 1, dry_run=True), users.size()
+        (2, 3)
     """
     if variable.restrict_policy is None:
         raise ValueError(f"variable {variable.name!r} has no restrict policy, whose scores say which rows leave")
@@ -164,8 +285,17 @@ def restrict(variable: Variable, num_reserved: int, *, progress: Progress | None
 def compact(store: Store, *, progress: Progress | None = None) -> None:
     """Merge the files of every variable, which frees the disk space of replaced and removed rows; then flush.
 
-    Checkpoints keep their files. progress(done, total): called with rows. Raises ColdStoreError, Poisoned,
-    Closed, ReadOnly.
+    Checkpoints keep their files.
+
+    Args:
+        store: The store.
+        progress: ``fn(done, total)``, called with rows.
+
+    Raises:
+        ColdStoreError: The disk could not be read or written.
+        Poisoned: A write to disk failed, in this call or earlier.
+        Closed: The store is closed.
+        ReadOnly: The store is read-only.
     """
     store.flush()
     variables = list(store.variables.values())

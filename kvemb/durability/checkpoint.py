@@ -1,5 +1,7 @@
 """Checkpoints: directories that appear atomically and never change, each with a manifest (kvemb.durability.manifest).
 
+Longer than 300 lines: what users read of a checkpoint is defined here, with its docstrings.
+
 On the store's filesystem a checkpoint shares unchanged files by hard links. Any number of processes may read it.
 """
 
@@ -36,7 +38,25 @@ _logger = logging.getLogger("kvemb")
 
 
 class Checkpoint(Handle[Manifest], os.PathLike[str]):
-    """A complete checkpoint at a path. The constructor raises CheckpointNotFound, UnsupportedFormat or Corruption."""
+    """Read a complete checkpoint: what it has, and what changed since an earlier one.
+
+    ``Store.checkpoint`` returns one. A ``Checkpoint`` can be used as a path, too (``os.PathLike``); its
+    attribute ``path`` is the directory. Immutable.
+
+    Args:
+        path: The checkpoint's directory.
+
+    Raises:
+        CheckpointNotFound: There is no complete checkpoint at the path.
+        UnsupportedFormat: It was written by a kvemb with another format.
+        Corruption: Its manifest is damaged.
+
+    Example:
+        >>> _ = store.checkpoint("backup", extra={"epoch": 1})
+        >>> saved = kvemb.Checkpoint("backup")
+        >>> saved.variables["users"].rows, saved.extra
+        (3, {'epoch': 1})
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = paths.local(path)
@@ -47,7 +67,20 @@ class Checkpoint(Handle[Manifest], os.PathLike[str]):
 
     @classmethod
     def at(cls, path: str | os.PathLike[str]) -> Checkpoint:
-        """Return the checkpoint at path, or the last durable point of the store at path. Also raises StoreNotFound."""
+        """Return the checkpoint at a path, or the last durable point of the store at a path.
+
+        Args:
+            path: The directory of a checkpoint or of a store.
+
+        Returns:
+            The checkpoint. A durable point is one inside a store; the store's next durable point replaces it.
+
+        Raises:
+            CheckpointNotFound: The store's durable point is not complete.
+            StoreNotFound: There is neither a checkpoint nor a store at the path.
+            UnsupportedFormat: It was written by a kvemb with another format.
+            Corruption: Its manifest is damaged.
+        """
         directory = paths.local(path)
         if layout.is_checkpoint(directory):
             return cls(directory)
@@ -61,12 +94,12 @@ class Checkpoint(Handle[Manifest], os.PathLike[str]):
 
     @property
     def id(self) -> str:
-        """Its identity: 32 hexadecimal digits, kept by copies."""
+        """The checkpoint's identity: 32 hexadecimal digits, kept by copies."""
         return self._inside.id
 
     @property
     def parent(self) -> str | None:
-        """The id of the checkpoint before it, None for the first of its store."""
+        """The id of the checkpoint before it; None for the first of its store."""
         return self._inside.parent
 
     @property
@@ -76,31 +109,34 @@ class Checkpoint(Handle[Manifest], os.PathLike[str]):
 
     @property
     def variables(self) -> Mapping[str, VariableEntry]:
-        """Its variables by name: schema, policy, optimizer, rows, step."""
+        """Its variables by name, with their schema, policy, optimizer, rows and step."""
         return self._inside.variables
 
     @property
     def inventory(self) -> Mapping[str, FileEntry]:
-        """All of its files by relative path, except the manifest: size in bytes and sha256."""
+        """The size in bytes and the sha256 of each file by its relative path. The manifest is not included."""
         return self._inside.files
 
     @property
     def files(self) -> Mapping[str, Path]:
-        """The files that were attached when it was saved, by name: their paths, not to be written to.
+        """The paths of the files that were saved with it, by name. Do not write to them.
 
-        Getting one reads the whole file, and raises Corruption if it differs from the saved one; KeyError for another
-        name.
+        Getting one reads the whole file.
+
+        Raises:
+            Corruption: The file differs from the saved one.
+            KeyError: There is no file of this name.
         """
         return AttachedFiles(self.path, self._inside)
 
     @property
     def extra(self) -> dict[str, Any]:
-        """The values that were attached when it was saved, a copy; empty if there were none."""
+        """A copy of the values that were saved with it; empty if there were none."""
         return copy.deepcopy(self._inside.extra)
 
     @property
     def tiers(self) -> Mapping[str, Mapping[str, HotRows]]:
-        """The rows and bytes in each memory, "gpu:0" or "host", for each variable with rows hot on a GPU."""
+        """The rows and bytes in each memory, "gpu:0" or "host", for each variable that had hot rows on a GPU."""
         return self._inside.tiers
 
     @property
@@ -115,14 +151,34 @@ class Checkpoint(Handle[Manifest], os.PathLike[str]):
         variables: Collection[str] | None = None,
         batch_rows: int = DEFAULT.scan_rows,
     ) -> Iterator[Change]:
-        """Yield what changed since an earlier checkpoint of the same store, exactly, batch by batch in key order.
+        """Iterate over what changed since an earlier checkpoint of the same store, exactly.
 
-        since: the earlier checkpoint, which must still exist. variables: their names; None: all, including those
-        dropped since, or left out of checkpoints since (checkpoint=False), with every key removed. batch_rows: keys of
-        a batch, at most. A row counts as changed if its embedding, slots, score or step of last change differ. Reads
-        only the rows of recorded keys, not whole tables.
-        Raises CheckpointNotFound, also if this one does not follow the earlier one, or by more checkpoints than are
-        recorded; Corruption, ColdStoreError; KeyError for a name; TypeError or ValueError.
+        A row counts as changed if its embedding, slots, score or step of last change differ. Only the rows of recorded
+        keys are read, not whole tables.
+
+        Args:
+            since: The earlier checkpoint, which must still exist.
+            variables: Names of variables. None: all, including those that were dropped since, or left out of
+                checkpoints since (``checkpoint=False``); all their keys are reported as removed.
+            batch_rows: The most keys in a batch.
+
+        Yields:
+            A ``Change`` for each batch, in key order.
+
+        Raises:
+            CheckpointNotFound: The earlier checkpoint is gone; or this one does not follow it, or follows it by more
+                checkpoints than are recorded.
+            Corruption: Bytes on disk differ from what was written.
+            ColdStoreError: The disk could not be read.
+            KeyError: There is no variable of a name.
+            TypeError, ValueError: ``batch_rows`` is not an int above 0.
+
+        Example:
+            >>> first = store.checkpoint("first")
+            >>> users.upsert([2], [[7, 7]])
+            >>> for change in store.checkpoint("second").changes(first):
+            ...     print(change.variable, change.keys, change.values)
+            users [2] [[7. 7.]]
         """
         earlier = Checkpoint(since)
         gone = dropped_variables(epochs_since(self.path, self._inside, earlier.id)) & set(earlier.variables)

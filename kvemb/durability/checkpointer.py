@@ -60,10 +60,21 @@ class PointInProgress(Generic[Written]):
 
 
 class PendingCheckpoint(Handle[PointInProgress[Written]], Generic[Written]):
-    """A checkpoint that is being written: a kvemb.Checkpoint, or of a cluster a kvemb.cluster.Checkpoint."""
+    """Stand for a checkpoint that is being written.
+
+    ``checkpoint(block=False)`` returns one. The checkpoint is a ``kvemb.Checkpoint``, or of a cluster a
+    ``kvemb.cluster.Checkpoint``.
+    """
 
     def done(self) -> bool:
-        """Whether it is complete or has failed. Raises Closed in a process that was forked before it was complete."""
+        """Say whether the checkpoint is complete or has failed.
+
+        Returns:
+            True if ``result()`` would not wait.
+
+        Raises:
+            Closed: This process was forked before the checkpoint was complete.
+        """
         return self._inside.is_done()
 
     @property
@@ -72,8 +83,27 @@ class PendingCheckpoint(Handle[PointInProgress[Written]], Generic[Written]):
         return self._inside.reported
 
     def result(self, timeout: float | None = None) -> Written:
-        """Wait until it is complete, and return it. Raises its error; TimeoutError after timeout seconds; Closed in a
-        process that was forked before it was complete.
+        """Wait until the checkpoint is complete, and return it.
+
+        If writing it failed, its error is raised: those of ``Store.checkpoint``.
+
+        Args:
+            timeout: The most seconds to wait. None: no limit.
+
+        Returns:
+            The checkpoint.
+
+        Raises:
+            TimeoutError: It is not complete after ``timeout`` seconds.
+            ColdStoreError: It could not be written. The store can still be used.
+            Poisoned: A write of the store's own files failed.
+            Closed: This process was forked before the checkpoint was complete.
+
+        Example:
+            >>> pending = store.checkpoint("backup", block=False)
+            >>> users.upsert([4], [[4, 4]])  # not in the checkpoint
+            >>> pending.result().variables["users"].rows
+            3
         """
         checkpoint = self._inside.wait(None if timeout is None else as_seconds(timeout, "timeout", least=0))
         assert checkpoint is not None

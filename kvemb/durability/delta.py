@@ -30,13 +30,20 @@ from kvemb.rows.schema import Schema
 
 @dataclass(frozen=True)
 class Change:
-    """A batch of the changes of one variable, in key order.
+    """Hold a batch of the changes of one variable between two checkpoints, in key order.
 
-    keys (n,), ascending: rows that are new, or differ in embedding, slots, score or step of last change; values
-    (n, dim); slots: by name (n, width); scores (n,); steps (n,) of the last change. removed (m,), ascending: keys of
-    rows that were removed.
-    If the variable was dropped, `removed` has all its keys. If another was created under its name, `keys` has the rows
-    of the new one, with its dtypes, dim and slots, and `removed` the keys that the new one lacks.
+    ``Checkpoint.changes`` yields them. If the variable was dropped, ``removed`` has all its keys. If another one was
+    created under its name, ``keys`` has the rows of the new one, with its dtypes, dim and slots, and ``removed`` the
+    keys that the new one lacks.
+
+    Attributes:
+        variable: The variable's name.
+        keys: Keys (n,), ascending, of rows that are new, or differ in embedding, slots, score or step of last change.
+        values: Their embeddings (n, dim).
+        slots: Their slots by name (n, width).
+        scores: Their scores, float64 (n,).
+        steps: The steps of their last change, int64 (n,).
+        removed: Keys (m,), ascending, of rows that were removed.
     """
 
     variable: str

@@ -28,10 +28,12 @@ _logger = logging.getLogger("kvemb")
 
 @dataclass(frozen=True)
 class Recovery:
-    """What a store recovered when it was opened after a crash.
+    """Say what a store recovered when it was opened after a crash.
 
-    created: when the durable point's snapshot was taken, in seconds since 1970. rows: the number of row writes and
-    removals replayed from the log.
+    Attributes:
+        path: The store's directory.
+        created: When the snapshot of the durable point was taken, in seconds since 1970.
+        rows: Row writes and removals that were replayed from the log.
     """
 
     path: Path

@@ -24,10 +24,20 @@ GRACE_SECONDS = 60.0
 
 @contextmanager
 def scratch(prefix: str, within: str | os.PathLike[str] | None = None) -> Iterator[Path]:
-    """Yield a new directory, and delete it with its content when the block ends, also by Ctrl-C. Raises OSError.
+    """Make a temporary directory, which is deleted with its content when the ``with`` block ends, also by Ctrl-C.
 
-    A process that is forked inside the block does not delete it.
-    prefix: of its name, reserved for such directories. within: its parent, None for the system's temporary directory.
+    If the process is killed, a later call deletes the directory. A process that is forked inside the block does not
+    delete it.
+
+    Args:
+        prefix: The beginning of its name, reserved for such directories: abandoned ones of the same prefix are deleted.
+        within: The parent of the directory. None: the system's temporary directory.
+
+    Yields:
+        The new directory.
+
+    Raises:
+        OSError: The directory could not be made.
     """
     parent = Path(tempfile.gettempdir() if within is None else within)
     folder, lock, process = None, None, os.getpid()

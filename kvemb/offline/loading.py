@@ -26,11 +26,16 @@ from kvemb.variable import Variable
 
 @dataclass(frozen=True)
 class Rows:
-    """Whole rows of one variable.
+    """Hold whole rows of one variable.
 
-    keys (n,), values (n, dim), slots: by name (n, width), scores (n,) float64, steps (n,) int64, of the last
-    change, from 0 to 2**61.
-    For load(), slots, scores and steps may be None: each row then gets those of a new row.
+    For ``load``, slots, scores and steps may be None: each row then gets those of a new row.
+
+    Attributes:
+        keys: Keys (n,) in the key dtype.
+        values: Embeddings (n, dim) in the value dtype.
+        slots: The optimizer's slots, a dict from name to (n, width).
+        scores: Scores (n,), float64.
+        steps: Steps of the last change (n,), int64, from 0 to 2**61.
     """
 
     keys: npt.NDArray[Any]
@@ -45,7 +50,13 @@ class Rows:
 
 @dataclass(frozen=True)
 class Loaded:
-    """Result of load(): counts of rows added, of existing rows replaced, and of existing rows kept."""
+    """Hold the result of ``load``.
+
+    Attributes:
+        added: Rows that were added.
+        replaced: Existing rows that were replaced.
+        kept: Existing rows that were kept.
+    """
 
     added: int = 0
     replaced: int = 0
@@ -57,12 +68,31 @@ def load(
 ) -> Loaded:
     """Load whole rows into a variable as sorted files, and make them durable.
 
-    batches: in any order; the last of equal keys wins. on_conflict: what to do with a row that exists already:
-    "replace" it, with slots, score and step; "keep" it; "error" raises ValueError and changes nothing. Fastest if
-    keys ascend and the variable is empty; then nothing else may write to it during the load. The hot tier is empty
-    afterwards. Other calls wait during the last step. If a batch is invalid, or the iterable raises, nothing changes.
+    This is fastest if keys ascend and the variable is empty. Then nothing else may write to it during the load. Other
+    calls wait during the last step, and the hot tier is empty afterwards. If a batch is invalid, or the iterable
+    raises, nothing changes.
 
-    Raises TypeError, ValueError for an invalid batch; Poisoned, Closed, ReadOnly, ColdStoreError.
+    Args:
+        variable: The variable to load into.
+        batches: Rows in any order. The last of equal keys wins.
+        on_conflict: What to do with a row that exists already. ``"replace"``: replace it, with slots, score and step.
+            ``"keep"``: keep it. ``"error"``: raise ValueError, and change nothing.
+
+    Returns:
+        How many rows were added, replaced and kept.
+
+    Raises:
+        TypeError, ValueError: A batch or ``on_conflict`` is not valid; ValueError also for an existing row with
+            ``"error"``, and if another call wrote to the variable while ascending keys were loaded into it.
+        Poisoned: A write to disk failed, in this call or earlier.
+        Closed: The store is closed.
+        ReadOnly: The store is read-only.
+        ColdStoreError: The disk could not be written.
+
+    Example:
+        >>> batch = kvemb.bulk.Rows(keys=np.array([3, 4]), values=np.zeros((2, 2), np.float32))
+        >>> kvemb.bulk.load(users, [batch])
+        Loaded(added=1, replaced=1, kept=0)
     """
     with BulkLoader(variable, on_conflict) as loading:
         for batch in batches:

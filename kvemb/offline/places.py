@@ -81,11 +81,24 @@ def chosen(number: int | None, existing: list[int], where: str) -> int:
 
 
 class Place:
-    """Where a checkpoint or a store is: a path, a series, or a URL. here: its local path, which may not exist; None:
-    it must be pulled.
+    """Find a checkpoint or a store: at a local path, in a series, or at a URL.
 
-    name: of the checkpoint, for messages. newest: whether this is the newest checkpoint of a given series. what: the
-    argument's name in errors. Raises CheckpointNotFound; what source_at raises.
+    Args:
+        given: A checkpoint; ``SERIES/00000042``; a series, whose newest checkpoint is meant; or a store, which is read
+            as of its last durable point. A series may be local, at a URL, or of a cluster.
+        options: fsspec's options for a URL's filesystem, a dict.
+        what: The name of the argument in messages.
+
+    Attributes:
+        here: The local path, which may not exist. None: the checkpoint must be pulled.
+        name: The checkpoint's name, for messages.
+        newest: Whether this is the newest checkpoint of a series that was given.
+
+    Raises:
+        CheckpointNotFound: The series has no such checkpoint.
+        BackendUnavailable: fsspec, or what it needs for the URL, is not installed.
+        TransferError: The URL could not be read.
+        TypeError, ValueError: An argument is not valid.
     """
 
     def __init__(
@@ -106,7 +119,17 @@ class Place:
             self.name = str(self.here)
 
     def described(self) -> CheckpointDescription:
-        """Return the checkpoint's description. Raises StoreNotFound, Corruption, UnsupportedFormat; TransferError."""
+        """Read the description of the checkpoint or the store.
+
+        Returns:
+            The description, with ``variables``, ``files`` and more; its kind is "checkpoint" or "store".
+
+        Raises:
+            StoreNotFound: There is neither a checkpoint nor a store at the path.
+            Corruption: The description is damaged.
+            UnsupportedFormat: It was written by a kvemb with another format.
+            TransferError: The URL could not be read.
+        """
         if self._source is not None:
             return self._source.described(self._number)
         assert self.here is not None
@@ -125,11 +148,24 @@ class Place:
         within: str | os.PathLike[str] | None = None,
         progress: Progress | None = None,
     ) -> Iterator[Path]:
-        """Yield the local path of the checkpoint or the store. A pulled checkpoint is deleted afterwards.
+        """Make the checkpoint or the store readable at a local path inside a ``with`` block.
 
-        have: earlier local checkpoints: only what changed since is transferred, and the pulled checkpoint records it.
-        within: the parent of the scratch folder; None: the system's temporary directory. progress(done, total): called
-        with bytes transferred; then, for a cluster, with rows. Raises what CheckpointManager.pull raises.
+        A checkpoint that is not local is pulled to a scratch folder, and deleted afterwards.
+
+        Args:
+            have: Earlier local checkpoints. Only what changed since is transferred, and the pulled checkpoint records
+                it.
+            within: The parent of the scratch folder. None: the system's temporary directory.
+            progress: ``fn(done, total)``, called with bytes transferred; then, for a cluster, with rows.
+
+        Yields:
+            The local path.
+
+        Raises:
+            CheckpointNotFound: There is no such checkpoint.
+            TransferError: The URL could not be read.
+            Corruption: A file at the URL is damaged.
+            ColdStoreError: The disk could not be written.
         """
         if self._source is None:
             assert self.here is not None

@@ -35,9 +35,14 @@ MAX_LOOKED_AT = 8
 
 @dataclass(frozen=True)
 class Transfer:
-    """Result of a push. number: of the checkpoint. files, nbytes: sent. shared: files that were at the URL already.
+    """Hold the result of ``CheckpointManager.push``.
 
-    deltas: the number of deltas that lead to the checkpoint there; 0: it is whole.
+    Attributes:
+        number: The checkpoint's number.
+        files: How many files were sent.
+        nbytes: Their bytes.
+        shared: How many files the URL had already.
+        deltas: How many deltas lead to the checkpoint there; 0 if it is whole.
     """
 
     number: int

@@ -15,11 +15,13 @@ from kvemb.limits import Limits
 from kvemb.offline.places import Place
 from kvemb.options import parse_budget, parse_device_memory
 from kvemb.progress import Progress
+from kvemb.signatures import described_as
 from kvemb.store import Store
 
 _logger = logging.getLogger("kvemb")
 
 
+@described_as(opening.open)
 def restore(
     checkpoint: str | os.PathLike[str],
     path: str | os.PathLike[str],
@@ -34,17 +36,46 @@ def restore(
     progress: Progress | None = None,
     limits: Limits = Limits(),  # noqa: B008 -- a frozen value
 ) -> Store:
-    """Make a new store at path from a checkpoint, and open it. The checkpoint never changes.
+    """Make a new store at a path from a checkpoint, and open it. The checkpoint never changes.
 
-    checkpoint: a checkpoint; SERIES/00000042; or a series, local, at a URL or of a cluster, whose newest checkpoint is
-    taken and named by the logger "kvemb". variables: take only these. warm: load the rows that were hot when the
-    checkpoint was made, for each variable when it is opened; otherwise rows become hot when they are used. Devices may
-    differ. memory_budget, device_memory, durability, flush_every, limits: as for kvemb.open. options: a URL's.
-    progress(done, total): called with bytes transferred; then, for a cluster, with rows.
+    On one filesystem the store's files are hard links to those of the checkpoint; across two they are copies. A
+    checkpoint at a URL, or of a cluster, is first pulled to a temporary folder next to ``path``. The rows of all shards
+    are then merged in key order, in memory that does not grow with the table. Devices may differ from those of the
+    store that was saved.
 
-    Makes hard links on one filesystem, copies across two. A checkpoint at a URL or of a cluster is first pulled to a
-    temporary folder next to path; the rows of all shards are then merged in key order, in memory that does not grow
-    with the table. Raises CheckpointNotFound, FileExistsError, KeyError for a name, TransferError, and what open does.
+    The arguments that ``kvemb.open`` has, too, are those of the new store.
+
+    Args:
+        checkpoint: A checkpoint; ``SERIES/00000042``; or a series, whose newest checkpoint is taken, and named by the
+            logger "kvemb". A series may be local, at a URL, or of a cluster.
+        path: The new store's directory, which must be missing or empty.
+        variables: Names of the variables to take. None: all.
+        warm: When a variable is opened, load the rows that were hot when the checkpoint was made. With False, rows
+            become hot when they are used.
+        options: fsspec's options for the filesystem of a URL, a dict.
+        progress: ``fn(done, total)``, called with bytes transferred; then, for a cluster, with rows.
+
+    Returns:
+        The open store.
+
+    Raises:
+        CheckpointNotFound: There is no such checkpoint.
+        FileExistsError: ``path`` is not empty.
+        KeyError: The checkpoint has no variable of a name in ``variables``.
+        TransferError: The URL could not be read.
+        Corruption: Bytes on disk, or at the URL, differ from what was written.
+        UnsupportedFormat: The checkpoint was written by a kvemb with another format.
+        ColdStoreError: The disk could not be read or written.
+        Locked: Another process is restoring to ``path``.
+        ValueError, TypeError: An argument is not valid; or ``path`` is inside another store.
+        BackendUnavailable: A package that the URL needs is missing; or this process was forked after a store had been
+            opened.
+
+    Example:
+        >>> saved = store.checkpoint("backup")
+        >>> with kvemb.restore("backup", "restored") as restored:
+        ...     restored.variables["users"].size()
+        3
     """
     parse_budget(memory_budget)
     parse_device_memory(device_memory)

@@ -42,7 +42,13 @@ CONFIG = "rocksdict-config.json"
 
 @dataclass
 class Saved:
-    """The saved rows of one variable. lost: missing rows; gaps: ranges of keys, ends included, that are left out."""
+    """Count the saved rows of one variable.
+
+    Attributes:
+        rows: Rows that were saved.
+        lost: Rows that are missing.
+        gaps: Ranges of keys (first, last) that are left out, ends included.
+    """
 
     rows: int = 0
     lost: int = 0
@@ -51,10 +57,14 @@ class Saved:
 
 @dataclass
 class Repair:
-    """Result of repair(). source: the checkpoint or durable point that was read, or its number and URL.
+    """Hold the result of ``repair``.
 
-    out: the new store. damages: one line for each damage found. variables: the saved rows, by name. logged: rows added
-    from the log.
+    Attributes:
+        source: The checkpoint or durable point that was read; or text with its number and URL.
+        out: The new store.
+        damages: One line for each damage that was found.
+        variables: What was saved of each variable, by name.
+        logged: Rows that were added from the log.
     """
 
     source: Path | str
@@ -71,15 +81,37 @@ def repair(
     options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Repair:
-    """Write everything readable in a checkpoint or a closed store to a new store at out; returns what is lost.
+    """Write everything readable in a checkpoint or a closed store to a new store, and report what is lost.
 
-    path is not changed. The new store has its own identity and follows no checkpoint. It does not record which rows
-    were hot, nor which keys changed since which checkpoint. Sightings of an Admission are kept unless they are damaged.
-    progress(done, total): called with bytes as they are read. At a URL, with options for fsspec, the newest complete
-    checkpoint is taken, and all damage is listed.
+    ``path`` is not changed. The new store has its own identity and follows no checkpoint. It does not record which rows
+    were hot, nor which keys changed since which checkpoint. Sightings of an ``Admission`` are kept unless they are
+    damaged. At a URL, the newest complete checkpoint is taken, and all damage is listed.
 
-    Raises StoreNotFound, FileExistsError, Locked, ColdStoreError; Corruption if the manifest, or RocksDB's own, is
-    damaged: without them the contents of the files are unknown.
+    Args:
+        path: The checkpoint, the store, or a URL to which a series was pushed.
+        out: The new store's directory, which must be missing or empty.
+        options: fsspec's options for a URL's filesystem, a dict.
+        progress: ``fn(done, total)``, called with bytes as they are read.
+
+    Returns:
+        What was damaged, saved and lost.
+
+    Raises:
+        StoreNotFound: There is neither a checkpoint nor a store at the path.
+        FileExistsError: ``out`` is not empty.
+        Locked: A process has the store open for writing.
+        ColdStoreError: The disk could not be read or written.
+        Corruption: The manifest, or RocksDB's own, is damaged, without which the contents of the files are unknown. Or
+            no checkpoint at the URL is without damage.
+        UnsupportedFormat: It was written by a kvemb with another format.
+        TransferError: The URL could not be read.
+        TypeError, ValueError: An argument is not valid.
+
+    Example:
+        >>> saved = store.checkpoint("damaged")
+        >>> repaired = kvemb.repair("damaged", "repaired")
+        >>> repaired.damages, repaired.variables["users"]
+        ([], Saved(rows=3, lost=0, gaps=[]))
     """
     out = paths.local(out, "out")
     paths.check_not_in_series(out)

@@ -1,5 +1,7 @@
 """A series of checkpoints: numbered directories under one root that share unchanged files by hard links.
 
+Longer than 300 lines: every call on a series is defined here, with its docstring.
+
     ROOT/00000042/    a checkpoint
     ROOT/LOCK         held by the process that writes to the series
 
@@ -36,15 +38,32 @@ from kvemb.offline.resuming import resume
 from kvemb.offline.saving import PendingSave
 from kvemb.offline.transfer import JOBS, Remote, Transfer
 from kvemb.progress import Progress
+from kvemb.signatures import described_as
 from kvemb.store import Store
 
 
 class CheckpointManager:
-    """The checkpoints under a root directory, which the first save or pull creates. A context manager.
+    """Keep a series of checkpoints under a root directory, and copy them to and from URLs.
 
-    keep: how many of the newest a save keeps, None for all. every: seconds between checkpoints of save_if_due(). One
-    process writes (save, pull) and holds the series' lock from its first write until close(); any number may read
-    (latest, list, push) meanwhile. Not thread-safe.
+    The first ``save`` or ``pull`` creates the root. One process writes to the series (``save``, ``pull``), and holds
+    its lock from its first write until ``close()``. Any number of processes may read it (``latest``, ``list``,
+    ``push``) meanwhile. Use the manager in a ``with`` block, which closes it. Its arguments are its attributes, too. Not
+    thread-safe.
+
+    Args:
+        root: The directory of the series.
+        keep: How many of the newest checkpoints a save keeps. None: all.
+        every: Seconds between checkpoints of ``save_if_due``. None: ``save_if_due`` is not used.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: ``root`` is a URL, or a number is out of range.
+
+    Example:
+        >>> with kvemb.CheckpointManager("series", keep=3) as series:
+        ...     saved = series.save(store)
+        ...     series.numbers(), series.latest().id == saved.id
+        ([1], True)
     """
 
     def __init__(self, root: str | os.PathLike[str], *, keep: int | None = None, every: float | None = None) -> None:
@@ -57,15 +76,37 @@ class CheckpointManager:
         self._begun: float | None = None
 
     def numbers(self) -> builtins.list[int]:
-        """The numbers of the complete checkpoints, ascending."""
+        """List the numbers of the complete checkpoints.
+
+        Returns:
+            The numbers, ascending; empty if there is no series yet.
+        """
         return paths.series_numbers(self.root)
 
     def path(self, number: int) -> Path:
-        """The path of the checkpoint with this number, whether it exists or not."""
+        """Return the path of the checkpoint with a number, whether it exists or not.
+
+        Args:
+            number: The checkpoint's number.
+
+        Returns:
+            A path such as ``ROOT/00000042``.
+
+        Raises:
+            TypeError: ``number`` is not an int.
+            ValueError: ``number`` is negative or too large.
+        """
         return self.root / series_name(as_int(number, "number", 0, MAX_SERIES))
 
     def list(self) -> builtins.list[Checkpoint]:
-        """The complete checkpoints, the oldest first. Raises Corruption naming a damaged manifest."""
+        """List the complete checkpoints, the oldest first.
+
+        Returns:
+            The checkpoints.
+
+        Raises:
+            Corruption: A manifest is damaged; the message names it.
+        """
         found = []
         for number in self.numbers():
             try:
@@ -75,7 +116,14 @@ class CheckpointManager:
         return found
 
     def latest(self) -> Checkpoint | None:
-        """The newest complete checkpoint, or None. Raises Corruption if its manifest is damaged."""
+        """Return the newest complete checkpoint.
+
+        Returns:
+            The checkpoint; None if there is none.
+
+        Raises:
+            Corruption: Its manifest is damaged.
+        """
         checkpoints = self.numbers()
         return Checkpoint(self.path(checkpoints[-1])) if checkpoints else None
 
@@ -95,11 +143,28 @@ class CheckpointManager:
     def save(
         self, store: Store, *, block: bool = True, files: Files = None, extra: Extra = None
     ) -> Checkpoint | PendingCheckpoint[Checkpoint]:
-        """Write the next checkpoint of the series, as Store.checkpoint does, and delete those beyond `keep`.
+        """Write the next checkpoint of the series, and delete those beyond ``keep``.
 
-        files, extra: what to save beside the rows, such as a model's dense parameters; see Store.checkpoint. With
-        block=False old checkpoints are deleted when the new one is complete. Raises Locked if another process writes to
-        the series, TypeError for a cluster, whose url is its series, and what Store.checkpoint raises.
+        The checkpoint is that of ``Store.checkpoint``. With ``block=False`` old checkpoints are deleted when the new
+        one is complete.
+
+        Args:
+            store: The store. A cluster has a series of its own at its URL.
+            block: Whether to wait until the checkpoint is complete.
+            files: Other files to save with the rows, such as a model's dense parameters; see ``Store.checkpoint``.
+            extra: JSON values to save with the rows; see ``Store.checkpoint``.
+
+        Returns:
+            The ``Checkpoint``; with ``block=False`` a ``PendingCheckpoint``, at once.
+
+        Raises:
+            Locked: Another process writes to the series.
+            TypeError: ``store`` is not a ``kvemb.Store``, or an argument has the wrong type.
+            ValueError: The root is inside a store, or ``files`` or ``extra`` is not valid.
+            ColdStoreError: The checkpoint could not be written. The store can still be used.
+            Poisoned: A write of the store's own files failed, in this call or earlier.
+            Closed: The store is closed.
+            ReadOnly: The store is read-only.
         """
         _check_store(store)
         self._hold()
@@ -115,9 +180,35 @@ class CheckpointManager:
     def save_if_due(
         self, store: Store, *, block: bool = False, files: Files = None, extra: Extra = None
     ) -> Checkpoint | PendingCheckpoint[Checkpoint] | None:
-        """Save if `every` seconds have passed since any process began the last checkpoint; otherwise return None.
+        """Save a checkpoint if ``every`` seconds have passed since the last one began, in this or any other process.
 
-        Raises ValueError if the manager has no `every`, and what save raises.
+        Call it after each step. So the dense parameters that you pass are those of the rows' moment.
+
+        Args:
+            store: The store.
+            block: Whether to wait until the checkpoint is complete.
+            files: Other files to save with the rows; see ``Store.checkpoint``.
+            extra: JSON values to save with the rows; see ``Store.checkpoint``.
+
+        Returns:
+            What ``save`` returns; None if no checkpoint is due.
+
+        Raises:
+            ValueError: The manager was made without ``every``; or as ``save`` raises it.
+            Locked: Another process writes to the series.
+            TypeError: ``store`` is not a ``kvemb.Store``, or an argument has the wrong type.
+            ColdStoreError: The checkpoint could not be written. The store can still be used.
+            Poisoned: A write of the store's own files failed, in this call or earlier.
+            Closed: The store is closed.
+            ReadOnly: The store is read-only.
+
+        Example:
+            >>> with kvemb.CheckpointManager("series", every=600) as series:
+            ...     for step in range(3):
+            ...         users.apply_gradients([1], [[1, 1]])
+            ...         saved = series.save_if_due(store, extra={"step": step})
+            >>> [checkpoint.extra for checkpoint in series.list()]
+            [{'step': 0}]
         """
         if self.every is None:
             raise ValueError("save_if_due needs a manager made with every=, the seconds between checkpoints")
@@ -130,16 +221,40 @@ class CheckpointManager:
         return None if waiting else self.save(store, block=block, files=files, extra=extra)
 
     def resume(self, path: str | os.PathLike[str], **arguments: Any) -> tuple[Store, Checkpoint | None]:
-        """Open a store in the state of the newest checkpoint; returns both. If there is none: a new store and None.
+        """Open a store in the state of the newest checkpoint, to continue training after a crash.
 
-        path: of the store. An existing store is deleted first if it was restored from, or saved to, this series:
-        training after the newest checkpoint is lost, as its dense parameters are. What a killed call of resume left
-        there is deleted, too. If a save was killed just before the checkpoint got its name, the checkpoint is
-        completed. arguments: of kvemb.restore and kvemb.open: memory_budget, durability, limits; hot rows are loaded
-        unless warm=False.
+        A store that is at the path is deleted first, if it was restored from this series or saved to it. Training after
+        the newest checkpoint is lost, so that the rows fit the dense parameters in it. What a killed call of ``resume``
+        left there is deleted, too. If a save was killed just before the checkpoint got its name, the checkpoint is
+        completed.
 
-        Raises FileExistsError if path is anything else, or the root is not a series; Locked if it is open; what
-        kvemb.restore raises.
+        Args:
+            path: The directory of the store.
+            **arguments: Those of ``kvemb.restore`` and ``kvemb.open``, such as ``memory_budget``, ``durability`` and
+                ``limits``. Rows that were hot are loaded, unless ``warm=False``. ``flush_every`` is refused: call
+                ``save_if_due``.
+
+        Returns:
+            The open store and the checkpoint. If there is no checkpoint: a new store and None.
+
+        Raises:
+            FileExistsError: There is something else at ``path``, or the root is not a series.
+            Locked: The store is open.
+            ValueError: An argument is not valid.
+            TypeError: An argument has the wrong type.
+            Corruption: Bytes on disk differ from what was written.
+            UnsupportedFormat: The checkpoint was written by a kvemb with another format.
+            ColdStoreError: The disk could not be read or written.
+
+        Example:
+            >>> with kvemb.CheckpointManager("series") as series:
+            ...     resumed, last = series.resume("training")  # a new store
+            ...     with resumed:
+            ...         _ = series.save(resumed, extra={"step": 10})
+            ...     resumed, last = series.resume("training")
+            ...     resumed.close()
+            >>> last.extra
+            {'step': 10}
         """
         paths.check_series_root(self.root)
         store = paths.local(path)
@@ -147,7 +262,14 @@ class CheckpointManager:
         return resume(self.latest(), store, **arguments)
 
     def close(self) -> None:
-        """Wait for the checkpoint being written, and release the series' lock. Idempotent."""
+        """Wait for the checkpoint being written, and release the series' lock. Calling it again does nothing.
+
+        An error of ``save(block=False)`` that no call has raised yet is raised here.
+
+        Raises:
+            ColdStoreError: That checkpoint could not be written.
+            Poisoned: A write of the store's own files failed.
+        """
         try:
             if self._pending is not None and not self._pending.reported:
                 self._pending.result()
@@ -171,23 +293,44 @@ class CheckpointManager:
         jobs: int = JOBS,
         progress: Progress | None = None,
     ) -> Transfer:
-        """Copy a checkpoint to a URL that fsspec supports: only files that the URL lacks, and the manifest last.
+        """Copy a checkpoint to a URL that fsspec supports: files that the URL lacks, and the manifest last.
 
         The first checkpoint is sent whole, later ones as the rows that changed since one at the URL. A later one is
-        also sent whole if what changed is not known, if the deltas would outgrow the last whole one, or if the whole is
-        no larger. whole: always send it whole. number: of the checkpoint, None for the newest. keep: how many of the
-        newest are kept at the URL, None for all; with keep, no other process may push there at the same time. options:
-        fsspec's for the filesystem. jobs: concurrent files. progress(done, total): called with bytes. After an
-        interruption, the next push skips files already sent.
+        sent whole if the changes are not known, if it is no larger than them, or once the deltas would outgrow the last
+        whole one. After an interruption, the next push skips files that were already sent.
 
         Every file is hashed while it is sent, and a damaged local file is not sent. A file at the URL is skipped if its
-        size is right, since it was hashed when it was sent, and replaced if not, even if the checkpoint is complete
-        there. verify: also read all files that the checkpoint needs at the URL, and replace damaged ones. If one is not
-        available locally, such as an old delta, the checkpoint is sent whole.
+        size is right, since it was hashed when it was sent. Otherwise it is replaced, even if the checkpoint is
+        complete there.
 
-        Raises CheckpointNotFound; FileExistsError if another checkpoint has the number at the URL; TransferError, also
-        if the bucket does not exist; Corruption naming a local file; BackendUnavailable; TypeError or ValueError for
-        url, keep and jobs.
+        Args:
+            url: A URL such as ``"s3://bucket/series"``, or a directory.
+            number: The checkpoint's number. None: the newest.
+            keep: How many of the newest checkpoints to keep at the URL. None: all. With ``keep``, no other process may
+                push there at the same time.
+            verify: Whether to also read all files that the checkpoint needs at the URL, and replace damaged ones. If
+                one is not available locally, such as an old delta, the checkpoint is sent whole.
+            whole: Whether to send it whole in any case.
+            options: fsspec's options for the filesystem, a dict.
+            jobs: How many files to transfer at a time.
+            progress: ``fn(done, total)``, called with bytes.
+
+        Returns:
+            What was sent.
+
+        Raises:
+            CheckpointNotFound: The series has no such checkpoint, or the root is not a series.
+            FileExistsError: Another checkpoint has the number at the URL, or the URL is a store or a checkpoint.
+            TransferError: The URL could not be read or written, for example because the bucket does not exist.
+            Corruption: A local file is damaged; the message names it.
+            BackendUnavailable: fsspec, or what it needs for the URL, is not installed.
+            TypeError, ValueError: An argument is not valid.
+
+        Example:
+            >>> with kvemb.CheckpointManager("series") as series:
+            ...     saved = series.save(store)
+            ...     series.push("far_away").number
+            1
         """
         keep, jobs = None if keep is None else as_int(keep, "keep", 1, MAX_SERIES), as_int(jobs, "jobs", 1, MAX_JOBS)
         number = None if number is None else as_int(number, "number", 0, MAX_SERIES)
@@ -209,6 +352,7 @@ class CheckpointManager:
             remote.prune(keep)
         return done
 
+    @described_as(push)
     def pull(
         self,
         url: str | os.PathLike[str],
@@ -218,17 +362,39 @@ class CheckpointManager:
         jobs: int = JOBS,
         progress: Progress | None = None,
     ) -> Checkpoint:
-        """Copy a checkpoint from a URL into the series under its number, and return it; arguments as for push.
+        """Copy a checkpoint from a URL into the series, under its number.
 
         A checkpoint that was pushed as deltas is made whole, from the nearest checkpoint of the series that leads to
-        it, otherwise from the base. It has the rows and the id of the pushed one, but its own table files. A cluster's
-        shards' checkpoints are merged into one, which records what changed since the newest earlier one that this
-        series has, so that Store.apply_delta can apply it to a replica.
-        Files that a local checkpoint of the series has, with the right size, are not transferred; the others are
+        it, or else from the last whole one at the URL. It has the rows and the id of the pushed one, but its own table
+        files. The checkpoints of a cluster's shards are merged into one. That one records what changed since the newest
+        earlier one that this series has, so that ``Store.apply_delta`` can apply it to a replica.
+
+        Files that a local checkpoint of the series has, with the right size, are not transferred. The others are
         checked against their checksums, and no more bytes are read than a file's size. A checkpoint that is already in
-        the series is returned unchanged. Raises Locked, CheckpointNotFound, TransferError; FileExistsError if another
-        checkpoint has the number in the series, or the root is a store or a checkpoint; Corruption naming the file;
-        ColdStoreError, BackendUnavailable.
+        the series is returned unchanged.
+
+        Args:
+            url: A URL or a directory to which a series was pushed, or the URL of a cluster.
+
+        Returns:
+            The checkpoint in the series.
+
+        Raises:
+            Locked: Another process writes to the series.
+            CheckpointNotFound: There is no such checkpoint at the URL.
+            TransferError: The URL could not be read.
+            FileExistsError: Another checkpoint has the number in the series, or the root is a store or a checkpoint.
+            Corruption: A file at the URL is damaged; the message names it.
+            ColdStoreError: The disk could not be written.
+            BackendUnavailable: fsspec, or what it needs for the URL, is not installed.
+            TypeError, ValueError: An argument is not valid.
+
+        Example:
+            >>> with kvemb.CheckpointManager("series") as series:
+            ...     _ = series.save(store), series.push("far_away")
+            >>> with kvemb.CheckpointManager("copy") as copy:
+            ...     copy.pull("far_away").variables["users"].rows
+            3
         """
         jobs = as_int(jobs, "jobs", 1, MAX_JOBS)
         number = None if number is None else as_int(number, "number", 0, MAX_SERIES)
@@ -247,7 +413,20 @@ class CheckpointManager:
     def remote_numbers(
         self, url: str | os.PathLike[str], *, options: Mapping[str, Any] | None = None
     ) -> builtins.list[int]:
-        """The numbers of the checkpoints at a URL, ascending. Raises TransferError, BackendUnavailable."""
+        """List the numbers of the checkpoints at a URL.
+
+        Args:
+            url: A URL or a directory to which a series was pushed.
+            options: fsspec's options for the filesystem, a dict.
+
+        Returns:
+            The numbers, ascending.
+
+        Raises:
+            TransferError: The URL could not be read.
+            BackendUnavailable: fsspec, or what it needs for the URL, is not installed.
+            TypeError, ValueError: An argument is not valid.
+        """
         return Remote(url, options).numbers()
 
     def __enter__(self) -> CheckpointManager:

@@ -21,11 +21,16 @@ from kvemb.progress import Progress
 
 @dataclass
 class Verification:
-    """Result of verify(). It is true if nothing is wrong.
+    """Hold the result of ``verify``. It is true if nothing is wrong.
 
-    path: what was verified, a str if it is a URL. findings: one line for each error, naming the file. notes: remarks
-    that are not errors. rows: by variable; at a URL, those of the newest checkpoint. files, nbytes: of the checkpoint,
-    of the store's durable point, or of all checkpoints at the URL.
+    Attributes:
+        path: What was verified, a str if it is a URL.
+        deep: Whether everything was read.
+        findings: One line for each error, which names the file.
+        notes: Remarks that are not errors.
+        rows: The number of rows by variable; at a URL, those of the newest checkpoint.
+        files: The number of files of the checkpoint, of the store's durable point, or of all checkpoints at the URL.
+        nbytes: The bytes of these files.
     """
 
     path: Path | str
@@ -49,14 +54,36 @@ def verify(
 ) -> Verification:
     """Verify a checkpoint, a store that no process has open for writing, or the checkpoints at a URL.
 
-    Checks every file's name and size, the manifest, and the checksums of all files except tables and key files;
-    deep: reads everything, and checks all checksums, records and keys, their order and their counts.
-    progress(done, total): called with bytes as they are read. Memory does not grow with the table. Changes nothing.
+    Checks every file's name and size, the manifest, and the checksums of all files except tables and key files. Changes
+    nothing. Memory does not grow with the table.
+
     If checkpoints were pushed to the URL or directory, by a series or by a cluster's shards, all of them are checked:
-    each description, and the files that it needs, deltas included; deep: every byte of these. URL/00000042 checks only
-    that one. options: fsspec's for a URL's filesystem. In a local series, only the newest checkpoint is checked.
-    Raises StoreNotFound if path is neither, Locked, UnsupportedFormat; CheckpointNotFound, also if it is deleted
-    meanwhile; TransferError for a URL.
+    each description, and the files that it needs, deltas included. ``URL/00000042`` checks only that one. In a local
+    series, only the newest checkpoint is checked.
+
+    Args:
+        path: The checkpoint, store, series or URL.
+        deep: Whether to read everything: all checksums, records and keys, their order and their counts; at a URL, every
+            byte.
+        options: fsspec's options for a URL's filesystem, a dict.
+        progress: ``fn(done, total)``, called with bytes as they are read.
+
+    Returns:
+        What was found; false if something is wrong.
+
+    Raises:
+        StoreNotFound: There is neither a checkpoint nor a store at the path.
+        Locked: A process has the store open for writing.
+        UnsupportedFormat: It was written by a kvemb with another format.
+        CheckpointNotFound: There is no such checkpoint, or it was deleted meanwhile.
+        TransferError: The URL could not be read.
+        TypeError, ValueError: An argument is not valid.
+
+    Example:
+        >>> saved = store.checkpoint("backup")
+        >>> found = kvemb.verify("backup", deep=True)
+        >>> bool(found), found.rows, found.findings
+        (True, {'users': 3}, [])
     """
     root, number = divided(path)
     if is_elsewhere(root):
