@@ -47,8 +47,8 @@ class CheckpointManager:
 
     The first ``save`` or ``pull`` creates the root. One process writes to the series (``save``, ``pull``), and holds
     its lock from its first write until ``close()``. Any number of processes may read it (``latest``, ``list``,
-    ``push``) meanwhile. Use the manager in a ``with`` block, which closes it. Its arguments are its attributes, too. Not
-    thread-safe.
+    ``push``) meanwhile. Use the manager in a ``with`` block, which closes it. Its arguments are its attributes, too.
+    Not thread-safe.
 
     Args:
         root: The directory of the series.
