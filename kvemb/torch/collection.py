@@ -25,41 +25,42 @@ class EmbeddingBagCollection(RowsModule):
     A forward pass is one call of the store for all features, and so is a step. Features may share a table. The use of a
     row is then counted for each feature, as in EmbeddingBag.
 
-    `load_state_dict` accepts this module's own state, and also the weights of a torch.nn.ModuleDict of
-    torch.nn.EmbeddingBag (`"{table}.weight"`) or of torchrec's EmbeddingBagCollection
-    (`"embedding_bags.{table}.weight"`). Row i becomes the row of key i.
+    ``load_state_dict`` accepts this module's own state, and also the weights of a torch.nn.ModuleDict of
+    torch.nn.EmbeddingBag (``"{table}.weight"``) or of torchrec's EmbeddingBagCollection
+    (``"embedding_bags.{table}.weight"``). Row i becomes the row of key i.
 
     Args:
-        tables: A dict from each table's name to a Variable, or to a dict of arguments of `kvemb.Store.get_variable`,
-            such as `dim` and `optimizer`, for a variable of that name.
+        tables: A dict from each table's name to a Variable, or to a dict of arguments of ``kvemb.Store.get_variable``,
+            such as ``dim`` and ``optimizer``, for a variable of that name.
         features: A dict from each feature's name to its table. None: each table has one feature, of the same name.
         mode: "sum", "mean" or "max" for all tables, or a dict from each table's name to its mode. The default is "sum",
             as in torchrec; that of EmbeddingBag is "mean", as in torch.nn.
         store: The store of variables that are given by name. None: the default store.
         fused: Take the optimizer's step during each backward pass, one step for each call of the module. Its gradients
-            are not accumulated, not clipped by `clip_grad_norm_` and not unscaled by a `GradScaler`. A fused module
+            are not accumulated, not clipped by ``clip_grad_norm_`` and not unscaled by a ``GradScaler``. A fused module
             cannot be in a part of the model that activation checkpointing computes again.
         check_finite: Raise ValueError for a step whose gradients have a NaN or an infinity. Such a step changes
             nothing.
-        output_dtype: The dtype of results: `torch.float32`, `float64`, `float16` or `bfloat16`. None: float32, or
-            float64 for float64 values, also under autocast.
+        output_dtype: The dtype of results: ``torch.float32``, ``float64``, ``float16`` or ``bfloat16``. None: float32,
+            or float64 for float64 values, also under autocast.
 
     Raises:
         TypeError: For an argument of the wrong type.
         ValueError: For an unknown mode, a feature of an unknown table, a table without a feature, or a variable that is
             given as two tables; and as for EmbeddingBag.
-        KvembError: What `kvemb.Store.get_variable` raises.
+        KvembError: What ``kvemb.Store.get_variable`` raises.
 
     Example:
         >>> import kvemb, torch
         >>> import kvemb.torch as kt
         >>> table = {"dim": 16, "optimizer": kvemb.optimizers.Adagrad(0.05)}
         >>> bags = kt.EmbeddingBagCollection(
-        ...     {"collection/ads": table, "collection/users": table},
-        ...     features={"clicked": "collection/ads", "shown": "collection/ads", "user": "collection/users"},
+        ...     {"ads": table, "people": table},
+        ...     features={"clicked": "ads", "shown": "ads", "user": "people"},
         ... )
-        >>> ads, starts, users = torch.tensor([7, 8, 9]), torch.tensor([0, 2]), torch.tensor([[1], [2]])
-        >>> out = bags({"clicked": (ads, starts), "shown": (ads, starts), "user": users})
+        >>> ads, starts = torch.tensor([7, 8, 9]), torch.tensor([0, 2])
+        >>> user = torch.tensor([[1], [2]])
+        >>> out = bags({"clicked": (ads, starts), "shown": (ads, starts), "user": user})
         >>> {name: tuple(rows.shape) for name, rows in out.items()}
         {'clicked': (2, 16), 'shown': (2, 16), 'user': (2, 16)}
     """
@@ -105,7 +106,7 @@ class EmbeddingBagCollection(RowsModule):
         self.features = features
 
     def destinations(self) -> dict[str, Destination]:
-        """Return where `load_state_dict` writes each table's weight.
+        """Return where ``load_state_dict`` writes each table's weight.
 
         Returns:
             A dict from the weight's name in a torch.nn.ModuleDict, and from that in torchrec's collection, to the
@@ -118,24 +119,25 @@ class EmbeddingBagCollection(RowsModule):
     def forward(self, inputs: Any) -> dict[str, torch.Tensor]:
         """Return the pooled bags of each feature, on the device of its ids. An empty bag gives zeros.
 
-        A backward pass collects the gradients of the rows for `kvemb.torch.Optimizer.step`, or takes the step itself if
-        the module is fused. All arguments are checked before anything is looked up.
+        A backward pass collects the gradients of the rows for ``kvemb.torch.Optimizer.step``, or takes the step itself
+        if the module is fused. All arguments are checked before anything is looked up.
 
         Args:
             inputs: A dict from each feature to its bags, or a torchrec KeyedJaggedTensor. In the dict, bags are (ids,
                 offsets), (ids, offsets, per_sample_weights), or ids of shape (count, m), as for EmbeddingBag. Omit
                 FBGEMM's trailing offset; it would add an empty bag. Instead of a KeyedJaggedTensor you may pass any
-                object with `keys()`, `values()`, `offsets()` and `weights_or_none()`, and with `stride_per_key()` if
-                features differ in their number of bags. Every feature must be given; others are ignored.
+                object with ``keys()``, ``values()``, ``offsets()`` and ``weights_or_none()``, and with
+                ``stride_per_key()`` if features differ in their number of bags. Every feature must be given; others are
+                ignored.
 
         Returns:
-            A dict from each feature to its bags, (count, dim), in the order of `features`.
+            A dict from each feature to its bags, (count, dim), in the order of ``features``.
 
         Raises:
             TypeError: If an argument is not of these kinds.
             ValueError: For a feature that is missing or given twice, a wrong shape, or offsets out of order.
             RuntimeError: If the module cannot be trained now, for example because no optimizer takes its gradients.
-            KvembError: What `kvemb.Store.lookup` raises.
+            KvembError: What ``kvemb.Store.lookup`` raises.
         """
         bags = {name: self._bags_of(name, each) for name, each in self._by_feature(inputs).items()}
         lookups = [
@@ -148,17 +150,17 @@ class EmbeddingBagCollection(RowsModule):
         }
 
     def keys_by_variable(self, inputs: Any) -> dict[Variable, Keys]:
-        """Return the keys of the rows that `forward(inputs)` looks up.
+        """Return the keys of the rows that ``forward(inputs)`` looks up.
 
         Args:
-            inputs: As for `forward`.
+            inputs: As for ``forward``.
 
         Returns:
             A dict from each variable to its keys, an integer array (n,), with repetitions.
 
         Raises:
-            TypeError: As `forward`, for ids.
-            ValueError: As `forward`, for features.
+            TypeError: As ``forward``, for ids.
+            ValueError: As ``forward``, for features.
         """
         parts: dict[Variable, list[Keys]] = {}
         for name, given in self._by_feature(inputs).items():

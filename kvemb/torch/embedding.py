@@ -22,7 +22,7 @@ class Embedding(TableModule):
     Keys are any integers of the variable's key dtype, so the module takes no number of rows. A key without a row reads
     as its initial row. The first optimizer step on a key creates its row.
 
-    `load_state_dict` accepts this module's own state, and also the `weight` of a torch.nn.Embedding, whose row i
+    ``load_state_dict`` accepts this module's own state, and also the ``weight`` of a torch.nn.Embedding, whose row i
     becomes the row of key i.
 
     Args:
@@ -31,31 +31,31 @@ class Embedding(TableModule):
         padding_idx: A key, which may be negative, whose row is zeros. It is not looked up, created or trained.
         max_norm: Scale rows with a larger norm to this norm in the result. Unlike in torch.nn.Embedding, the table does
             not change. None: no limit.
-        norm_type: The p of the p-norm that `max_norm` limits.
+        norm_type: The p of the p-norm that ``max_norm`` limits.
         scale_grad_by_freq: Divide each row's gradient by the number of its occurrences in the batch, as
             torch.nn.Embedding does. A row then counts as used once per batch.
         sparse: Ignored. Gradients always hold only the rows that were used.
         store: The store of a variable that is given by name. None: the default store.
         fused: Take the optimizer's step during each backward pass, one step for each call of the module. Its gradients
-            are not accumulated, not clipped by `clip_grad_norm_` and not unscaled by a `GradScaler`. A fused module
+            are not accumulated, not clipped by ``clip_grad_norm_`` and not unscaled by a ``GradScaler``. A fused module
             cannot be in a part of the model that activation checkpointing computes again.
         check_finite: Raise ValueError for a step whose gradients have a NaN or an infinity. Such a step changes
             nothing.
-        output_dtype: The dtype of results: `torch.float32`, `float64`, `float16` or `bfloat16`. None: float32, or
-            float64 for float64 values, also under autocast.
-        **arguments: Other arguments of `kvemb.Store.get_variable`, such as `optimizer` and `initializer`. New rows are
-            zeros without an initializer; those of torch.nn.Embedding are normally distributed.
+        output_dtype: The dtype of results: ``torch.float32``, ``float64``, ``float16`` or ``bfloat16``. None: float32,
+            or float64 for float64 values, also under autocast.
+        **arguments: Other arguments of ``kvemb.Store.get_variable``, such as ``optimizer`` and ``initializer``. New
+            rows are zeros without an initializer; those of torch.nn.Embedding are normally distributed.
 
     Raises:
         TypeError: For an argument of the wrong type, or one of torch.nn's that does not exist here.
-        ValueError: For an argument out of range, a variable of integers, `fused=True` for a variable without an
+        ValueError: For an argument out of range, a variable of integers, ``fused=True`` for a variable without an
             optimizer, or arguments beside a Variable, which exists as it is.
-        KvembError: What `kvemb.Store.get_variable` raises.
+        KvembError: What ``kvemb.Store.get_variable`` raises.
 
     Example:
         >>> import kvemb, torch
         >>> import kvemb.torch as kt
-        >>> words = kt.Embedding("embedding/words", 16, optimizer=kvemb.optimizers.Adagrad(0.05))
+        >>> words = kt.Embedding("words", 16, optimizer=kvemb.optimizers.Adagrad())
         >>> words(torch.tensor([[5, 17], [5, -3]])).shape
         torch.Size([2, 2, 16])
     """
@@ -84,31 +84,31 @@ class Embedding(TableModule):
         self.scale_grad_by_freq, self.sparse = bool(scale_grad_by_freq), bool(sparse)
 
     def destinations(self) -> dict[str, Destination]:
-        """Return where `load_state_dict` writes the weight of a torch.nn.Embedding.
+        """Return where ``load_state_dict`` writes the weight of a torch.nn.Embedding.
 
         Returns:
-            `{"weight": Destination(variable, padding)}`.
+            ``{"weight": Destination(variable, padding)}``.
         """
         return {"weight": Destination(self.variable, self.padding_idx)}
 
     @torch.compiler.disable
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the rows of keys, on the device of `ids`. A key without a row gets its initial row; nothing is
-        inserted.
+        """Return the rows of keys, on the device of ``ids``.
 
-        A backward pass collects the gradients of the rows for `kvemb.torch.Optimizer.step`, or takes the step itself if
-        the module is fused. In eval() uses are not recorded.
+        A key without a row gets its initial row; nothing is inserted. A backward pass collects the gradients of the
+        rows for ``kvemb.torch.Optimizer.step``, or takes the step itself if the module is fused. In eval() uses are not
+        recorded.
 
         Args:
             ids: Keys, integers of any shape.
 
         Returns:
-            Rows of shape `ids.shape + (dim,)`, in the module's output dtype.
+            Rows of shape ``ids.shape + (dim,)``, in the module's output dtype.
 
         Raises:
-            TypeError: If `ids` is not a dense tensor of integers.
+            TypeError: If ``ids`` is not a dense tensor of integers.
             RuntimeError: If the module cannot be trained now, for example because no optimizer takes its gradients.
-            KvembError: What `kvemb.Store.lookup` raises.
+            KvembError: What ``kvemb.Store.lookup`` raises.
         """
         keys = keys_on_their_device(ids).reshape(-1)
         if self.scale_grad_by_freq and torch.is_grad_enabled():

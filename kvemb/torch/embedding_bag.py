@@ -21,7 +21,7 @@ class EmbeddingBag(TableModule):
 
     A row counts as used once per batch, however often it is in the bags, unless every bag has exactly one id.
 
-    `load_state_dict` accepts this module's own state, and also the `weight` of a torch.nn.EmbeddingBag, whose row i
+    ``load_state_dict`` accepts this module's own state, and also the ``weight`` of a torch.nn.EmbeddingBag, whose row i
     becomes the row of key i.
 
     Args:
@@ -29,35 +29,36 @@ class EmbeddingBag(TableModule):
         dim: The number of values in a row. A new variable needs it; otherwise it may be left out.
         max_norm: Scale rows with a larger norm to this norm before they are pooled. Unlike in torch.nn.EmbeddingBag,
             the table does not change. None: no limit.
-        norm_type: The p of the p-norm that `max_norm` limits.
+        norm_type: The p of the p-norm that ``max_norm`` limits.
         scale_grad_by_freq: Divide each row's gradient by the number of its occurrences in the batch, as
             torch.nn.EmbeddingBag does. Not for mode "max".
         mode: How the rows of a bag are pooled: "mean", "sum" or "max".
         sparse: Ignored. Gradients always hold only the rows that were used.
-        include_last_offset: Whether `offsets` ends with the number of ids.
+        include_last_offset: Whether ``offsets`` ends with the number of ids.
         padding_idx: A key that is left out of the bags, and not counted in a mean. It is not created or trained.
         store: The store of a variable that is given by name. None: the default store.
         fused: Take the optimizer's step during each backward pass, one step for each call of the module. Its gradients
-            are not accumulated, not clipped by `clip_grad_norm_` and not unscaled by a `GradScaler`. A fused module
+            are not accumulated, not clipped by ``clip_grad_norm_`` and not unscaled by a ``GradScaler``. A fused module
             cannot be in a part of the model that activation checkpointing computes again.
         check_finite: Raise ValueError for a step whose gradients have a NaN or an infinity. Such a step changes
             nothing.
-        output_dtype: The dtype of results: `torch.float32`, `float64`, `float16` or `bfloat16`. None: float32, or
-            float64 for float64 values, also under autocast.
-        **arguments: Other arguments of `kvemb.Store.get_variable`, such as `optimizer` and `initializer`. New rows are
-            zeros without an initializer; those of torch.nn.EmbeddingBag are normally distributed.
+        output_dtype: The dtype of results: ``torch.float32``, ``float64``, ``float16`` or ``bfloat16``. None: float32,
+            or float64 for float64 values, also under autocast.
+        **arguments: Other arguments of ``kvemb.Store.get_variable``, such as ``optimizer`` and ``initializer``. New
+            rows are zeros without an initializer; those of torch.nn.EmbeddingBag are normally distributed.
 
     Raises:
         TypeError: For an argument of the wrong type, or one of torch.nn's that does not exist here.
-        ValueError: For an argument out of range, `scale_grad_by_freq` with mode "max", a variable of integers,
-            `fused=True` for a variable without an optimizer, or arguments beside a Variable, which exists as it is.
-        KvembError: What `kvemb.Store.get_variable` raises.
+        ValueError: For an argument out of range, ``scale_grad_by_freq`` with mode "max", a variable of integers,
+            ``fused=True`` for a variable without an optimizer, or arguments beside a Variable, which exists as it is.
+        KvembError: What ``kvemb.Store.get_variable`` raises.
 
     Example:
         >>> import kvemb, torch
         >>> import kvemb.torch as kt
-        >>> tags = kt.EmbeddingBag("bag/tags", 16, mode="sum", optimizer=kvemb.optimizers.Adagrad(0.05))
-        >>> tags(torch.tensor([5, 17, 42]), torch.tensor([0, 2])).shape  # the bags [5, 17] and [42]
+        >>> adagrad = kvemb.optimizers.Adagrad(0.05)
+        >>> tags = kt.EmbeddingBag("tags", 16, mode="sum", optimizer=adagrad)
+        >>> tags(torch.tensor([5, 17, 42]), torch.tensor([0, 2])).shape  # [5, 17], [42]
         torch.Size([2, 16])
     """
 
@@ -89,10 +90,10 @@ class EmbeddingBag(TableModule):
         self.include_last_offset, self.sparse = bool(include_last_offset), bool(sparse)
 
     def destinations(self) -> dict[str, Destination]:
-        """Return where `load_state_dict` writes the weight of a torch.nn.EmbeddingBag.
+        """Return where ``load_state_dict`` writes the weight of a torch.nn.EmbeddingBag.
 
         Returns:
-            `{"weight": Destination(variable, padding)}`.
+            ``{"weight": Destination(variable, padding)}``.
         """
         return {"weight": Destination(self.variable, self.pooling.padding)}
 
@@ -103,17 +104,17 @@ class EmbeddingBag(TableModule):
         offsets: torch.Tensor | None = None,
         per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the pooled bags, on the device of `ids`. An empty bag gives zeros.
+        """Return the pooled bags, on the device of ``ids``. An empty bag gives zeros.
 
-        A backward pass collects the gradients of the rows for `kvemb.torch.Optimizer.step`, or takes the step itself if
-        the module is fused. In eval() uses are not recorded. All arguments are checked before anything is looked up.
+        A backward pass collects the gradients of the rows for ``kvemb.torch.Optimizer.step``, or takes the step itself
+        if the module is fused. In eval() uses are not recorded. All arguments are checked before anything is looked up.
 
         Args:
             ids: Keys. Either integers of shape (n,), all bags one after the other, or (count, m), one bag a row.
-            offsets: Where each bag begins in `ids`, integers of shape (count,), from 0 and ascending. With
-                `include_last_offset` the shape is (count + 1,), and the last one is n. None for `ids` of shape (count,
-                m).
-            per_sample_weights: Floats of the shape of `ids`, by which the rows are multiplied. Only for mode "sum".
+            offsets: Where each bag begins in ``ids``, integers of shape (count,), from 0 and ascending. With
+                ``include_last_offset`` the shape is (count + 1,), and the last one is n. None for ``ids`` of shape
+                (count, m).
+            per_sample_weights: Floats of the shape of ``ids``, by which the rows are multiplied. Only for mode "sum".
                 They may require a gradient. None: 1.
 
         Returns:
@@ -123,7 +124,7 @@ class EmbeddingBag(TableModule):
             TypeError: If an argument is not a dense tensor of the right kind of numbers.
             ValueError: For a wrong shape, offsets out of order, or weights with another mode.
             RuntimeError: If the module cannot be trained now, for example because no optimizer takes its gradients.
-            KvembError: What `kvemb.Store.lookup` raises.
+            KvembError: What ``kvemb.Store.lookup`` raises.
         """
         bags = bags_of(
             ids,

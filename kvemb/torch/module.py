@@ -43,14 +43,14 @@ class RowsModule(torch.nn.Module):
     Args:
         variables: The variables of the rows. One may be there several times.
         fused: Take the optimizer's step during each backward pass, one step for each call of the module. Its gradients
-            are not accumulated, not clipped by `clip_grad_norm_` and not unscaled by a `GradScaler`. A fused module
+            are not accumulated, not clipped by ``clip_grad_norm_`` and not unscaled by a ``GradScaler``. A fused module
             cannot be in a part of the model that activation checkpointing computes again.
         check_finite: Raise ValueError for a step whose gradients have a NaN or an infinity. Such a step changes
             nothing.
         output_dtype: The dtype of results. None: float32, or float64 for float64 values, also under autocast.
 
     Raises:
-        ValueError: For a variable of integers, another output_dtype, or `fused=True` for a variable without an
+        ValueError: For a variable of integers, another output_dtype, or ``fused=True`` for a variable without an
             optimizer.
     """
 
@@ -85,7 +85,7 @@ class RowsModule(torch.nn.Module):
         Raises:
             RuntimeError: Under torch.distributed without a cluster; if gradients are pending and no optimizer takes
                 them; and for a fused module during a backward pass.
-            KvembError: What `kvemb.Store.lookup` raises.
+            KvembError: What ``kvemb.Store.lookup`` raises.
         """
         trained = self.training and torch.is_grad_enabled() and not self.frozen
         if trained and any(variable.trainable for variable in self.variables):
@@ -101,7 +101,7 @@ class RowsModule(torch.nn.Module):
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         """Freeze the rows, so that lookups collect no gradients for them, or train them again.
 
-        Call this on the module itself. `requires_grad_` of a whole model reaches only parameters, not rows.
+        Call this on the module itself. ``requires_grad_`` of a whole model reaches only parameters, not rows.
 
         Args:
             requires_grad: Whether the rows are trained.
@@ -149,12 +149,12 @@ class RowsModule(torch.nn.Module):
     # The state_dict has the store's identity and its durable point; the store's checkpoints save the rows.
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Return what `state_dict` saves: which store has the rows, and its last durable point.
+        """Return what ``state_dict`` saves: which store has the rows, and its last durable point.
 
         The rows themselves are in the store's checkpoints.
 
         Returns:
-            A dict from each variable's name to `{"store": its store's id, "point": the number of the point}`.
+            A dict from each variable's name to ``{"store": its store's id, "point": the number of the point}``.
         """
         stores = {variable.name: variable.resource_handle[0] for variable in self.variables}
         return {name: {"store": store.id, "point": store.point} for name, store in stores.items()}
@@ -163,7 +163,7 @@ class RowsModule(torch.nn.Module):
         """Check that the store is the one of a state_dict, at the same or a later durable point.
 
         Args:
-            state: What `get_extra_state` returned.
+            state: What ``get_extra_state`` returned.
 
         Raises:
             ValueError: If it is of another store, other variables, or a later state of this store.
@@ -185,7 +185,7 @@ class RowsModule(torch.nn.Module):
                 )
 
     def destinations(self) -> dict[str, Destination]:
-        """Return where `load_state_dict` writes the weights of torch.nn's module.
+        """Return where ``load_state_dict`` writes the weights of torch.nn's module.
 
         Returns:
             A dict from the weight's name in the state_dict of torch.nn's module to its destination.

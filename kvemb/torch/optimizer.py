@@ -30,8 +30,8 @@ class Optimizer(torch.optim.Optimizer):
     other hyperparameters are those of the variable's optimizer, for example of kvemb.optimizers.Adagrad. The model's
     dense parameters need an optimizer of torch.optim beside this one.
 
-    - A rate that you change in `param_groups` takes effect at the next step, and for fused modules at the next backward
-      pass.
+    - A rate that you change in ``param_groups`` takes effect at the next step, and for fused modules at the next
+      backward pass.
     - If several Optimizers are made for a module, the last one trains it.
     - Put modules that share a variable into one Optimizer, because a variable has one optimizer with one rate.
     - A frozen module whose variable has no optimizer is left out.
@@ -43,16 +43,18 @@ class Optimizer(torch.optim.Optimizer):
         lr: A learning rate for all variables. None: each variable's own.
 
     Raises:
-        TypeError: For an argument that is not a module, or an `lr` that is not a number.
-        ValueError: If no module has a trainable variable, if a trained variable has no optimizer, or if `lr` is not
+        TypeError: For an argument that is not a module, or an ``lr`` that is not a number.
+        ValueError: If no module has a trainable variable, if a trained variable has no optimizer, or if ``lr`` is not
             finite and at least 0.
 
     Example:
         >>> import kvemb, torch
         >>> import kvemb.torch as kt
-        >>> words = kt.EmbeddingBag("optimizer/words", 4, mode="sum", optimizer=kvemb.optimizers.SGD(0.5))
+        >>> sgd = kvemb.optimizers.SGD(0.5)
+        >>> words = kt.EmbeddingBag("words", 4, mode="sum", optimizer=sgd)
         >>> model = torch.nn.Sequential(words, torch.nn.Linear(4, 1))
-        >>> optimizer, dense = kt.Optimizer(model), torch.optim.Adagrad(model.parameters())
+        >>> optimizer = kt.Optimizer(model)
+        >>> dense = torch.optim.Adagrad(model.parameters())
         >>> loss = model(torch.tensor([[5, 17]])).sum()
         >>> loss.backward()
         >>> for each in (optimizer, dense):
@@ -111,9 +113,9 @@ class Optimizer(torch.optim.Optimizer):
     def param_groups(self) -> list[dict[str, Any]]:
         """The parameter groups, one for each variable.
 
-        A group is a dict: the variable's name in "variable", its rate in "lr", and in "params" one tensor, whose `grad`
-        is the pending gradient of its rows, or none. Reading this sums the gradients of equal keys. The next step uses
-        each tensor's `grad` as it then is.
+        A group is a dict: the variable's name in "variable", its rate in "lr", and in "params" one tensor, whose
+        ``grad`` is the pending gradient of its rows, or none. Reading this sums the gradients of equal keys. The next
+        step uses each tensor's ``grad`` as it then is.
         """
         self._merge()
         return self._groups
@@ -124,9 +126,9 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def leaves(self) -> list[torch.Tensor]:
-        """The pending gradients, for `clip_grad_norm_`.
+        """The pending gradients, for ``clip_grad_norm_``.
 
-        One tensor for each variable that has any; its `grad` is that of the variable's rows.
+        One tensor for each variable that has any; its ``grad`` is that of the variable's rows.
         """
         return [leaf for group in self.param_groups for leaf in group["params"]]
 
@@ -175,8 +177,8 @@ class Optimizer(torch.optim.Optimizer):
         Raises:
             TypeError: If a rate is not a number. Nothing has changed then.
             ValueError: If a rate is below 0 or not finite, if a variable's optimizer was changed elsewhere, or if a
-                gradient is not finite and a module has `check_finite`. Nothing has changed then.
-            KvembError: What `kvemb.Store.apply_gradients` raises.
+                gradient is not finite and a module has ``check_finite``. Nothing has changed then.
+            KvembError: What ``kvemb.Store.apply_gradients`` raises.
         """
         loss = None
         if closure is not None:
@@ -193,7 +195,7 @@ class Optimizer(torch.optim.Optimizer):
         return loss
 
     def before_step(self, variables: list[Variable]) -> None:
-        """Set the rates of variables to those of their groups. `step` and fused backward passes call this.
+        """Set the rates of variables to those of their groups. ``step`` and fused backward passes call this.
 
         Args:
             variables: The variables that a step is about to change. Those of other optimizers are ignored.
@@ -238,7 +240,7 @@ class Optimizer(torch.optim.Optimizer):
         """Return the groups with their rates. Slots are part of the rows, which the store's checkpoints save.
 
         Returns:
-            A dict for `load_state_dict`, with an empty "state".
+            A dict for ``load_state_dict``, with an empty "state".
         """
         return {"state": {}, "param_groups": [{**group, "params": []} for group in self._groups]}
 
@@ -247,10 +249,10 @@ class Optimizer(torch.optim.Optimizer):
         raise TypeError("a kvemb.torch.Optimizer is not copied or pickled: save state_dict(), make Optimizer(model)")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the groups of a `state_dict`, and discard the pending gradients.
+        """Load the groups of a ``state_dict``, and discard the pending gradients.
 
         Args:
-            state_dict: What `state_dict` returned.
+            state_dict: What ``state_dict`` returned.
 
         Raises:
             ValueError: If it is of other variables, or of the same ones in another order.

@@ -31,7 +31,7 @@ def prefetching(
     ids: Mapping[Variable | Embedding | EmbeddingBag | EmbeddingBagCollection, Source],
     depth: int = 1,
 ) -> Iterator[Batch]:
-    """Yield the batches of a loader, in order, while the cold rows of the next `depth` batches are read from disk.
+    """Yield the batches of a loader, in order, while the cold rows of the next ``depth`` batches are read from disk.
 
     A read begins when the lookup of the current batch has ended, and runs while the model computes. At most two batches
     are read ahead at a time. Results do not change: rows that change meanwhile are read again. If you close the
@@ -40,8 +40,8 @@ def prefetching(
     Args:
         loader: An iterable of batches, such as a torch DataLoader.
         ids: A dict from each variable, or module of one, to where a batch has its ids: the name or index of a field
-            (`batch[name]`), or a function of the batch. The ids are a tensor or an array of keys of any shape. For an
-            EmbeddingBagCollection they are the argument of its `forward`.
+            (``batch[name]``), or a function of the batch. The ids are a tensor or an array of keys of any shape. For an
+            EmbeddingBagCollection they are the argument of its ``forward``.
         depth: How many batches ahead of the current one are taken from the loader, from 1 to 16.
 
     Yields:
@@ -49,15 +49,15 @@ def prefetching(
 
     Raises:
         TypeError: Before the first batch, for an argument of the wrong type. Later, for a batch that has no fields.
-        ValueError: Before the first batch, for a `depth` out of range.
+        ValueError: Before the first batch, for a ``depth`` out of range.
         KeyError: For a batch without the named field, after the batches before it. An IndexError likewise.
-        KvembError: What `kvemb.Variable.prefetch` raises for a batch, after the batches before it. An error of the
+        KvembError: What ``kvemb.Variable.prefetch`` raises for a batch, after the batches before it. An error of the
             loader or of a function is raised then, too.
 
     Example:
         >>> import kvemb, torch
         >>> import kvemb.torch as kt
-        >>> words = kt.Embedding("prefetching/words", 4, optimizer=kvemb.optimizers.SGD(0.5))
+        >>> words = kt.Embedding("words", 4, optimizer=kvemb.optimizers.SGD(0.5))
         >>> loader = [{"words": torch.tensor([1, 2])}, {"words": torch.tensor([2, 3])}]
         >>> for batch in kt.prefetching(loader, {words: "words"}):
         ...     print(words(batch["words"]).shape)

@@ -29,29 +29,29 @@ class TableModule(RowsModule):
     ) -> Self:
         """Return a module with the rows of a trained weight, as torch.nn.Embedding.from_pretrained does.
 
-        Row i is copied to key i, except to `padding_idx`. If several processes train over a cluster (DDP), rank 0 alone
-        calls this; then the others open the variable with the class itself.
+        Row i is copied to key i, except to ``padding_idx``. If several processes train over a cluster (DDP), rank 0
+        alone calls this; then the others open the variable with the class itself.
 
         Args:
             embeddings: The weight, floats of shape (n, dim), on any device. It is rounded to the variable's dtype.
             variable: The name of a new variable, or a Variable without rows.
-            freeze: Whether the rows stay as they are until `requires_grad_(True)`.
-            **arguments: Other arguments of the class, such as `store`, `optimizer`, `value_dtype`, `mode` and
-                `padding_idx`.
+            freeze: Whether the rows stay as they are until ``requires_grad_(True)``.
+            **arguments: Other arguments of the class, such as ``store``, ``optimizer``, ``value_dtype``, ``mode`` and
+                ``padding_idx``.
 
         Returns:
             The module.
 
         Raises:
-            TypeError: Unless `embeddings` is a dense tensor of floats.
+            TypeError: Unless ``embeddings`` is a dense tensor of floats.
             ValueError: For another shape, and for a variable that has rows, which may have been trained. To open such a
                 variable, use the class itself.
-            KvembError: What the class and `kvemb.Variable.upsert` raise.
+            KvembError: What the class and ``kvemb.Variable.upsert`` raise.
 
         Example:
             >>> import torch
             >>> import kvemb.torch as kt
-            >>> words = kt.Embedding.from_pretrained(torch.eye(3), "pretrained/words")
+            >>> words = kt.Embedding.from_pretrained(torch.eye(3), "given")
             >>> words(torch.tensor([2]))
             tensor([[0., 0., 1.]])
         """
