@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from typing import Any
 
+from docutils import nodes
+from sphinx import addnodes
 from sphinx.application import Sphinx
+from sphinx.util.inspect import stringify_signature
 
 import kvemb
 
@@ -12,7 +17,7 @@ project = "kvemb"
 author = "The kvemb maintainers"
 version = release = kvemb.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-exclude_patterns = ["_build", "api.md"]
+exclude_patterns = ["_build"]
 
 html_theme = "furo"
 html_title = f"kvemb {release}"
@@ -25,7 +30,10 @@ myst_heading_anchors = 4
 
 autodoc_mock_imports = ["torch", "ray", "cupy"]
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"
+autodoc_preserve_defaults = True
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+maximum_signature_line_length = 70
 napoleon_numpy_docstring = False
 
 # Pages of the repository's root, which the site includes, and what else they link to there.
@@ -42,6 +50,9 @@ _AT_THE_ROOT = {
 def setup(app: Sphinx) -> None:
     """Register what this site does of its own."""
     app.connect("include-read", _of_the_root)
+    app.connect("autodoc-process-signature", _of_the_constructor)
+    app.connect("doctree-read", _to_public_names)
+    app.connect("autodoc-process-docstring", _as_restructured_text, priority=400)  # before napoleon
 
 
 def _of_the_root(_: Sphinx, path: object, __: str, content: list[str]) -> None:
@@ -50,3 +61,54 @@ def _of_the_root(_: Sphinx, path: object, __: str, content: list[str]) -> None:
     for name, page in _AT_THE_ROOT.items():
         text = text.replace(f"]({name}", f"]({page}")
     content[0] = text
+
+
+def _of_the_constructor(_: Sphinx, what: str, name: str, kind: Any, __: object, ___: object, ____: object) -> Any:
+    """Return the arguments of a module of PyTorch; those of the mock that is its base are `*args, **kwargs`."""
+    if what != "class" or not name.startswith("kvemb.torch."):
+        return None
+    arguments = list(inspect.signature(kind.__init__).parameters.values())[1:]
+    return stringify_signature(inspect.Signature(arguments), show_annotation=False), None
+
+
+_PUBLIC = {"Optimizer": "kvemb.optimizers.Optimizer"}
+_PUBLIC |= {name: f"kvemb.{name}" for name in kvemb.__all__ if name[0].isupper()}
+
+
+def _to_public_names(_: Sphinx, page: nodes.document) -> None:
+    """Let a link to `Variable` be one to kvemb.Variable, although kvemb.cluster has a class of that name, too."""
+    for link in page.findall(addnodes.pending_xref):
+        if link.get("refdomain") == "py":
+            link["reftarget"] = _PUBLIC.get(link["reftarget"], link["reftarget"])
+
+
+# A span of code, which may be broken over lines; in the text beside it, what reStructuredText would take for markup.
+_CODE = re.compile(r"(?<!`)(`{1,2})(?!`)(.+?)\1(?!`)", re.DOTALL)
+_MARKUP = re.compile(r"[*|\\]|(?<=\w)_(?!\w)")
+_EXAMPLE = re.compile(r"(^ *>>> .*\n(?:.*\S.*\n)*)", re.MULTILINE)
+
+
+def _as_restructured_text(_: Sphinx, __: str, ___: str, ____: object, _____: object, lines: list[str]) -> None:
+    """Make reStructuredText of a docstring, which is plain text with ``code`` and Google's sections.
+
+    A name in code becomes a link where it is one of the reference.
+    """
+    text = "\n".join([*lines, ""])
+    # Otherwise napoleon takes the text before a colon for a type.
+    text = re.sub(r"^((?:Returns|Yields):\n +)", r"\g<1>: ", text, flags=re.MULTILINE)
+    parts = _EXAMPLE.split(text)  # text and examples in turns
+    parts[::2] = [_escaped(part) for part in parts[::2]]
+    lines[:] = "".join(parts).split("\n")
+
+
+def _escaped(text: str) -> str:
+    parts = _CODE.split(text)  # text, quotes and code in turns
+    parts[::3] = [_MARKUP.sub(r"\\\g<0>", part) for part in parts[::3]]
+    parts[2::3] = [_linked(code) for code in parts[2::3]]
+    del parts[1::3]
+    return "".join(parts)
+
+
+def _linked(code: str) -> str:
+    name = re.fullmatch(r"([A-Za-z_][\w.]*)(?:\(\))?", code)
+    return f"``{code}``" if name is None else f":py:obj:`{code} <{name[1]}>`"
