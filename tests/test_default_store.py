@@ -32,7 +32,7 @@ def test_help_explains_every_argument(function):
     text = pydoc.render_doc(function, renderer=pydoc.plaintext)
     assert "*args" not in text
     for name in list(inspect.signature(function).parameters):
-        assert name == "self" or re.search(rf"^ +{name}: \w", text, re.MULTILINE), name
+        assert name == "self" or re.search(rf"^ +{name}: \S", text, re.MULTILINE), name
 
 
 def test_the_store_that_is_given_is_used_and_else_the_innermost_default(open_store, tmp_path):

@@ -7,7 +7,7 @@ import inspect
 from types import ModuleType
 
 import pytest
-from docstrings import Public, faults, modules, public
+from docstrings import Public, faults, modules, public, sections
 
 from kvemb.catalog import VariableMap
 from kvemb.durability.recovery import Recovery
@@ -30,6 +30,15 @@ MADE_BY_KVEMB = {
 FORMULA = ".formula"
 # Modules, with those below them, whose docstrings have no sections yet. Nothing may be added here.
 TO_COME = ("kvemb.cluster",)
+
+# The calls that people make most.
+WITH_EXAMPLE = {
+    *("kvemb.open", "kvemb.get_variable", "kvemb.variable_scope", "kvemb.restore", "kvemb.verify"),
+    *("kvemb.embedding_lookup", "kvemb.embedding_lookup_sparse"),
+    *(f"kvemb.Store.{name}" for name in ("get_variable", "lookup", "apply_gradients", "checkpoint", "refresh")),
+    *(f"kvemb.Variable.{name}" for name in ("lookup", "upsert", "apply_gradients", "restrict", "export_batches")),
+    *("kvemb.CheckpointManager", "kvemb.CheckpointManager.resume", "kvemb.Checkpoint.changes"),
+}
 
 
 def everything(names: list[str]) -> list[Public]:
@@ -59,6 +68,11 @@ def test_docstrings_have_all_sections():
 @pytest.mark.needs("torch")
 def test_docstrings_of_modules_of_pytorch_have_all_sections():
     check(["kvemb.torch"])
+
+
+def test_what_people_call_most_has_an_example():
+    having = {each.name for each in everything(MODULES) if ">>>" in sections(each.doc).get("Example", "")}
+    assert sorted(WITH_EXAMPLE - having) == []
 
 
 def whole(keys: int, *, touch: bool = True) -> int:

@@ -11,6 +11,8 @@ import pytest
 from docstrings import SETUP
 from test_docstrings import MODULES, everything
 
+import kvemb
+
 
 def examples(names: list[str]) -> dict[str, str]:
     """The docstrings of modules, and of everything public in them, that have an example, by name."""
@@ -56,6 +58,11 @@ def test_examples_of_docstrings_run(tmp_path, monkeypatch):
 @pytest.mark.needs("torch")
 def test_examples_of_docstrings_of_modules_of_pytorch_run(tmp_path, monkeypatch):
     run(["kvemb.torch"], tmp_path, monkeypatch)
+
+
+def test_the_example_of_the_package_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert failures("kvemb", kvemb.__doc__ or "") == []
 
 
 @pytest.mark.slow

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import threading
 
 import numpy as np
 import pytest
 
-import kvemb
 from kvemb import (
     FrequencyRestrictPolicy,
     RandomUniform,
@@ -435,11 +433,3 @@ def test_threads_may_share_a_variable(make):
     for thread in threads:
         thread.join()
     np.testing.assert_array_equal(variable.lookup(keys), np.full((300, 3), 80.0))
-
-
-def test_the_example_of_the_package_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    _, _, code = kvemb.__doc__.partition("\n\n")
-    exec(inspect.cleandoc(code), {})
-    with kvemb.open("store", read_only=True) as store:
-        assert store.variables["users"].size() == 2
