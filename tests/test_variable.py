@@ -98,11 +98,11 @@ def test_an_array_that_cannot_be_filled_is_refused_before_anything_is_read(table
         (np.empty(12, np.float32), ValueError, r"= \(4, 3\), got \(12,\)"),
         (np.empty((4, 3)), TypeError, "out must be float32, got float64; make it with np.empty"),
         (np.empty((4, 3), ">f4"), TypeError, "out must be float32, got >f4; make it"),
-        (np.empty((3, 4), np.float32).T, ValueError, "this one is not C-contiguous"),
-        (np.empty((4, 6), np.float32)[:, :3], ValueError, "this one is not C-contiguous"),
-        (fixed, ValueError, "this one is read-only"),
+        (np.empty((3, 4), np.float32).T, ValueError, "got one that is not C-contiguous"),
+        (np.empty((4, 6), np.float32)[:, :3], ValueError, "got one that is not C-contiguous"),
+        (fixed, ValueError, "got a read-only one"),
         (fits.tolist(), TypeError, "out must be a NumPy array, got list"),
-        (np.ma.array(fits), TypeError, "out must be an array without a mask; give out.data"),
+        (np.ma.array(fits), TypeError, "out must be an array without a mask, got a masked array; pass out.data"),
     ]:
         with pytest.raises(error, match=message):
             table.lookup(keys, out=out)

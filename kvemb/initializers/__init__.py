@@ -98,7 +98,7 @@ def _row(spec: Any, dim: int) -> Row:
     except ValueError:
         shape = "a ragged list"
     if shape != (dim,):
-        advice = "give one number a column"
+        advice = "give one number per column"
         if isinstance(shape, tuple) and len(shape) == 1:
             advice += f", or dim={shape[0]}"
         raise ValueError(f"initializer must have shape (dim,) = ({dim},), got {shape}; {advice}")

@@ -148,7 +148,9 @@ class Random(Initializer):
     def rows(self, keys: Keys, dim: int, dtype: npt.DTypeLike) -> Rows:
         """Draw a row for each key; each row depends only on seed and key."""
         if self.seed is None:
-            raise ValueError(f"{self!r} has no seed: give it one, or let a variable, whose name gives it, draw rows")
+            raise ValueError(
+                f"{self!r} has no seed; pass seed=, or draw rows through a variable, whose name gives the seed"
+            )
         dtype = np.dtype(dtype)
         drawn = np.empty((len(keys), dim), dtype if dtype == np.float32 else np.float64)
         self._fill(drawn, np.ascontiguousarray(keys, np.int64), np.uint64(self.seed))

@@ -82,5 +82,5 @@ class Row(Fixed):
 
     def _values(self, dim: int) -> Sequence[Number]:
         if len(self.values) != dim:
-            raise ValueError(f"initializer must have dim = {dim} values, got {len(self.values)}; give one a column")
+            raise ValueError(f"initializer must have dim = {dim} values, got {len(self.values)}; give one per column")
         return self.values

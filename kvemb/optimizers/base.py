@@ -104,8 +104,8 @@ class Optimizer(abc.ABC):
         for name in () if inspect.isabstract(cls) else [name for name in arguments if name in _ELSEWHERE]:
             known = inspect.signature(cls).parameters
             if name not in known and not any(each.kind is each.VAR_KEYWORD for each in known.values()):
-                here = f"{_ELSEWHERE[name]} here; it has {', '.join(known)}"
-                raise TypeError(f"{cls.__name__} has no argument {name}, which is {here}")
+                here = f"which is {_ELSEWHERE[name]} in kvemb; its arguments are {', '.join(known)}"
+                raise TypeError(f"{cls.__name__} has no argument {name}, {here}")
         return super().__new__(cls)
 
     def __post_init__(self) -> None:

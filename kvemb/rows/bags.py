@@ -63,7 +63,7 @@ def bounds_of(given: npt.NDArray[Any], keys: int, *, last_included: bool, what: 
         raise ValueError(f"offsets must have one dimension, got the shape {given.shape}")
     bounds = given.astype(np.int64)
     if last_included and not len(given):
-        raise ValueError(f"offsets must have at least one entry, the number of {what}, with include_last_offset=True")
+        raise ValueError(f"with include_last_offset=True, offsets must end with {keys}, the number of {what}, got none")
     if not last_included:
         bounds = np.append(bounds, keys)
     if bounds[0] != 0:
@@ -76,10 +76,10 @@ def bounds_of(given: npt.NDArray[Any], keys: int, *, last_included: bool, what: 
         at = int(down[0])
         if at + 1 == len(given):
             raise ValueError(f"offsets must be at most {keys}, the number of {what}, got {bounds[at]}")
-        raise ValueError(f"offsets must not descend, got {bounds[at]} and then {bounds[at + 1]} at {at + 1}")
+        raise ValueError(f"offsets must not descend, got {bounds[at]}, then {bounds[at + 1]} at index {at + 1}")
     if bounds[-1] != keys:
         raise ValueError(
-            f"the last of offsets must be {keys}, the number of {what}, with include_last_offset=True, got {bounds[-1]}"
+            f"with include_last_offset=True, offsets must end with {keys}, the number of {what}, got {bounds[-1]}"
         )
     return bounds
 

@@ -58,7 +58,7 @@ def encode_keys(keys: npt.NDArray[np.int64], schema: Schema) -> list[bytes]:
 def decode_keys(encoded: list[bytes], schema: Schema) -> npt.NDArray[np.int64]:
     """Decode keys to int64 (n,). Raises Corruption if one is not 8 bytes long."""
     if strange := set(map(len, encoded)) - {KEY_BYTES}:
-        raise Corruption(f"keys must be {KEY_BYTES} bytes each, got one of {min(strange)}; run kvemb verify --deep")
+        raise Corruption(f"keys must be {KEY_BYTES} bytes each, got one with {min(strange)}; run kvemb verify --deep")
     return unordered_keys(np.frombuffer(b"".join(encoded), ">u8").astype(np.uint64), schema)
 
 
@@ -93,7 +93,7 @@ def decode_records(keys: npt.NDArray[np.int64], encoded: list[bytes], schema: Sc
     layout = record_dtype(schema)
     if strange := set(map(len, encoded)) - {layout.itemsize}:
         raise Corruption(
-            f"records must be {layout.itemsize} bytes each, got one of {min(strange)}; run kvemb verify --deep"
+            f"records must be {layout.itemsize} bytes each, got one with {min(strange)}; run kvemb verify --deep"
         )
     return _block(keys, np.frombuffer(b"".join(encoded), layout), schema)
 
@@ -120,7 +120,8 @@ def unpack_rows(packed: bytes, count: int, schema: Schema) -> RowBlock:
     """Return the rows that pack_rows packed. Raises Corruption unless they are `count` rows of the schema."""
     layout = record_dtype(schema)
     if len(packed) != count * (KEY_BYTES + layout.itemsize):
-        raise Corruption(f"{count} rows of {layout.itemsize} bytes cannot be in {len(packed)} bytes")
+        row_bytes = KEY_BYTES + layout.itemsize
+        raise Corruption(f"{count} rows of {row_bytes} bytes must have {count * row_bytes} bytes, got {len(packed)}")
     keys = unordered_keys(np.frombuffer(packed, ">u8", count).astype(np.uint64), schema)
     return _block(keys, np.frombuffer(packed, layout, count, KEY_BYTES * count), schema)
 

@@ -110,16 +110,19 @@ def read_array(
     if found.dtype != dtype and not (dtype.name == "bfloat16" and found.dtype == np.dtype("V2")):
         raise TypeError(
             f"{what} must be {dtype.name}, got {found.dtype.name}: arrays on a GPU are not converted; "
-            f"convert them there, with {what}.astype({dtype.name!r}), of a tensor {what}.to(torch.{dtype.name})"
+            f"pass {what}.astype({dtype.name!r}), or {what}.to(torch.{dtype.name}) for a tensor"
         )
     if shape is not None and found.shape != shape:
         raise ValueError(f"{what} must have shape {shape}, got {found.shape}")
     if not contiguous:
-        raise ValueError(f"{what} must be C-contiguous on a GPU; pass cupy.ascontiguousarray({what}), or .contiguous()")
+        raise ValueError(
+            f"{what} must be C-contiguous on a GPU; pass cupy.ascontiguousarray({what}), or {what}.contiguous() for a "
+            "tensor"
+        )
     if found.address % dtype.itemsize:
-        raise ValueError(f"{what} must begin at a multiple of {dtype.itemsize} bytes on a GPU; pass a copy of it")
+        raise ValueError(f"{what} must be aligned to {dtype.itemsize} bytes on a GPU; pass a copy of it")
     if written and not writable:
-        raise ValueError(f"{what} must be an array that may be written, and this one is read-only")
+        raise ValueError(f"{what} must be writable, got a read-only array")
     return found.view_as(dtype)
 
 
@@ -191,8 +194,8 @@ def stream_of_tensor(tensor: Any) -> int:
     stream = torch.cuda.current_stream(tensor.device)
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
-            "calls on a variable cannot be captured in a CUDA graph, as the host is told which keys are not hot; make "
-            "them before and after the graph, with tensors that the graph reads and writes"
+            "calls on a variable cannot be captured in a CUDA graph, because the GPU tells the host which keys are not "
+            "hot; call it before and after the graph, with tensors that the graph reads and writes"
         )
     return int(stream.cuda_stream) or DEFAULT_STREAM
 

@@ -61,18 +61,18 @@ def rows_to_fill(
     if out is None:
         return np.empty((len(keys), expected[-1]), dtype)
     if isinstance(out, np.ma.MaskedArray):
-        raise TypeError("out must be an array without a mask; give out.data")
+        raise TypeError("out must be an array without a mask, got a masked array; pass out.data")
     if not isinstance(out, np.ndarray):
-        raise TypeError(f"out must be a NumPy array, got {type(out).__name__}; of a CPU tensor give out.numpy()")
+        raise TypeError(f"out must be a NumPy array, got {type(out).__name__}; for a CPU tensor pass out.numpy()")
     if out.dtype != dtype:
         raise TypeError(f"out must be {dtype.name}, got {out.dtype}; make it with np.empty(shape, {dtype.name!r})")
     if out.shape != expected:
         raise ValueError(f"out must have shape keys.shape + (dim,) = {expected}, got {out.shape}")
     if not out.flags.c_contiguous or not out.flags.writeable:
-        wrong = "is not C-contiguous" if not out.flags.c_contiguous else "is read-only"
-        raise ValueError(f"out must be a C-contiguous array that may be written, and this one {wrong}")
+        wrong = "one that is not C-contiguous" if not out.flags.c_contiguous else "a read-only one"
+        raise ValueError(f"out must be a C-contiguous, writable array, got {wrong}")
     if np.may_share_memory(out, keys):
-        raise ValueError("out must not share memory with keys, which are read while it is filled")
+        raise ValueError("out must not share memory with keys, which are read while out is filled; pass another array")
     return out.reshape(-1, expected[-1])
 
 

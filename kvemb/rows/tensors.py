@@ -62,5 +62,5 @@ def refusal(torch: Any, data: Any, what: str) -> str | None:
     if data.layout != torch.strided or data.is_nested:
         return f"is {'nested' if data.is_nested else 'sparse'}; pass {what}.to_dense()"
     if data.device.type == "meta":
-        return "has no numbers, on the device 'meta'"
+        return "is on the device 'meta', and so has no data; pass a tensor with data"
     return None

@@ -45,7 +45,7 @@ def test_a_seed_that_is_given_stays_and_one_left_out_asks_for_nothing(open_store
 
 
 def test_rows_are_not_drawn_without_a_seed():
-    with pytest.raises(ValueError, match=r"RandomNormal\(.*\) has no seed: give it one"):
+    with pytest.raises(ValueError, match=r"RandomNormal\(.*\) has no seed; pass seed="):
         kvemb.RandomNormal().rows(np.arange(2), 2, "float32")
 
 
@@ -95,5 +95,5 @@ def test_a_new_variable_of_one_number_a_row_is_told_unless_it_is_meant(store, ca
     store.get_variable("users")
     assert caplog.text.count("users") == 1
     assert str(inspect.signature(kvemb.get_variable).parameters["dim"]) == "dim: 'int' = 1"
-    with pytest.raises(ValueError, match=r"shape \(dim,\) = \(1,\), got \(3,\); give one number a column, or dim=3$"):
+    with pytest.raises(ValueError, match=r"shape \(dim,\) = \(1,\), got \(3,\); give one number per column, or dim=3$"):
         store.get_variable("rows", initializer=[1.0, 2.0, 3.0])

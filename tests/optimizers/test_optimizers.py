@@ -273,9 +273,13 @@ def test_setting_a_number_of_an_optimizer_tells_how_a_variable_gets_another():
 @pytest.mark.parametrize(
     ("make", "arguments", "message"),
     [
-        (Adagrad, {"lr": 0.1}, "Adagrad has no argument lr, which is learning_rate here; it has learning_rate, init"),
-        (Adam, {"learning_rate": 0.1, "eps": 1e-6}, "Adam has no argument eps, which is epsilon here"),
-        (Adam, {"betas": (0.9, 0.99)}, "Adam has no argument betas, which is beta_1 and beta_2 here"),
+        (
+            Adagrad,
+            {"lr": 0.1},
+            "Adagrad has no argument lr, which is learning_rate in kvemb; its arguments are l",
+        ),
+        (Adam, {"learning_rate": 0.1, "eps": 1e-6}, "Adam has no argument eps, which is epsilon in kvemb"),
+        (Adam, {"betas": (0.9, 0.99)}, "Adam has no argument betas, which is beta_1 and beta_2 in kvemb"),
     ],
 )
 def test_names_of_hyperparameters_elsewhere_are_answered_with_those_here(make, arguments, message):

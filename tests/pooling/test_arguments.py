@@ -24,7 +24,7 @@ IDS = [1, 2, 3]
     [
         (([[1, 2]], [0]), ValueError, r"ids must have shape \(n,\), got \(1, 2\); embedding_lookup takes"),
         ((["a"], [0]), TypeError, "keys must be int64"),
-        ((IDS, [0, 2, 1]), ValueError, "offsets must not descend, got 2 and then 1 at 2"),
+        ((IDS, [0, 2, 1]), ValueError, "offsets must not descend, got 2, then 1 at index 2"),
         ((IDS, [0, 4]), ValueError, "offsets must be at most 3, the number of ids, got 4"),
         ((IDS, [1, 2]), ValueError, "offsets must begin with 0, got 1"),
         ((IDS, [-1, 2]), ValueError, "offsets must begin with 0, got -1"),
@@ -51,10 +51,10 @@ def test_arguments_that_do_not_fit_are_refused_before_anything_is_looked_up(tabl
 
 def test_offsets_ids_and_tables_that_do_not_fit_are_refused(table, store):
     with pytest.raises(
-        ValueError, match="the last of offsets must be 3, the number of ids, with include_last_offset=True, got 2"
+        ValueError, match="with include_last_offset=True, offsets must end with 3, the number of ids, got 2"
     ):
         kvemb.embedding_lookup_sparse(table, IDS, [0, 2], include_last_offset=True)
-    with pytest.raises(ValueError, match="at least one entry"):
+    with pytest.raises(ValueError, match="offsets must end with 0, the number of ids, got none"):
         kvemb.embedding_lookup_sparse(table, [], [], include_last_offset=True)
     with pytest.raises(ValueError, match=r"default_id must be one id, got \[1, 2\]"):
         kvemb.safe_embedding_lookup_sparse(table, IDS, [0], default_id=[1, 2])

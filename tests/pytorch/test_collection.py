@@ -242,8 +242,8 @@ def test_a_variable_is_one_table(tables):
     [
         (["clicked", "clicked"], [0, 1, 3], "there twice: clicked, clicked"),
         (["clicked", "shown"], [1, 2, 3], "offsets must begin with 0, got 1"),
-        (["clicked", "shown"], [0, 3, 1], "offsets must not descend, got 3 and then 1"),
-        (["clicked", "shown"], [0, 1, 2], "the last of offsets must be 3, the number of values"),
+        (["clicked", "shown"], [0, 3, 1], "offsets must not descend, got 3, then 1"),
+        (["clicked", "shown"], [0, 1, 2], "offsets must end with 3, the number of values"),
     ],
 )
 def test_offsets_of_a_jagged_tensor_that_leave_ids_out_are_refused(tables, names, offsets, message):

@@ -173,7 +173,7 @@ def test_a_padding_key_that_ids_of_a_small_dtype_cannot_be(store, dtype, padding
     [
         ([torch.tensor([1, 2])], ValueError, r"offsets are needed .* pass ids\[:, None\]"),
         ([torch.tensor([1, 2]), torch.tensor([1])], ValueError, "offsets must begin with 0, got 1"),
-        ([torch.tensor([1, 2]), torch.tensor([0, 2, 1])], ValueError, "must not descend, got 2 and then 1 at 2"),
+        ([torch.tensor([1, 2]), torch.tensor([0, 2, 1])], ValueError, "must not descend, got 2, then 1 at index 2"),
         ([torch.tensor([1, 2]), torch.tensor([0, 3])], ValueError, "at most 2, the number of ids, got 3"),
         ([torch.tensor([3, 4, 5]), torch.tensor([1, 2])], ValueError, r"0, got 1; from lengths, offsets are cumsum"),
         ([torch.tensor([1, 2]), torch.tensor([0.0])], TypeError, r"got torch.float32; if these .* offsets.long\(\)"),
@@ -205,6 +205,6 @@ def test_options_of_bags_that_do_not_fit_are_refused(loaded):
         kt.EmbeddingBag(variable)(torch.tensor([[1]]), None, torch.ones(1, 1))
     module = kt.EmbeddingBag(variable, include_last_offset=True)
     with pytest.raises(
-        ValueError, match="the last of offsets must be 2, the number of ids, with include_last_offset=True, got 1"
+        ValueError, match="with include_last_offset=True, offsets must end with 2, the number of ids, got 1"
     ):
         module(torch.tensor([1, 2]), torch.tensor([0, 1]))
