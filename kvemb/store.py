@@ -350,7 +350,7 @@ class Store(DefaultStore[Engine]):
             files: Other files that belong to this state, such as dense parameters: a dict from a name, without folders,
                 to bytes, a path to copy from, or a function that writes to a binary file. The function is called before
                 this call returns, with the store's lock held. So it must not checkpoint the store, or wait for a thread
-                that uses the store.
+                that uses the store. An error of the function is raised here.
             extra: A dict of JSON values. You read them as ``Checkpoint.extra``, and files as ``Checkpoint.files``. The
                 durable point made here has them too; the next one does not.
 

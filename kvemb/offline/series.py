@@ -182,7 +182,8 @@ class CheckpointManager:
     ) -> Checkpoint | PendingCheckpoint[Checkpoint] | None:
         """Save a checkpoint if ``every`` seconds have passed since the last one began, in this or any other process.
 
-        Call it after each step. So the dense parameters that you pass are those of the rows' moment.
+        Call it after each step, with the dense parameters in ``files``. Each checkpoint then has the rows and the
+        parameters of the same step.
 
         Args:
             store: The store.
