@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
 from docutils import nodes
@@ -13,10 +15,12 @@ from sphinx.util.inspect import stringify_signature
 
 import kvemb
 
+sys.path.insert(0, str(Path(__file__).parent / "_extensions"))
+
 project = "kvemb"
 author = "The kvemb maintainers"
 version = release = kvemb.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "command_line"]
 exclude_patterns = ["_build"]
 
 html_theme = "furo"

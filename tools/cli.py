@@ -29,8 +29,8 @@ from kvemb.tools.stress.command import app as stress
 app = typer.Typer(
     name="kvemb",
     help="A persistent embedding store: tables larger than memory.",
-    epilog="Exit codes: 0 done, 1 bad input or damage, 2 wrong usage, 3 store in use, 4 the disk refused, "
-    "130 interrupted, 141 the reader of the output went away, 143 terminated.",
+    epilog="Exit codes: 0 done; 1 bad input, or damage found; 2 wrong usage; 3 the store is in use; 4 the disk is "
+    "full, read-only or failing; 130 interrupted; 141 the reader of the output closed the pipe; 143 terminated.",
     add_completion=True,
     pretty_exceptions_enable=False,
 )
@@ -65,7 +65,20 @@ def _root(
 @cache
 def _command() -> Any:
     """Return the Click command that `app` describes, made once per process."""
-    return typer.main.get_command(app)
+    command = typer.main.get_command(app)
+    _join_lines(command)
+    return command
+
+
+def _join_lines(command: Any) -> None:
+    """Make each paragraph of the help texts one line, to be wrapped at the terminal's width: Typer keeps line ends.
+
+    A paragraph that begins with \\b is a list, and keeps its lines.
+    """
+    paragraphs = (command.help or "").split("\n\n")
+    command.help = "\n\n".join(each[2:] if each.startswith("\b\n") else " ".join(each.split()) for each in paragraphs)
+    for inner in getattr(command, "commands", {}).values():
+        _join_lines(inner)
 
 
 def run(arguments: list[str] | None = None) -> int:

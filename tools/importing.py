@@ -94,7 +94,7 @@ def _import(
     name = given.variable or table.metadata.get("name") or stem
     with ExitStack() as stack:
         if is_url(os.fspath(path)):
-            raise WrongUsage(f"{path} is a URL, and a store is a directory on this machine; name a directory")
+            raise WrongUsage(f"{path} is a URL, but a store is a directory on this machine; name a directory")
         where = Path(path) if Path(path).exists() else stack.enter_context(atomic_output(os.fspath(path), folder=True))
         store = kvemb.open(where, memory_budget=BUDGET)
         try:

@@ -41,12 +41,12 @@ _WORDS = re.compile(r"^\s*\S+|\S+")
 
 # The help text for the argument of commands that read a checkpoint.
 PLACE = (
-    "A checkpoint; a store, which is read as of its last durable point; or a series, local, at a URL or of a cluster: "
-    "its newest checkpoint, or SERIES/00000042."
+    "A checkpoint, a store, or a series of checkpoints (local, at a URL, or of a cluster). A store is read at its last "
+    "durable point, a series at its newest checkpoint; SERIES/00000042 selects another."
 )
 # How every command that works on one variable takes its name.
-Variable = Annotated[str | None, typer.Option(help="The variable; required if there are several.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
+Variable = Annotated[str | None, typer.Option(help="The variable's name. Required if there are several.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Hide the progress bar.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 Summary = dict[str, object]
 Advance = Callable[[int, str], None]
@@ -56,7 +56,7 @@ def local_path(text: str) -> Path:
     """Return an argument as a path. Raises BadParameter for a URL: Path would drop one of its slashes."""
     if is_url(text):
         raise typer.BadParameter(
-            f"{text} is a URL, and this must be on this machine; copy checkpoints here with kvemb pull"
+            f"{text} is a URL, but this must be a path on this machine; copy checkpoints here with kvemb pull"
         )
     return Path(text)
 

@@ -168,7 +168,7 @@ def test_tools_show_and_compare_them(place, kind, capsys):
     assert f"{kind[0].name}(" in capsys.readouterr().out
     assert run(["stats", str(place / "2"), "--variable", "table"]) == 0
     assert table_stats.stats(place / "2", "table").rows == 595
-    assert run(["report", str(place / "2"), "--out", str(place / "page.html")]) == 0
+    assert run(["report", str(place / "2"), str(place / "page.html")]) == 0
     (found,) = diff(place / "1", place / "2")
     assert (found.added, found.removed, found.changed) == (0, 5, 198)
     assert run(["verify", str(place / "2"), "--deep"]) == 0

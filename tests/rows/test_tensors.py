@@ -119,7 +119,7 @@ def test_a_weight_of_any_dtype_comes_in(tmp_path, open_store, name):
     [
         (BAD["is sparse"], r"is sparse or nested; save it after to_dense\(\)"),
         (quantised, r"is quantised; save it after dequantize\(\)"),
-        (BAD["on the device 'meta'"], "holds no numbers here, it is on the device 'meta'"),
+        (BAD["on the device 'meta'"], "has no numbers in this file: it is on the device 'meta'"),
         (lambda: torch.ones(1, 3).expand(2**40, 3), r"has rows that share their numbers; save it after contiguous\(\)"),
         (lambda: torch.ones(2, 3, dtype=torch.complex64), "holds complex64, which no variable can"),
         (lambda: torch.ones(2, 3, dtype=torch.complex32), "holds complex32, which no variable can"),

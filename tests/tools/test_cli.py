@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import pty
+import re
 import resource
 import shlex
 import signal
@@ -347,3 +348,22 @@ def test_all_commands_name_a_variable_and_a_store_in_one_way():
     }
     assert not any("variable" in found for found in arguments.values())
     assert {name for name, found in arguments.items() if "path" not in found} == {"demo", "diff", "push", "pull"}
+    # An output that a command must write is the argument OUT; one that it can do without is the option --out.
+    assert {name for name, found in arguments.items() if "out" in found} == {
+        *("report", "export", "migrate", "restore", "repair"),
+    }
+    assert {name for name, found in options.items() if "out" in found} == {"diff"}
+
+
+def test_the_reference_describes_every_command():
+    """docs/reference/cli.md makes sections of commands, and a table of each group whose commands it does not name."""
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
+    described = {name for names in re.findall(r"^```{commands} (.*)$", page, re.MULTILINE) for name in names.split()}
+    tables = set(re.findall(r"^```{command-table} (.*)$", page, re.MULTILINE))
+    found = {}
+    for name, command in _command().commands.items():
+        inner = getattr(command, "commands", None)
+        found |= (
+            {name: command} if inner is None or name in tables else {f"{name}/{each}": inner[each] for each in inner}
+        )
+    assert set(found) == described | tables

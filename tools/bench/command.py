@@ -42,7 +42,7 @@ from kvemb.tools.limits import (
 )
 from kvemb.tools.screen import to_json
 
-app = typer.Typer(help="Measure kvemb and a peer in the same run.", no_args_is_help=True)
+app = typer.Typer(help="Measure kvemb and a peer, in turns in the same run.", no_args_is_help=True)
 app.command()(tier)
 
 
@@ -56,7 +56,7 @@ def lookup(
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Look up random rows, all hot, compared with np.take."""
+    """Look up random rows, all hot. Peer: np.take."""
     from kvemb.tools.bench.lookup import run
 
     run(rows, dim or DIMS, batch, batches, runs, folder).show(json)
@@ -72,7 +72,7 @@ def upsert(
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Upsert random rows, all hot, compared with an assignment to an array."""
+    """Upsert random rows, all hot. Peer: an assignment to an array."""
     from kvemb.tools.bench.upsert import run
 
     run(rows, dim or DIMS, batch, batches, runs, folder).show(json)
@@ -84,37 +84,42 @@ def gpu(
     dim: Dims = None,
     every: Annotated[
         bool,
-        typer.Option("--all", help="Run all parts, and calls with rows of 8, 32, 64 and 128 numbers, not only 64."),
+        typer.Option("--all", help="Run all parts. The part calls then takes rows of 8, 32, 64 and 128 numbers."),
     ] = False,
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="Run only this part: calls (the default), find, insert, training or tiers; may be given several times."
+            help="Run only this part: calls (the default), find, insert, training or tiers. May be given several times."
         ),
     ] = None,
     batch: Batch = 65_536,
     batches: Batches = 10,
     runs: Runs = 9,
-    cells: Annotated[int, typer.Option(min=1, max=MAX_ROWS, help="find, insert: cells of the full table.")] = 1 << 26,
+    cells: Annotated[
+        int, typer.Option(min=1, max=MAX_ROWS, help="find, insert: cells of the table, which is full.")
+    ] = 1 << 26,
     keys: Annotated[
         int, typer.Option(min=16, max=MAX_BATCH, help="find, insert: keys per call; training: ids per step.")
     ] = 1 << 20,
     train_rows: Annotated[int, typer.Option(min=1, max=MAX_ROWS, help="training: number of rows.")] = 10_000_000,
     train_dim: Annotated[int, typer.Option(min=1, max=MAX_DIM, help="training, tiers: numbers in a row.")] = 128,
     device_mib: Annotated[
-        int, typer.Option(min=4, max=MAX_MIB, help="tiers: MiB of the GPU's memory; the table has 10 times as much.")
+        int, typer.Option(min=4, max=MAX_MIB, help="tiers: GPU memory in MiB. The table is 10 times as large.")
     ] = 1024,
-    device: Annotated[str, typer.Option(help="The GPU: gpu:0, gpu:1 ...")] = "gpu:0",
+    device: Annotated[str, typer.Option(help="The GPU: gpu:0, gpu:1, ...")] = "gpu:0",
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
     """Measure hot rows on a GPU, in parts.
 
-    Four parts have targets, stated for an H200; those for an H100 are 0.7 of them. calls: lookup, upsert, training and
-    pooling of hot rows, compared with the CPU. find, insert: keys per second in a full table. training: a step compared
-    with PyTorch's on the same GPU, if PyTorch for CUDA is installed. tiers: training a table of 10 times --device-mib,
-    compared with the same with hot rows on the CPU. Each part's figures are printed when the part ends; with --json all
-    of them at the end.
+    \b
+    calls: lookup, upsert, training and pooling of hot rows. Peer: the same on the CPU.
+    find, insert: keys per second in a full table.
+    training: a training step. Peer: PyTorch on the same GPU, if PyTorch for CUDA is installed.
+    tiers: training a table 10 times as large as --device-mib. Peer: the same with hot rows on the CPU.
+
+    All parts but calls have targets, stated for an H200; an H100 should reach 0.7 of them. The figures of each part are
+    printed when it ends; with --json all figures are printed at the end.
     """
     from kvemb.tools.bench.gpu.run import PARTS, Sizes, run
 
@@ -138,7 +143,7 @@ def pool(
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Sum bags of random rows, all hot, compared with PyTorch's embedding_bag, or NumPy if PyTorch is not installed."""
+    """Sum bags of random rows, all hot. Peer: PyTorch's embedding_bag, or NumPy if PyTorch is not installed."""
     from kvemb.tools.bench.pool import run
 
     run(rows, dim or [16, 64], bags, bag, batches, runs, folder).show(json)
@@ -153,7 +158,7 @@ def small(
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Call with one key and with a hundred, all hot, compared with np.take; and with one key missing or cold."""
+    """Time small calls: one key or a hundred, hot; one key missing or cold. Peer: np.take."""
     from kvemb.tools.bench.small import run
 
     run(rows, dim, calls, runs, folder).show(json)
@@ -162,25 +167,26 @@ def small(
 @app.command()
 def cluster(
     reshard: Annotated[
-        bool, typer.Option("--reshard", help="Instead, rewrite a checkpoint of 4 shards for 7, 3 and 1.")
+        bool, typer.Option("--reshard", help="Instead, measure rewriting a checkpoint of 4 shards for 7, 3 and 1.")
     ] = False,
     simulate: Annotated[
         bool, typer.Option("--simulate", help="Instead, estimate the cost of 8, 64 and 1,000 shards with 10^12 rows.")
     ] = False,
     rows: Annotated[
-        int | None, typer.Option(min=1, max=MAX_ROWS, help="Rows in the table; 200,000, with --reshard 10 million.")
+        int | None,
+        typer.Option(min=1, max=MAX_ROWS, help="Rows in the table. Default: 200,000; with --reshard 10 million."),
     ] = None,
     dim: Dim = 64,
     batch: Batch = 16_384,
     steps: Steps = 20,
     runs: Runs = 5,
     zipf: Zipf = 1.0,
-    shards: Annotated[int, typer.Option(min=1, max=64, help="Shards.")] = 2,
+    shards: Annotated[int, typer.Option(min=1, max=64, help="Number of shards.")] = 2,
     transport: Annotated[str, typer.Option(help="ray: actors; local: shards in this process.")] = "ray",
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Train over shards, compared with one store and with empty actor calls; fill 8 shards."""
+    """Train over shards, and fill 8 shards. Peers: one store; empty calls of actors."""
     from kvemb.tools.bench.cluster import chain, simulation
     from kvemb.tools.bench.cluster import shards as over_shards
 
@@ -205,13 +211,13 @@ def train(
     against: Annotated[
         str | None,
         typer.Option(
-            metavar="VERSION", help="Compare with another kvemb instead: a git revision, a checkout or a wheel."
+            metavar="VERSION", help="Compare with another version of kvemb: a git revision, a checkout or a wheel."
         ),
     ] = None,
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Train with a tenth of the rows hot, compared with a loop written by hand on rocksdict, or with another kvemb."""
+    """Train with a tenth of the rows hot. Peer: a loop written by hand on rocksdict, or another version of kvemb."""
     from kvemb.tools.bench.against.run import run as run_against
     from kvemb.tools.bench.train import run
 
@@ -232,7 +238,7 @@ def torch(
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Train with all rows hot, compared with PyTorch's sparse EmbeddingBag and Adagrad, if PyTorch is installed."""
+    """Train with all rows hot. Peers: PyTorch's sparse EmbeddingBag with Adagrad; FBGEMM, if installed."""
     from kvemb.tools.bench.torch import run
 
     run(rows, dim, batch, steps, runs, folder).show(json)
@@ -240,10 +246,12 @@ def torch(
 
 @app.command()
 def cold(
-    rows: Annotated[list[int] | None, typer.Option(min=1, max=MAX_ROWS, help="Table sizes, one --rows each.")] = None,
+    rows: Annotated[
+        list[int] | None, typer.Option(min=1, max=MAX_ROWS, help="Rows in the table. May be given several times.")
+    ] = None,
     dim: Dim = 32,
     hot: Annotated[
-        float, typer.Option(min=0.0, max=1.0, callback=no_nan, help="Share of the rows that fits the hot tier.")
+        float, typer.Option(min=0.0, max=1.0, callback=no_nan, help="Share of the rows that fits in the hot tier.")
     ] = 0.02,
     batch: Batch = 8_192,
     steps: Steps = 50,
@@ -252,7 +260,7 @@ def cold(
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Measure the CPU time of a cold row, read, trained and written back, at 1 and at 4 million rows."""
+    """Measure the CPU time of a cold row that is read, trained and written back, by the size of the table."""
     from kvemb.tools.bench.cold import run
 
     run(rows or [1_000_000, 4_000_000], dim, hot, batch, steps, runs, budget_mib, folder).show(json)
@@ -266,11 +274,11 @@ def tables(
     steps: Steps = 400,
     zipf: Zipf = 1.0,
     budget_mib: BudgetMib = 256,
-    changing: Annotated[bool, typer.Option(help="Use only the smaller half of the tables at first.")] = False,
+    changing: Annotated[bool, typer.Option(help="At first use only the smaller half of the tables.")] = False,
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Train many tables in one budget: its share for hot rows, and their hits compared with the best fixed split."""
+    """Train many tables in one budget. Peer, for the hit rate: the best fixed split of the memory."""
     from kvemb.tools.bench.tables import run
 
     run(tables, rows, batch, steps, zipf, budget_mib, changing, folder).show(json)
@@ -288,7 +296,7 @@ def hitrate(
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Measure the hit rate of lookups, compared with an exact LRU cache and the best fixed set."""
+    """Measure the hit rate of lookups. Peers: an exact LRU cache; the best fixed set of rows."""
     from kvemb.tools.bench.hitrate import run
 
     run(rows, dim, hot_rows, batch, accesses, zipf, budget_mib, folder).show(json)
@@ -296,7 +304,9 @@ def hitrate(
 
 @app.command()
 def memory(
-    rows: Annotated[list[int] | None, typer.Option(min=1, max=MAX_ROWS, help="Table sizes, one --rows each.")] = None,
+    rows: Annotated[
+        list[int] | None, typer.Option(min=1, max=MAX_ROWS, help="Rows in the table. May be given several times.")
+    ] = None,
     dim: Dim = 32,
     hot_rows: HotRows = 400_000,
     batch: Batch = 8_192,
@@ -306,7 +316,7 @@ def memory(
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Measure the peak memory of training at 4 and at 16 million rows, compared with the budget."""
+    """Measure the peak memory of training, by the size of the table, and compare it with the budget."""
     from kvemb.tools.bench.memory import run
 
     run(rows or [4_000_000, 16_000_000], dim, hot_rows, batch, steps, zipf, budget_mib, folder).show(json)
@@ -323,7 +333,7 @@ def spill(
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Write batches to RocksDB by sorted WriteBatch, compared with ingesting SST files."""
+    """Write batches to RocksDB as sorted WriteBatches. Peer: ingesting SST files."""
     from kvemb.tools.bench.spill import run
 
     run(rows, record_bytes, batch, batches, reads, cache_mib, folder).show(json)
@@ -337,14 +347,14 @@ def checkpoint(
         float, typer.Option(min=0.0, max=1.0, callback=no_nan, help="Share of the rows that changes.")
     ] = 0.01,
     hot_mib: Annotated[
-        int, typer.Option(min=1, max=MAX_MIB, help="Size in MiB of the hot tier, entirely dirty, for the pause.")
+        int, typer.Option(min=1, max=MAX_MIB, help="For the pause: size in MiB of the hot tier, all dirty.")
     ] = 512,
     batch: Batch = 8_192,
     runs: Runs = 3,
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Measure checkpoints: bytes written, the pause of training, and restores compared with np.load and torch.load."""
+    """Measure checkpoints: bytes written, the pause of training, restores. Peers: np.load and torch.load."""
     from kvemb.tools.bench.checkpoint import run
 
     run(rows, dim, share, hot_mib, batch, runs, folder).show(json)
@@ -358,13 +368,15 @@ def series(
     share: Annotated[
         float, typer.Option(min=0.0, max=1.0, callback=no_nan, help="Share of the rows that changes between two.")
     ] = 0.01,
-    flush_mib: Annotated[int, typer.Option(min=1, max=MAX_MIB, help="Rewritten rows of a flush, in MiB.")] = 75,
+    flush_mib: Annotated[
+        int, typer.Option(min=1, max=MAX_MIB, help="Rows rewritten before each timed flush, in MiB.")
+    ] = 75,
     flushes: Annotated[int, typer.Option(min=2, max=MAX_RUNS, help="Flushes that are timed.")] = 4,
     budget_mib: BudgetMib = 512,
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Measure a series of checkpoints: bytes pushed and bytes written on disk, compared with the bytes that changed."""
+    """Measure a series of checkpoints: bytes pushed, and bytes written to disk, for each byte that changed."""
     from kvemb.tools.bench.series import run
 
     run(rows, dim, checkpoints, share, flush_mib, flushes, budget_mib, folder).show(json)
@@ -377,18 +389,19 @@ def follow(
     hot_rows: HotRows = 400_000,
     batch: Batch = 1_024,
     share: Annotated[
-        float, typer.Option(min=0.0, max=1.0, callback=no_nan, help="Share of the rows that changes each time.")
+        float,
+        typer.Option(min=0.0, max=1.0, callback=no_nan, help="Share of the rows that changes between two points."),
     ] = 0.01,
     every: Annotated[
-        float, typer.Option(min=0.01, max=MAX_PAUSE_S, callback=no_nan, help="Seconds between two points.")
+        float, typer.Option(min=0.01, max=MAX_PAUSE_S, callback=no_nan, help="Seconds between two durable points.")
     ] = 1.0,
-    points: Annotated[int, typer.Option(min=1, max=MAX_RUNS, help="Points per run.")] = 5,
+    points: Annotated[int, typer.Option(min=1, max=MAX_RUNS, help="Durable points per run.")] = 5,
     runs: Runs = 3,
     budget_mib: BudgetMib = 512,
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Look up hot rows in a follower that refreshes, compared with one that does not, while another process trains."""
+    """Look up hot rows in a follower that refreshes while another process trains. Peer: a follower that does not."""
     from kvemb.tools.bench.follow import run
 
     run(rows, dim, hot_rows, batch, share, every, points, runs, budget_mib, folder).show(json)
@@ -402,7 +415,7 @@ def export(
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Export to Parquet and import it, compared with code written by hand; peak memory of both."""
+    """Export to Parquet and import again: speed and peak memory. Peer: code written by hand with pyarrow."""
     from kvemb.tools.bench.export import run
 
     run(rows, dim, runs, folder).show(json)
@@ -410,7 +423,7 @@ def export(
 
 @app.command()
 def features(
-    tables: Annotated[int, typer.Option(min=1, max=1000, help="Tables.")] = 26,
+    tables: Annotated[int, typer.Option(min=1, max=1000, help="Number of tables.")] = 26,
     rows: Rows = 40_000,
     dim: Dim = 16,
     batch: Batch = 4096,
@@ -419,7 +432,7 @@ def features(
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Take steps through an EmbeddingBagCollection of many tables, all hot, compared with PyTorch's sparse bags."""
+    """Train an EmbeddingBagCollection of many tables, all hot. Peer: PyTorch's sparse EmbeddingBags."""
     from kvemb.tools.bench.features import run
 
     run(tables, rows, dim, batch, steps, runs, folder).show(json)
@@ -435,12 +448,12 @@ def prefetch(
     runs: Runs = 5,
     zipf: Zipf = 1.0,
     tables: Annotated[
-        int, typer.Option(min=1, max=1000, help="Tables; several grow in a budget of about --hot-rows for each.")
+        int, typer.Option(min=1, max=1000, help="Number of tables. Several share a budget of about --hot-rows each.")
     ] = 1,
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Train mostly cold tables with a model that takes half of each step, with kvemb.torch.prefetching and without."""
+    """Train mostly cold tables with kvemb.torch.prefetching, and without. A model takes half of each step."""
     from kvemb.tools.bench.prefetch import run
 
     run(rows, dim, hot_rows, batch, steps, runs, zipf, tables, folder).show(json)

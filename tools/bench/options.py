@@ -11,16 +11,24 @@ from kvemb.tools.limits import MAX_BATCH, MAX_DIM, MAX_MIB, MAX_ROWS, MAX_RUNS, 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 Folder = Annotated[
-    Path | None, typer.Option(exists=True, file_okay=False, writable=True, help="The folder for the table.")
+    Path | None,
+    typer.Option(
+        exists=True, file_okay=False, writable=True, help="The folder for the tables. Default: a temporary one."
+    ),
 ]
 Rows = Annotated[int, typer.Option(min=1, max=MAX_ROWS, help="Rows in the table.")]
 Dim = Annotated[int, typer.Option(min=1, max=MAX_DIM, help="Numbers in a row, float32.")]
-Dims = Annotated[list[int] | None, typer.Option(min=1, max=MAX_DIM, help="Numbers in a row, one --dim each.")]
+Dims = Annotated[
+    list[int] | None, typer.Option(min=1, max=MAX_DIM, help="Numbers in a row, float32. May be given several times.")
+]
 DIMS = [8, 16, 32, 64, 128]
 HotRows = Annotated[int, typer.Option(min=1, max=MAX_ROWS, help="Rows in the hot tier.")]
 Batch = Annotated[int, typer.Option(min=1, max=MAX_BATCH, help="Keys per call.")]
 Batches = Annotated[int, typer.Option(min=1, max=MAX_RUNS, help="Calls per run.")]
 Steps = Annotated[int, typer.Option(min=1, max=MAX_RUNS, help="Training steps per run.")]
-Runs = Annotated[int, typer.Option(min=1, max=MAX_RUNS, help="Number of runs; the result is their median.")]
-Zipf = Annotated[float, typer.Option(min=0.0, max=MAX_ZIPF, callback=no_nan, help="Zipf exponent of popularity.")]
-BudgetMib = Annotated[int, typer.Option(min=4, max=MAX_MIB, help="Memory budget in MiB, for both sides.")]
+Runs = Annotated[int, typer.Option(min=1, max=MAX_RUNS, help="Number of runs. The result is their median.")]
+Zipf = Annotated[
+    float,
+    typer.Option(min=0.0, max=MAX_ZIPF, callback=no_nan, help="Exponent of the Zipf law by which keys are drawn."),
+]
+BudgetMib = Annotated[int, typer.Option(min=4, max=MAX_MIB, help="Memory budget of both sides, in MiB.")]

@@ -92,7 +92,7 @@ def _compare(found: kvemb.Checkpoint, wanted: kvemb.Checkpoint) -> None:
         batches = zip(one.variables["table"].export_batches(), other.variables["table"].export_batches(), strict=True)
         for (keys, rows), (wanted_keys, wanted_rows) in batches:
             if not (np.array_equal(keys, wanted_keys) and np.array_equal(rows, wanted_rows)):
-                raise AssertionError("what was pulled has other rows than what was pushed")
+                raise AssertionError("the pulled checkpoint has other rows than the pushed one")
 
 
 def _flushes(report: Report, store: kvemb.Store, changing: int, count: int) -> None:

@@ -12,15 +12,15 @@ import typer
 import kvemb.cluster
 from kvemb.tools.screen import AsJson, Quiet, Screen, counted, local_path
 
-app = typer.Typer(help="Describe the checkpoints of a cluster, and rewrite one for another number of shards.")
+app = typer.Typer(help="Show a cluster's newest checkpoint, or rewrite it for another number of shards.")
 
 
 @app.command()
 def status(
-    url: Annotated[str, typer.Argument(help="A directory or a URL with checkpoints of a cluster.")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="A directory or a URL with the checkpoints of a cluster.")],
     as_json: AsJson = False,
 ) -> None:
-    """Show the newest checkpoint of a cluster: its number, when it was made, shards, extra, variables and rows.
+    """Show a cluster's newest checkpoint: its number, time, shards, extra values, variables and rows.
 
     Example: kvemb cluster status checkpoints
     """
@@ -41,18 +41,21 @@ def status(
 
 @app.command()
 def reshard(
-    url: Annotated[str, typer.Argument(help="A directory or a URL with checkpoints of a cluster.")],
-    out: Annotated[str, typer.Argument(help="The destination of the new checkpoint; may be the same.")],
-    shards: Annotated[int, typer.Option(min=1, max=4096, help="How many shards the new checkpoint has.")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="A directory or a URL with the checkpoints of a cluster.")],
+    out: Annotated[
+        str, typer.Argument(metavar="OUT", help="Where to write the new checkpoint. It may be the same place as URL.")
+    ],
+    shards: Annotated[int, typer.Option(min=1, max=4096, help="Number of shards of the new checkpoint.")],
     scratch: Annotated[
-        Path | None, typer.Option(parser=local_path, help="A directory for the files of one shard at a time.")
+        Path | None, typer.Option(parser=local_path, help="A directory for temporary files, one shard's at a time.")
     ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Rewrite the newest checkpoint of a cluster for another number of shards.
+    """Rewrite a cluster's newest checkpoint for another number of shards.
 
-    Opening a cluster with another number of shards does the same; this command does it beforehand.
+    Opening a cluster with another number of shards does the same; this command does it in advance.
+
     Example: kvemb cluster reshard checkpoints checkpoints --shards 8
     """
     screen = Screen(quiet, as_json)

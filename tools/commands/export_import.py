@@ -14,34 +14,38 @@ from kvemb.tools.formats.known import FORMATS, names
 from kvemb.tools.limits import MAX_JOBS, MAX_PARTS
 from kvemb.tools.screen import PLACE, AsJson, Quiet, Screen, Variable, counted, local_path
 
-_FORMATS = "; ".join(f"{kind.name}: {kind.what}" for kind in FORMATS.values() if kind.writer is not None)
+_FORMATS = "\n".join(f"    {kind.name}: {kind.what}" for kind in FORMATS.values() if kind.writer is not None)
 
 
 def export(
-    path: Annotated[str, typer.Argument(help=PLACE)],
-    out: Annotated[str, typer.Argument(help="A new file or folder, a URL, or - for a pipe.")],
+    path: Annotated[str, typer.Argument(metavar="PATH", help=PLACE)],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="A new file or folder, a URL, or - for a pipe.")],
     variable: Variable = None,
-    format: Annotated[str | None, typer.Option(help=f"{names(written=True)}; default: by the ending of OUT.")] = None,
+    format: Annotated[
+        str | None, typer.Option(help="The output format, see above. Default: chosen by the ending of OUT.")
+    ] = None,
     where: Annotated[
-        list[str] | None, typer.Option(help="A condition, such as 'score >= 3 and key in 0..999'.")
+        list[str] | None,
+        typer.Option(help="Export only rows that meet this condition, such as 'score >= 3 and key in 0..999'."),
     ] = None,
     since: Annotated[
-        str | None, typer.Option(help="An earlier checkpoint: export only rows that changed since.")
+        str | None,
+        typer.Option(help="Export only rows that changed since this earlier checkpoint, and the keys removed since."),
     ] = None,
     dtype: Annotated[
-        Literal["float16", "bfloat16", "int8"] | None, typer.Option(help="Another dtype for the values.")
+        Literal["float16", "bfloat16", "int8"] | None, typer.Option(help="Convert the values to this dtype.")
     ] = None,
     normalize: Annotated[bool, typer.Option("--normalize", help="Scale each row to norm 1.")] = False,
-    with_slots: Annotated[bool, typer.Option("--with-slots", help="Export the optimizer's slots too.")] = False,
-    with_scores: Annotated[bool, typer.Option("--with-scores", help="Export score and step too.")] = False,
+    with_slots: Annotated[bool, typer.Option("--with-slots", help="Also export the optimizer's slots.")] = False,
+    with_scores: Annotated[bool, typer.Option("--with-scores", help="Also export scores and steps.")] = False,
     partitions: Annotated[
-        int, typer.Option(min=1, max=MAX_PARTS, help="Number of files, one per key range, in the folder OUT.")
+        int, typer.Option(min=1, max=MAX_PARTS, help="Write this many files, one per key range, to the folder OUT.")
     ] = 1,
-    jobs: Annotated[int, typer.Option(min=1, max=MAX_JOBS, help="Number of processes that write them.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, max=MAX_JOBS, help="Number of processes that write the partitions.")] = 1,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a variable to a file format, in key order. Memory does not grow with the table.
+    """Export a variable to a file, in key order. Memory does not grow with the table.
 
     Example: kvemb export checkpoints/00000042 users.parquet --variable users --with-slots --with-scores
     """
@@ -76,27 +80,31 @@ def export(
 
 
 def import_(
-    source: Annotated[str, typer.Argument(help="A file, a folder, a URL, or - for a pipe.")],
-    path: Annotated[Path, typer.Argument(parser=local_path, help="A store; created if it does not exist.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A file, a folder, a URL, or - for a pipe.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", parser=local_path, help="A store. It is created if it does not exist.")
+    ],
     variable: Annotated[
-        str | None, typer.Option(help="The variable's name; default: the name in SOURCE, or that of SOURCE.")
+        str | None, typer.Option(help="The variable's name. Default: the name stored in SOURCE, or SOURCE's own name.")
     ] = None,
-    format: Annotated[str | None, typer.Option(help=f"{names()}; default: by the ending of SOURCE.")] = None,
+    format: Annotated[str | None, typer.Option(help=f"{names()}. Default: chosen by the ending of SOURCE.")] = None,
     on_conflict: Annotated[
-        Literal["replace", "keep", "error"], typer.Option(help="What to do if a row exists already.")
+        Literal["replace", "keep", "error"], typer.Option(help="What to do if a key already has a row.")
     ] = "error",
-    key_column: Annotated[str | None, typer.Option(help="The column of keys.")] = None,
+    key_column: Annotated[str | None, typer.Option(help="The column that has the keys.")] = None,
     value_column: Annotated[
-        str | None, typer.Option(help="The column of values; of a PyTorch file, the weight.")
+        str | None, typer.Option(help="The column that has the values. For a PyTorch file: the name of the weight.")
     ] = None,
     key_dtype: Annotated[
-        Literal["int64", "int32", "uint64"] | None, typer.Option(help="The dtype for a new variable.")
+        Literal["int64", "int32", "uint64"] | None, typer.Option(help="The key dtype of a new variable.")
     ] = None,
-    value_dtype: Annotated[str | None, typer.Option(help="The dtype for a new variable.")] = None,
+    value_dtype: Annotated[str | None, typer.Option(help="The value dtype of a new variable.")] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Load a table into a new or an existing variable. Importing an export with slots and scores restores every bit.
+    """Import a file into a new or an existing variable.
+
+    Importing an export that was made with --with-slots and --with-scores restores every bit.
 
     Example: kvemb import pretrained.parquet store --variable items --key-column id --value-column embedding
     """
@@ -128,4 +136,5 @@ def import_(
     screen.close(f"kvemb import {source}", lines, asdict(done))
 
 
-export.__doc__ = f"{export.__doc__}\n\n    Formats: {_FORMATS}."
+# \b: a list, whose lines are kept.
+export.__doc__ = f"{export.__doc__}\n    \b\n    Formats:\n{_FORMATS}\n"

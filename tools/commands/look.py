@@ -16,7 +16,7 @@ from kvemb.tools import inspect, table_stats
 from kvemb.tools.limits import MAX_STORED_ROWS
 from kvemb.tools.screen import PLACE, AsJson, Quiet, Screen, Variable, counted, local_path, size
 
-Place = Annotated[str, typer.Argument(help=PLACE)]
+Place = Annotated[str, typer.Argument(metavar="PATH", help=PLACE)]
 # How many numbers of a row, and how many characters of an attached value, are printed.
 ROW_NUMBERS = 6
 MAX_CHARACTERS = 100
@@ -24,10 +24,11 @@ BARS = " ▁▂▃▄▅▆▇█"
 
 
 def info(path: Place, as_json: AsJson = False) -> None:
-    """Show what is in a checkpoint or a store: variables, rows, bytes, optimizer, policy, files, parent, calls.
+    """Show what a checkpoint or a store contains: its variables, files, parent and extra values.
 
-    For a variable with rows on a GPU, also how many were hot there and in the host's memory when it was saved; for one
-    with an Admission, how many sightings of keys without a row are counted.
+    For each variable: rows, dtype, dim, optimizer, policy, initializer, and how many calls recorded uses. A variable
+    with rows on a GPU also shows how many were hot on the GPU and in host memory when it was saved. A variable with an
+    Admission also shows how many sightings of keys without a row it has counted.
 
     Example: kvemb info checkpoints/00000042
     """
@@ -38,7 +39,7 @@ def info(path: Place, as_json: AsJson = False) -> None:
         ("kind", f"{found.kind}, made {made}"),
         ("id", found.id),
         ("parent", found.parent or "none"),
-        ("files", f"{len(found.files):,}, {size(found.nbytes)}, of which tables {size(tables)}"),
+        ("files", f"{len(found.files):,}, {size(found.nbytes)} (tables {size(tables)})"),
     ]
     lines += [(f"file {name}", size(nbytes)) for name, nbytes in found.attached.items()]
     lines += [("extra", _short(json.dumps({name: value}))) for name, value in found.extra.items()]
@@ -91,7 +92,7 @@ def ls(
     files: Annotated[bool, typer.Option("--files", help="List files instead of variables.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List variables with their rows, or with --files the files with their bytes, one per line.
+    """List the variables and their row counts, or with --files the files and their sizes in bytes.
 
     Example: kvemb ls store --files
     """
@@ -108,18 +109,22 @@ def ls(
 def peek(
     path: Place,
     keys: Annotated[
-        list[int] | None, typer.Argument(min=-(2**63), max=2**64 - 1, help="Keys; without them, the first rows.")
+        list[int] | None,
+        typer.Argument(
+            metavar="KEYS", min=-(2**63), max=2**64 - 1, help="The keys of the rows. Without keys: the first rows."
+        ),
     ] = None,
     variable: Variable = None,
-    count: Annotated[int, typer.Option(min=1, max=MAX_STORED_ROWS, help="How many rows, if no key is given.")] = 10,
+    count: Annotated[int, typer.Option(min=1, max=MAX_STORED_ROWS, help="Number of rows, if no key is given.")] = 10,
     neighbours: Annotated[
-        int, typer.Option(min=0, max=MAX_STORED_ROWS, help="How many nearest rows by cosine to show for each.")
+        int, typer.Option(min=0, max=MAX_STORED_ROWS, help="Number of nearest rows, by cosine, to show for each.")
     ] = 0,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show rows by key, in the order given, and with --neighbours the nearest rows to each; exits with 1 if a key is
-    missing.
+    """Show rows by key, in the order given.
+
+    With --neighbours, also shows the rows nearest to each by cosine. The exit code is 1 if a key is missing.
 
     Example: kvemb peek checkpoints/00000042 17 42 --variable users --neighbours 5
     """
@@ -171,7 +176,7 @@ def _moment(since_1970: float) -> str:
 
 
 def stats(path: Place, variable: Variable = None, quiet: Quiet = False, as_json: AsJson = False) -> None:
-    """Show statistics of a variable: norms, means, dead rows, duplicates, NaNs, scores, ages.
+    """Show statistics of a variable: norms, scores, ages, means, duplicates, NaNs, rows never trained.
 
     Example: kvemb stats checkpoints/00000042 --variable users
     """
@@ -204,32 +209,30 @@ def _histogram(found: table_stats.Histogram, formatted: Callable[[float], str] =
 
 
 def diff(
-    a: Place,
-    b: Annotated[str, typer.Argument(help="Another checkpoint or store.")],
+    a: Annotated[str, typer.Argument(metavar="A", help=PLACE)],
+    b: Annotated[str, typer.Argument(metavar="B", help="The checkpoint, store or series to compare it with.")],
     variable: Annotated[str | None, typer.Option(help="Compare only this variable.")] = None,
     top: Annotated[
-        int, typer.Option(min=0, max=MAX_STORED_ROWS, help="How many of the rows that moved most to list.")
+        int, typer.Option(min=0, max=MAX_STORED_ROWS, help="Number of rows to list: those that moved most.")
     ] = 10,
-    format: Annotated[
-        str, typer.Option(help="table; or parquet, which also writes the rows that differ to --out.")
-    ] = "table",
-    out: Annotated[str, typer.Option(help="The Parquet file.")] = "diff.parquet",
+    out: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write the rows that differ to this new Parquet file.")
+    ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what differs: tables added and removed; rows added, removed and changed, how far rows moved, which most.
+    """Show the differences between two checkpoints or stores.
+
+    Lists tables that only one of them has; counts rows added, removed and changed; shows how far rows moved, and which
+    moved most.
 
     Example: kvemb diff checkpoints/00000041 checkpoints/00000042 --variable users
     """
     from kvemb.tools import diff as differing
-    from kvemb.tools.failures import WrongUsage
 
-    if format not in ("table", "parquet"):
-        raise WrongUsage(f"--format must be table or parquet, got {format!r}")
     screen = Screen(quiet, as_json)
-    target = out if format == "parquet" else None
     with screen.counting("diff") as update:
-        found = differing.diff(a, b, variable=variable, top=top, out=target, progress=update)
+        found = differing.diff(a, b, variable=variable, top=top, out=out, progress=update)
     lines = []
     for each in found:
         if each.table != "common":
@@ -244,9 +247,9 @@ def diff(
         lines += [("", f"  {_upto(most):>11}: {count:,}") for most, count in bins if count]
         lines += [("", "moved most:")] * bool(each.most)
         lines += [("", f"  key {row.key}: l2 {row.l2:.4g}, cosine {row.cosine:.4f}") for row in each.most]
-    if target is not None:
-        lines.append(("rows", target))
-    screen.close(f"kvemb diff {a} {b}", lines, {"variables": [asdict(each) for each in found]})
+    if out is not None:
+        lines.append(("wrote", out))
+    screen.close(f"kvemb diff {a} {b}", lines, {"variables": [asdict(each) for each in found], "out": out})
 
 
 def _upto(most: float) -> str:
@@ -255,17 +258,18 @@ def _upto(most: float) -> str:
 
 def report(
     path: Annotated[
-        Path, typer.Argument(parser=local_path, help="A checkpoint, a store, or the root of a series of checkpoints.")
+        Path, typer.Argument(metavar="PATH", parser=local_path, help="A checkpoint, a store, or a local series.")
     ],
-    out: Annotated[str, typer.Option(help="The page to write.")] = "report.html",
+    out: Annotated[str, typer.Argument(metavar="OUT", help="A new HTML file, or a URL.")],
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write one HTML page: growth and churn of a series, norms, scores, what moved, a projection.
+    """Write one HTML page about a checkpoint, a store or a series.
 
-    If a checkpoint of the series cannot be read, the page names it, and the exit code is 1.
+    For a series it shows growth and churn. For each variable it shows norms, scores, ages, how far rows moved, and a
+    projection. If a checkpoint of the series cannot be read, the page names it, and the exit code is 1.
 
-    Example: kvemb report checkpoints --out model.html
+    Example: kvemb report checkpoints model.html
     """
     from kvemb.tools.report import report as write
 

@@ -16,7 +16,7 @@ from kvemb.tools.reading import chosen
 from kvemb.tools.screen import AsJson, Quiet, Screen, Variable, counted, local_path, size
 
 BUDGET = "128MiB"
-Store = Annotated[Path, typer.Argument(parser=local_path, help="A store that no process has open.")]
+Store = Annotated[Path, typer.Argument(metavar="PATH", parser=local_path, help="A store that no process has open.")]
 
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
@@ -34,16 +34,19 @@ def _open(path: Path, *, read_only: bool = False) -> kvemb.Store:
 def restrict(
     path: Store,
     keep: Annotated[
-        int, typer.Argument(min=0, max=MAX_STORED_ROWS, help="How many rows to keep: those with the highest scores.")
+        int,
+        typer.Argument(
+            metavar="KEEP", min=0, max=MAX_STORED_ROWS, help="Number of rows to keep: those with the highest scores."
+        ),
     ],
     variable: Variable = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print how many rows would be removed; change nothing.")
+        bool, typer.Option("--dry-run", help="Print how many rows would be removed, and change nothing.")
     ] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Bound a variable by its policy: remove the rows with the lowest scores.
+    """Remove a variable's rows with the lowest scores, until at most KEEP remain.
 
     Example: kvemb restrict store 1000000 --variable users
     """
@@ -78,7 +81,7 @@ def restrict(
 
 
 def compact(path: Store, quiet: Quiet = False, as_json: AsJson = False) -> None:
-    """Free the disk space of rows that were replaced or removed.
+    """Free the disk space that replaced and removed rows still take.
 
     Example: kvemb compact store
     """
@@ -93,12 +96,14 @@ def compact(path: Store, quiet: Quiet = False, as_json: AsJson = False) -> None:
 
 def drop(
     path: Store,
-    variable: Annotated[str, typer.Option(help="The variable.")],
+    variable: Annotated[str, typer.Option(help="The variable's name.")],
     yes: Yes = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete a variable with all its rows, after showing how many and asking. Earlier checkpoints keep it.
+    """Delete a variable and all its rows.
+
+    Shows how many rows will be deleted, and asks. Checkpoints that were made before keep the variable.
 
     Example: kvemb drop store --variable users
     """
@@ -127,35 +132,39 @@ def _ask(command: str, yes: bool) -> None:
 
 
 def migrate(
-    path: Annotated[Path, typer.Argument(parser=local_path, help="A checkpoint, or a store, which is not changed.")],
-    out: Annotated[Path, typer.Argument(parser=local_path, help="A new directory for the store.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", parser=local_path, help="A checkpoint or a store. It is not changed.")
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", parser=local_path, help="A new directory, for the new store.")],
     variable: Variable = None,
     optimizer: Annotated[
         str | None,
-        typer.Option(help="An optimizer such as adagrad, or none; adagrad:0.1,clip_norm=1 also sets parameters."),
+        typer.Option(help="An optimizer or none. Parameters may follow the name: adagrad:0.1,clip_norm=1"),
     ] = None,
     slots: Annotated[
-        Literal["keep", "reset"], typer.Option(help="Slots that both optimizers have: keep or reset.")
+        Literal["keep", "reset"], typer.Option(help="Whether to keep or reset slots that both optimizers have.")
     ] = "keep",
-    value_dtype: Annotated[str | None, typer.Option(help="Another dtype for the values.")] = None,
+    value_dtype: Annotated[str | None, typer.Option(help="The new dtype of the values.")] = None,
     dim: Annotated[
-        int | None, typer.Option(min=1, max=MAX_DIM, help="Another dim: rows are padded with zeros, or cut.")
+        int | None, typer.Option(min=1, max=MAX_DIM, help="The new dim. Rows are padded with zeros, or cut.")
     ] = None,
     key_dtype: Annotated[
-        Literal["int64", "int32", "uint64"] | None, typer.Option(help="Another dtype for the keys.")
+        Literal["int64", "int32", "uint64"] | None, typer.Option(help="The new dtype of the keys.")
     ] = None,
     policy: Annotated[
         str | None,
         typer.Option(
-            help="none, frequency, timestamp, time_to_live, epoch_frequency, epoch_timestamp or norm; frequency:1000 "
-            "also sets a half-life in steps, time_to_live:86400 seconds, timestamp:steps the clock."
+            help="none, frequency, timestamp, time_to_live, epoch_frequency, epoch_timestamp or norm. A parameter may "
+            "follow: frequency:1000 (half-life in steps), time_to_live:86400 (seconds), timestamp:steps (clock)."
         ),
     ] = None,
     yes: Yes = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a variable to a new store with another optimizer, dtype, dim or policy. Shows the changes, and asks.
+    """Copy a variable to a new store with another optimizer, dtype, dim or policy.
+
+    Shows what will change, and asks.
 
     Example: kvemb migrate checkpoints/00000042 smaller --value-dtype float16 --optimizer none --yes
     """

@@ -13,29 +13,35 @@ from kvemb.tools.limits import MAX_JOBS, MAX_SERIES
 from kvemb.tools.screen import AsJson, Quiet, Screen, counted, local_path, size
 
 Number = Annotated[
-    int | None, typer.Option(min=1, max=MAX_SERIES, help="The checkpoint's number; default: the newest.")
+    int | None, typer.Option(min=1, max=MAX_SERIES, help="The checkpoint's number. Default: the newest.")
 ]
-Jobs = Annotated[int, typer.Option(min=1, max=MAX_JOBS, help="How many files to transfer at once.")]
+Jobs = Annotated[int, typer.Option(min=1, max=MAX_JOBS, help="Number of files to transfer at once.")]
 
 
 def push(
     root: Annotated[
-        Path, typer.Argument(parser=local_path, help="A local series of checkpoints (kvemb.CheckpointManager).")
+        Path,
+        typer.Argument(
+            metavar="SERIES", parser=local_path, help="A local series of checkpoints (kvemb.CheckpointManager)."
+        ),
     ],
-    url: Annotated[str, typer.Argument(help="The destination: a folder, s3://bucket/prefix, ...")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="The destination: a directory, s3://bucket/prefix, ...")],
     number: Number = None,
     keep: Annotated[
-        int | None, typer.Option(min=1, max=MAX_SERIES, help="Keep only this many of the newest checkpoints there.")
+        int | None,
+        typer.Option(min=1, max=MAX_SERIES, help="Keep only this many checkpoints at the destination: the newest."),
     ] = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Also read the files at the destination, and replace damaged ones.")
     ] = False,
-    whole: Annotated[bool, typer.Option("--whole", help="Send the whole checkpoint, not only what changed.")] = False,
+    whole: Annotated[bool, typer.Option("--whole", help="Send the whole checkpoint, not only changed rows.")] = False,
     jobs: Jobs = 8,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a checkpoint to a remote: the rows that changed since one at the remote, or the whole checkpoint.
+    """Copy a checkpoint of a local series to a remote place.
+
+    Sends only the rows that changed since a checkpoint that is already there, or the whole checkpoint if necessary.
 
     Example: kvemb push checkpoints s3://bucket/model
     """
@@ -53,16 +59,21 @@ def push(
 
 
 def pull(
-    url: Annotated[str, typer.Argument(help="The source: a folder, s3://bucket/prefix, ...")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="The source: a directory, s3://bucket/prefix, ...")],
     root: Annotated[
-        Path, typer.Argument(parser=local_path, help="The local series to add it to; created if it does not exist.")
+        Path,
+        typer.Argument(
+            metavar="SERIES", parser=local_path, help="The local series. It is created if it does not exist."
+        ),
     ],
     number: Number = None,
     jobs: Jobs = 8,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a checkpoint from a remote: only files that no local checkpoint has are fetched, and each is verified.
+    """Copy a checkpoint from a remote place to a local series.
+
+    Fetches only files that no local checkpoint has, and verifies each.
 
     Example: kvemb pull s3://bucket/model checkpoints
     """

@@ -17,15 +17,17 @@ BUDGET = "32MiB"
 
 
 def restore(
-    path: Annotated[str, typer.Argument(help=PLACE)],
-    out: Annotated[Path, typer.Argument(parser=local_path, help="A new directory for the store.")],
+    path: Annotated[str, typer.Argument(metavar="PATH", help=PLACE)],
+    out: Annotated[Path, typer.Argument(metavar="OUT", parser=local_path, help="A new directory, for the store.")],
     variable: Annotated[
-        list[str] | None, typer.Option(help="Restore only this variable; may be given several times.")
+        list[str] | None, typer.Option(help="Restore only this variable. May be given several times.")
     ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Restore a checkpoint to a new store, to continue training. On one filesystem they share files by hard links.
+    """Make a new store from a checkpoint, to continue training.
+
+    On one filesystem, store and checkpoint share files by hard links. The checkpoint never changes.
 
     Example: kvemb restore checkpoints/00000042 store
     """

@@ -20,16 +20,19 @@ def verify(
     path: Annotated[
         str,
         typer.Argument(
-            help="A checkpoint; a store that no process has open for writing; a local series, whose newest is checked; "
-            "or the place to which a push or a cluster writes, a URL or a directory: all its checkpoints are checked, "
-            "or only PLACE/00000042."
+            metavar="PATH",
+            help="A checkpoint, a store that no process has open for writing, or a series. Of a local series the "
+            "newest checkpoint is checked. Where a push or a cluster writes (a URL or a directory), all checkpoints "
+            "are checked, or only the one named by PATH/00000042.",
         ),
     ],
     deep: Annotated[bool, typer.Option("--deep", help="Read every file, record and key.")] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check a checkpoint, a closed store or a URL, and name every damaged file; exits with 1 if there is any.
+    """Check a checkpoint, a closed store or a series for damage.
+
+    Names every damaged file. The exit code is 1 if there is any.
 
     Example: kvemb verify checkpoints/00000042 --deep
     """
@@ -39,7 +42,7 @@ def verify(
     for line in (*found.findings, *found.notes):
         screen.print_line(line)
     sound = "sound: every byte was read" if deep else "no damage found; tables were not read: --deep reads them"
-    lines = [("outcome", sound if found else f"damaged: findings above, {len(found.findings)}")]
+    lines = [("outcome", sound if found else f"damaged: {counted(len(found.findings), 'finding')}, above")]
     lines += [(name, counted(rows, "row")) for name, rows in found.rows.items()]
     lines.append(("files", f"{found.files:,}, {size(found.nbytes)}"))
     screen.close(f"kvemb verify {path}", lines, {**asdict(found), "path": str(path), "sound": bool(found)})
@@ -48,14 +51,20 @@ def verify(
 
 
 def repair(
-    path: Annotated[str, typer.Argument(help="A damaged checkpoint, store or URL of push; it is not changed.")],
-    out: Annotated[Path, typer.Argument(parser=local_path, help="A new directory for the store.")],
+    path: Annotated[
+        str,
+        typer.Argument(metavar="PATH", help="A damaged checkpoint or store, or the URL of a push. It is not changed."),
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", parser=local_path, help="A new directory, for the store.")],
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write everything readable in a damaged store to a new one, and list what is lost; exits with 1 if rows are lost.
+    """Write everything that can be read of a damaged store to a new store.
 
-    If there is an undamaged checkpoint, use `kvemb restore` instead. Example: kvemb repair store repaired
+    Lists what is lost. The exit code is 1 if rows are lost. If there is an undamaged checkpoint, use kvemb restore
+    instead.
+
+    Example: kvemb repair store repaired
     """
     screen = Screen(quiet, as_json)
     with screen.reading("repair") as update:

@@ -20,7 +20,7 @@ BUDGET, STEPS = "64MiB", 1000
 def demo(
     files: Annotated[
         list[Path] | None,
-        typer.Argument(parser=local_path, metavar="FILE...", help="With --triples: files of triples."),
+        typer.Argument(parser=local_path, metavar="FILE", help="With --triples: the files of triples."),
     ] = None,
     triples: Annotated[
         bool,
@@ -30,13 +30,11 @@ def demo(
     ] = False,
     model: Annotated[
         Literal["distmult", "complex"] | None,
-        typer.Option(show_default="distmult", help="With --triples: DistMult, or ComplEx."),
+        typer.Option(show_default="distmult", help="With --triples: the model, DistMult or ComplEx."),
     ] = None,
     dlrm: Annotated[
         bool,
-        typer.Option(
-            "--dlrm", help="Train a DLRM of 26 tables, and compare it with the same model in PyTorch. Needs PyTorch."
-        ),
+        typer.Option("--dlrm", help="Train a DLRM with 26 tables, and the same model in plain PyTorch. Needs PyTorch."),
     ] = False,
     clicks: Annotated[
         int | None,
@@ -44,7 +42,7 @@ def demo(
             min=20,
             max=MAX_ROWS,
             show_default="6,000,000; with --shards 400,000",
-            help="Lines of the generated click log.",
+            help="Number of lines of the generated click log.",
         ),
     ] = None,
     shards: Annotated[
@@ -52,7 +50,7 @@ def demo(
         typer.Option(
             min=1,
             max=64,
-            help="Train over shards on Ray, and kill one half way; the rows must equal those of one store.",
+            help="Train over this many shards on Ray and kill one half way. The rows must equal those of one store.",
         ),
     ] = None,
     epochs: Annotated[
@@ -67,7 +65,7 @@ def demo(
         typer.Option(
             min=1,
             max=MAX_RUNS,
-            help="With --dlrm: train again, kill -9 after this many steps, and resume; the result must be equal.",
+            help="With --dlrm: train again, kill -9 after this many steps, and resume. The result must be equal.",
         ),
     ] = None,
     hot: Annotated[
@@ -77,7 +75,7 @@ def demo(
             max=1.0,
             callback=no_nan,
             show_default="0.1",
-            help="With --triples: hot rows, as a share of entities.",
+            help="With --triples: hot rows as a share of the entities.",
         ),
     ] = None,
     dim: Annotated[
@@ -85,7 +83,7 @@ def demo(
     ] = None,
     batch: Annotated[
         int | None,
-        typer.Option(min=1, max=MAX_BATCH, show_default="8192, 512 or 1024", help="Lines, or triples, per step."),
+        typer.Option(min=1, max=MAX_BATCH, show_default="8192, 512 or 1024", help="Lines or triples per step."),
     ] = None,
     budget: Annotated[
         str | None,
@@ -97,14 +95,16 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of the random data.")] = 0,
     directory: Annotated[
         Path | None,
-        typer.Option("--dir", parser=local_path, help="Work in this new or empty directory; default: a temporary one."),
+        typer.Option("--dir", parser=local_path, help="Work in this new or empty directory. Default: a temporary one."),
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the store and its checkpoint.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print only the closing figures, as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the closing table.")] = False,
 ) -> None:
-    """Train tables larger than their memory budget: on a generated click log, with --triples on a knowledge graph, or
-    with --dlrm 26 tables of a deep model.
+    """Train tables larger than their memory budget, on generated data or on files of yours.
+
+    Without options: matrix factorisation on a generated click log. With --triples: embeddings of a knowledge graph.
+    With --dlrm: a deep model with 26 tables.
     """
     if triples and not files:
         raise typer.BadParameter("--triples needs at least one FILE")
@@ -157,7 +157,7 @@ def _suggest_commands(screen: Screen, kept: Path | None, checkpoint: Path, varia
         f"kvemb stats {store} --variable {variable}",
         f"kvemb peek {store} --variable {variable} --count 3 --neighbours 5",
         f"kvemb diff {shlex.quote(str(checkpoint))} {store} --variable {variable}",
-        f"kvemb report {store} --out {shlex.quote(str(kept / 'report.html'))}",
+        f"kvemb report {store} {shlex.quote(str(kept / 'report.html'))}",
     ):
         screen.milestone(f"next: {command}")
 

@@ -48,6 +48,6 @@ def memory_figures(before: int, budget: int, table: int) -> tuple[Lines, Summary
     above = used - before
     lines = [
         ("memory budget", f"{size(budget)}; the table is {table / budget:.1f} times that"),
-        ("memory in use", f"{size(used)}, of which {size(before)} before the store was opened: {size(above)} since"),
+        ("memory in use", f"{size(used)}; {size(before)} before the store was opened, {size(above)} since"),
     ]
     return lines, {"budget_bytes": budget, "anonymous_bytes": used, "before_bytes": before, "above_bytes": above}

@@ -77,7 +77,7 @@ def run(settings: DlrmRun, folder: Path, screen: Screen, stop: DeferredInterrupt
         ("anonymous memory", f"at its peak: kvemb {size(ours.anonymous)}, PyTorch {size(peer.anonymous)}"),
         (
             "budget + 300 MB + PyTorch",
-            f"{size(limit)}, as PyTorch takes {size(alone.anonymous)} with tables of one row: "
+            f"{size(limit)}, since PyTorch takes {size(alone.anonymous)} with tables of one row: "
             f"{'kept' if ours.anonymous <= limit else 'EXCEEDED'}",
         ),
         (
@@ -118,7 +118,7 @@ def run(settings: DlrmRun, folder: Path, screen: Screen, stop: DeferredInterrupt
         )
     if again is not None and not same:
         raise kvemb.errors.Corruption(
-            f"the process that was killed and resumed ended with AUC {again.auc}, the other with {ours.auc}"
+            f"the resumed training ended with AUC {again.auc}, the uninterrupted one with {ours.auc}"
         )
     return next(path for path in sorted((folder / "checkpoints").iterdir()) if path.is_dir())
 

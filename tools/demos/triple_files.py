@@ -82,7 +82,9 @@ def _lines(path: Path) -> Iterator[bytes]:
             while line := file.readline(MAX_LINE_BYTES + 1):
                 read += len(line)
                 if len(line) > MAX_LINE_BYTES:
-                    raise BadInput(f"{path} has a line of more than {MAX_LINE_BYTES:,} bytes: it holds something else")
+                    raise BadInput(
+                        f"{path} has a line of more than {MAX_LINE_BYTES:,} bytes, so it is not a file of triples"
+                    )
                 if read > MAX_TEXT_BYTES:
                     raise BadInput(f"{path} has more than {MAX_TEXT_BYTES:,} bytes of text; give fewer triples")
                 yield line.removeprefix(codecs.BOM_UTF8) if read == len(line) else line

@@ -145,7 +145,7 @@ def _files(folder: Path) -> list[Path]:
     """Return the Parquet files in a folder. Raises BadInput if there is none, or if a part of an export is missing."""
     files = sorted(folder.rglob("*.parquet"))
     if not files:
-        raise BadInput(f"{folder} holds no .parquet file")
+        raise BadInput(f"{folder} has no .parquet file")
     there = set(files)
     parts = {(file.parent, int(found[1])) for file in files if (found := _PART.fullmatch(file.name))}
     for where, count in parts:

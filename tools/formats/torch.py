@@ -67,7 +67,7 @@ def _check_weight(torch: Any, weight: Any, name: object, source: object) -> None
     elif weight.layout != torch.strided or weight.is_nested:
         wrong = "is sparse or nested; save it after to_dense()"
     elif weight.device.type != "cpu":
-        wrong = f"holds no numbers here, it is on the device {str(weight.device)!r}; save it after cpu()"
+        wrong = f"has no numbers in this file: it is on the device {str(weight.device)!r}; save it after cpu()"
     elif weight.numel() * weight.element_size() > weight.untyped_storage().nbytes():
         wrong = "has rows that share their numbers; save it after contiguous()"
     elif weight.dtype.is_complex or not _readable(weight):

@@ -11,7 +11,9 @@ import typer
 
 from kvemb.tools.limits import MAX_BATCH, MAX_KEYS_DRAWN, MAX_ROWS, MAX_RUNS, MAX_SEED, no_nan
 
-app = typer.Typer(help="Compare tables with a model after random operations, kills and losses.", no_args_is_help=True)
+app = typer.Typer(
+    help="Test a table against a model: random operations, killed processes, lost shards.", no_args_is_help=True
+)
 
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the closing table.")]
@@ -25,14 +27,17 @@ def random_operations(
     ] = 10_000_000,
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of all random choices.")] = 0,
     hot: Annotated[
-        float, typer.Option(min=0.0, max=1.0, callback=no_nan, help="Size of the hot tier, as a share of the keys.")
+        float, typer.Option(min=0.0, max=1.0, callback=no_nan, help="Size of the hot tier as a share of the keys.")
     ] = 0.01,
-    keys: Annotated[int, typer.Option(min=1, max=MAX_ROWS, help="Number of different keys.")] = 200_000,
-    batch: Annotated[int, typer.Option(min=1, max=MAX_BATCH, help="The most keys per call.")] = 8_192,
+    keys: Annotated[int, typer.Option(min=1, max=MAX_ROWS, help="Number of distinct keys.")] = 200_000,
+    batch: Annotated[int, typer.Option(min=1, max=MAX_BATCH, help="Largest number of keys per call.")] = 8_192,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run random operations of every kind; at the first difference exit with 1 and print the command to replay it."""
+    """Run random operations of every kind on a table and on a model, and compare every result.
+
+    At the first difference, prints the command that replays it and exits with 1.
+    """
     from kvemb.tools.stress.run import run
 
     if not run(ops, seed, hot, keys, batch, quiet=quiet, as_json=as_json):
@@ -44,15 +49,18 @@ def crashes(
     rounds: Annotated[int, typer.Option(min=1, max=MAX_RUNS, help="Number of processes to kill.")] = 200,
     seed: Annotated[
         int,
-        typer.Option(min=0, max=MAX_SEED, help="Seed of all random choices; the instants of the kills still vary."),
+        typer.Option(min=0, max=MAX_SEED, help="Seed of all random choices. The moments of the kills still vary."),
     ] = 0,
     durability: Annotated[
-        Literal["checkpoint", "write"] | None, typer.Option(help="Test only this mode, not both in turns.")
+        Literal["checkpoint", "write"] | None, typer.Option(help="Test only this mode. Default: both in turn.")
     ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Kill processes with -9, and compare every row of the recovered store; exits with 1 at the first loss."""
+    """Kill processes with kill -9, and compare every row of the recovered store.
+
+    Exits with 1 at the first row that is not as promised.
+    """
     from kvemb.tools.stress.crash import run
 
     if not run(rounds, seed, durability, quiet=quiet, as_json=as_json):
@@ -65,18 +73,22 @@ def losses(
     seed: Annotated[
         int,
         typer.Option(
-            min=0, max=MAX_SEED, help="Seed of all random choices; the calls in progress at a loss still vary."
+            min=0, max=MAX_SEED, help="Seed of all random choices. Which calls a loss interrupts still varies."
         ),
     ] = 0,
     shards: Annotated[int, typer.Option(min=2, max=64, help="Number of shards.")] = 3,
     clients: Annotated[int, typer.Option(min=1, max=64, help="Number of clients that make calls.")] = 4,
     transport: Annotated[
-        Literal["local", "ray"] | None, typer.Option(help="Test only shards in this process, or on Ray; not both.")
+        Literal["local", "ray"] | None,
+        typer.Option(help="Test only shards in this process, or only on Ray. Default: both."),
     ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Lose shards, nodes, disks and clients under load; return to the last checkpoint; compare every row."""
+    """Lose shards, nodes, disks and clients of a cluster under load, recover, and compare every row.
+
+    Exits with 1 at the first row that is not as the last checkpoint has it.
+    """
     from kvemb.tools.stress.losses import run
 
     if not run(rounds, seed, shards, clients, transport, quiet=quiet, as_json=as_json):

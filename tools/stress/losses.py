@@ -105,7 +105,7 @@ class Load:
             raise Difference(f"a call raised {self.failures[0]!r}") from self.failures[0]
         if any(thread.is_alive() for thread in self._threads):
             self._stop.set()
-            raise Difference(f"a client goes on {MAX_UNHEARD:.0f} seconds after the loss")
+            raise Difference(f"a client still makes calls {MAX_UNHEARD:.0f} seconds after the loss")
 
 
 class LossRounds:

@@ -60,7 +60,7 @@ def test_a_revision_is_taken_from_the_repository_here(
     (checkout / "kvemb" / "later.py").touch()
     unpack("v1", tmp_path / "target")
     assert files(tmp_path / "target") == JOINED
-    with pytest.raises(BadInput, match="v2 is no checkout, no wheel and no revision of the repository here: fatal"):
+    with pytest.raises(BadInput, match="v2 is not a checkout, a wheel or a revision of the repository here: fatal"):
         unpack("v2", tmp_path / "none")
 
 

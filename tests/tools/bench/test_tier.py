@@ -52,7 +52,7 @@ def test_it_measures_continues_after_a_stop_and_writes_a_page(tmp_path: Path) ->
     first = (place / NAME).read_text()
     assert len(Records.read(place / NAME).found) == 1
     words = ["--rows", "3000", "--rows", "2000", "--hot", "0.1", "--hot", "0.5", "--zipf", "1.0", *OPTIONS]
-    words += ["--folder", str(place), "--resume", "--page", str(tmp_path / "page.md"), "--json"]
+    words += ["--folder", str(place), "--resume", "--out", str(tmp_path / "page.md"), "--json"]
     result = CliRunner().invoke(app, ["tier", *words], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert (place / NAME).read_text().startswith(first)
@@ -156,7 +156,7 @@ def test_a_line_that_a_crash_cut_off_is_measured_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{}\n", "no JSON\n", '{"settings": {}, "machine": {}}\n{"case": 1}\n'])
 def test_a_file_that_holds_no_results_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / NAME).write_text(text)
-    with pytest.raises(BadInput, match="is no file of results"):
+    with pytest.raises(BadInput, match="is not a file of results"):
         Records.resumed(tmp_path, TINY, MACHINE)
 
 

@@ -234,7 +234,7 @@ def test_diff_writes_the_rows_that_differ(place, tmp_path, capsys):
     import pyarrow.parquet as pq
 
     out = tmp_path / "rows.parquet"
-    command = ["diff", str(place / "1"), str(place / "2"), "--format", "parquet", "--out", str(out)]
+    command = ["diff", str(place / "1"), str(place / "2"), "--out", str(out)]
     assert run(command) == 2
     assert "have the variables other, table; name one: --variable other" in capsys.readouterr().err
     assert not out.exists()
@@ -294,7 +294,7 @@ def test_diff_lists_a_table_that_one_side_lacks_and_compares_the_others(tmp_path
     assert run(["diff", a, b, "--json", "--variable", "new"]) == 0
     (only,) = json.loads(capsys.readouterr().out)["variables"]
     assert (only["variable"], only["table"], only["added"], only["most"]) == ("new", "added", 2, [])
-    assert run(["diff", a, b, "--format", "parquet", "--out", str(tmp_path / "o.parquet"), "--variable", "new"]) == 1
+    assert run(["diff", a, b, "--out", str(tmp_path / "o.parquet"), "--variable", "new"]) == 1
     assert "have no variable 'new'; they have both" in capsys.readouterr().err
 
 

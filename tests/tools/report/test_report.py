@@ -75,7 +75,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def text(made: Path) -> str:
     """The page about the series."""
-    assert run(["report", str(made / "series"), "--out", str(made / "page.html"), "--quiet"]) == 0
+    assert run(["report", str(made / "series"), str(made / "page.html"), "--quiet"]) == 0
     return (made / "page.html").read_text()
 
 
@@ -236,7 +236,7 @@ def rewrite(path: Path, change: Callable[[bytes], bytes]) -> None:
 def test_one_damaged_checkpoint_is_named_and_the_others_are_told(made, tmp_path, capsys, damage):
     series = shutil.copytree(made / "series", tmp_path / "series")
     damage(series / "00000003")
-    assert run(["report", str(series), "--out", str(tmp_path / "page.html")]) == 1
+    assert run(["report", str(series), str(tmp_path / "page.html")]) == 1
     assert "00000003 cannot be read" in capsys.readouterr().out
     text = (tmp_path / "page.html").read_text()
     assert "<b>00000003 cannot be read:</b>" in text
@@ -250,7 +250,7 @@ def test_one_damaged_checkpoint_is_named_and_the_others_are_told(made, tmp_path,
 def test_a_newest_checkpoint_whose_tables_are_damaged_leaves_what_its_manifest_says(made, tmp_path, capsys):
     series = shutil.copytree(made / "series", tmp_path / "series")
     broken_tables(series / "00000005")
-    assert run(["report", str(series), "--out", str(tmp_path / "page.html"), "--json"]) == 1
+    assert run(["report", str(series), str(tmp_path / "page.html"), "--json"]) == 1
     assert list(json.loads(capsys.readouterr().out)["damages"]) == ["00000005"]
     users = section((tmp_path / "page.html").read_text(), "users")
     assert "<b>Its rows cannot be read:</b>" in users
@@ -262,13 +262,13 @@ def test_a_series_of_which_nothing_can_be_read_has_no_page(made, tmp_path, capsy
     series = shutil.copytree(made / "series", tmp_path / "series")
     for checkpoint in series.glob("0*"):
         broken_manifest(checkpoint)
-    assert run(["report", str(series), "--out", str(tmp_path / "page.html")]) == 1
+    assert run(["report", str(series), str(tmp_path / "page.html")]) == 1
     assert "manifest.json is damaged" in capsys.readouterr().err
     assert not (tmp_path / "page.html").exists()
 
 
 def test_a_page_is_written_to_a_new_file(made, tmp_path, capsys):
-    command = ["report", str(made / "series" / "00000001"), "--out", str(tmp_path / "page.html"), "--json"]
+    command = ["report", str(made / "series" / "00000001"), str(tmp_path / "page.html"), "--json"]
     assert run(command) == 0
     assert "page.html" in capsys.readouterr().out
     before = (tmp_path / "page.html").read_bytes()
@@ -297,7 +297,7 @@ def test_a_variable_without_rows_has_a_section(tmp_path):
 
 
 def test_nothing_is_written_about_nothing(tmp_path, capsys):
-    assert run(["report", str(tmp_path / "nowhere"), "--out", str(tmp_path / "page.html")]) == 1
+    assert run(["report", str(tmp_path / "nowhere"), str(tmp_path / "page.html")]) == 1
     assert "nowhere does not exist" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 

@@ -35,7 +35,7 @@ def unpack(version: str, target: Path) -> None:
         _join(checkout, target)
         shutil.rmtree(checkout)
     if not (target / "kvemb" / "backends").is_dir():
-        raise BadInput(f"{version} holds no kvemb; name a checkout, a wheel or a revision")
+        raise BadInput(f"{version} does not contain kvemb; name a checkout, a wheel or a revision")
 
 
 def environment(target: Path) -> dict[str, str]:
@@ -56,6 +56,6 @@ def _archive(revision: str, target: Path) -> None:
     done = subprocess.run(command, capture_output=True, check=False)
     if done.returncode:
         why = " ".join(done.stderr.decode(errors="replace").split())
-        raise BadInput(f"{revision} is no checkout, no wheel and no revision of the repository here: {why}")
+        raise BadInput(f"{revision} is not a checkout, a wheel or a revision of the repository here: {why}")
     with tarfile.open(fileobj=BytesIO(done.stdout)) as archive:
         archive.extractall(target, filter="data")

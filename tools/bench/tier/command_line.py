@@ -18,4 +18,4 @@ def command(cases: Iterable[Case], settings: Settings) -> str:
     words = [f"--{name} {value}" for name, values, usual in given if values != usual for value in values]
     usual_of = vars(DEFAULTS)
     words += [f"--{name} {value}" for name, value in vars(settings).items() if value != usual_of[name]]
-    return " ".join(["kvemb bench tier", *words, "--folder FOLDER --resume --page docs/inside/tier.md"])
+    return " ".join(["kvemb bench tier", *words, "--folder FOLDER --resume --out docs/inside/tier.md"])

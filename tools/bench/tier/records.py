@@ -58,7 +58,7 @@ class Records:
             found = {Case(**record["case"]): record["result"] for record in others}
             head["settings"], head["machine"]
         except (ValueError, KeyError, TypeError) as error:
-            raise BadInput(f"{path} is no file of results: {error!r}; delete it") from error
+            raise BadInput(f"{path} is not a file of results: {error!r}; delete it") from error
         if len(lines) and not text.endswith("\n"):
             os.truncate(path, len(text[: text.rfind("\n") + 1].encode()))
         return cls(path, head, found)
