@@ -66,7 +66,7 @@ def test_a_revision_is_taken_from_the_repository_here(
 
 def test_a_folder_without_kvemb_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(BadInput, match="holds no kvemb"):
+    with pytest.raises(BadInput, match="does not contain kvemb"):
         unpack(str(tmp_path / "empty"), tmp_path / "target")
 
 
