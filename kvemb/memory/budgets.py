@@ -35,7 +35,7 @@ class Budgets:
             return self.host
         with self._lock:
             if memory.name not in self._of_device:
-                advice = "ask for less, or for rows on another device too"
+                advice = "ask for fewer rows, or spread them over more devices"
                 total = memory.nbytes if self._device_memory is None else self._device_memory
                 whose, check = f"{memory.name}'s", self._check_giving
                 self._of_device[memory.name] = Budget(total, whose=whose, advice=advice, check_giving=check)

@@ -139,7 +139,8 @@ class ScoreSpool:
         except OSError as error:
             place = self._directory or tempfile.gettempdir()
             raise ColdStoreError(
-                f"cannot keep the scores of all rows in a temporary file in {place}: {error}"
+                f"cannot write the scores of all rows to a temporary file in {place}: {error}; it takes "
+                f"{_PAIR.itemsize} bytes for each row"
             ) from error
 
 

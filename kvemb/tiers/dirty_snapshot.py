@@ -153,7 +153,9 @@ class DirtySnapshot:
         for file in self._write_copies(new_file, more_than=0):
             yield [file]
         if self._lost is not None:
-            raise ColdStoreError(f"a row could not be kept for the checkpoint: {self._lost!r}") from self._lost
+            raise ColdStoreError(
+                f"the checkpoint failed: a row could not be copied before it changed: {self._lost!r}"
+            ) from self._lost
 
     def before_write(self) -> None:
         """Prepare for a write to the cold store of rows that left the hot tier. REQUIRES: on in_order."""

@@ -370,7 +370,7 @@ class TieredStorage:
             raise
         except Exception as error:
             # Whatever failed, these rows are not in the cold store, so they must stay in memory.
-            raise ColdStoreError(f"the cold store did not take {len(rows)} rows: {error}") from error
+            raise ColdStoreError(f"cannot write {len(rows):,} rows to the cold store: {error}") from error
         self.counts.spills += len(rows)
 
     def _leave(self, leaving: RowBlock) -> None:

@@ -189,7 +189,7 @@ def test_check_finds_a_hot_row_that_differs_from_the_cold_one(table):
 
 def test_check_finds_a_count_that_is_wrong(table):
     inside(table).storage.size += 1
-    with pytest.raises(Corruption, match="there are 4,000 rows and 4,001 are counted"):
+    with pytest.raises(Corruption, match="the cold store has 4,000 rows, but 4,001 are counted"):
         table.resource_handle[0].check()
 
 
@@ -207,7 +207,7 @@ def test_check_finds_a_clean_row_that_is_in_the_hot_tier_alone(table):
     rows = hot.read(hot.occupied()[:1])
     rows.flags[:] = 8
     inside(table).storage.cold.write(_removal(rows))
-    with pytest.raises(Corruption, match=rf"key {rows.keys[0]} is clean and not in the cold store"):
+    with pytest.raises(Corruption, match=rf"key {rows.keys[0]} is marked clean, but is not in the cold store"):
         table.resource_handle[0].check()
 
 

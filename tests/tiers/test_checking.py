@@ -29,14 +29,14 @@ def test_nothing_is_wrong_with_sound_tiers(tiers):
 
 
 def test_a_wrong_count_is_told(tiers):
-    assert findings(tiers, 6) == ["there are 5 rows and 6 are counted"]
+    assert findings(tiers, 6) == ["the cold store has 5 rows, but 6 are counted"]
     tiers[0].tables[0].size += 1
-    assert any("hot table 0 counts 3 rows in 2 of" in line for line in findings(tiers))
+    assert any("hot table 0 counts 3 rows, but 2 of" in line for line in findings(tiers))
 
 
 def test_a_clean_row_that_the_cold_store_lacks_is_told(tiers):
     tiers[1]._records.pop(next(iter(tiers[1]._records)))
-    assert findings(tiers, 4) == ["hot table 0: key 0 is clean and not in the cold store"]
+    assert findings(tiers, 4) == ["hot table 0: key 0 is marked clean, but is not in the cold store"]
 
 
 @pytest.mark.parametrize("part", ["values", "scores", "steps"])
@@ -44,25 +44,25 @@ def test_a_clean_row_that_differs_is_told(tiers, part):
     other = rows_of([1], 1.0)
     getattr(other, part)[:] = 2
     tiers[1].write(other)
-    assert findings(tiers) == ["hot table 1: key 1 is clean and not as in the cold store"]
+    assert findings(tiers) == ["hot table 1: key 1 is marked clean, but differs from the cold store"]
 
 
 def test_a_mark_of_no_snapshot_is_told(tiers):
     tiers[0].tables[0]._rows.flags[tiers[0].tables[0].find(np.array([2]))] |= PENDING
-    assert findings(tiers) == ["hot table 0: a cell is marked for a snapshot, and none is under way"]
+    assert findings(tiers) == ["hot table 0: a cell is marked for a snapshot, but none is in progress"]
 
 
 def test_a_key_of_another_table_is_told(tiers):
     tiers[0].tables[0].insert(rows_of([3], 1.0))
-    assert findings(tiers) == ["hot table 0: key 3 belongs to another"]
+    assert findings(tiers) == ["hot table 0: key 3 belongs to another hot table"]
 
 
 def test_rows_of_a_scan_are_held_against_order_scores_and_flags():
     rows = rows_of([1, 3, 2])
-    assert list(order_findings(rows, -1)) == ["keys do not ascend near 1"]
+    assert list(order_findings(rows, -1)) == ["keys are not in ascending order near key 1"]
     sound = rows_of([1, 2, 3])
     assert list(order_findings(sound, -1)) == []
-    assert list(order_findings(sound, 2**64 - 1)) == ["keys do not ascend near 1"]
+    assert list(order_findings(sound, 2**64 - 1)) == ["keys are not in ascending order near key 1"]
     sound.scores[1], sound.flags[2] = np.nan, 1
     assert list(order_findings(sound, -1)) == [
         "the score of key 2 is not a number",

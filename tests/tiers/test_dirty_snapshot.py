@@ -199,7 +199,7 @@ def test_a_row_that_could_not_be_kept_fails_the_snapshot(monkeypatch):
         patch.setattr(taken.snapshot, "_buffer", short)
         with pytest.raises(MemoryError):
             taken.change([1])
-    with pytest.raises(ColdStoreError, match="could not be kept for the checkpoint"):
+    with pytest.raises(ColdStoreError, match="could not be copied before it changed"):
         taken.write()
 
 

@@ -155,7 +155,7 @@ def test_rows_of_a_write_that_failed_can_be_read_and_no_more_are_taken(error):
     with pytest.raises(Poisoned):
         put_until_it_fails(storage)
     assert rows(storage, range(storage.size)) == dict.fromkeys(range(storage.size), 1.0)
-    with pytest.raises(Poisoned, match=r"the cold store did not take|full"):
+    with pytest.raises(Poisoned, match=r"to the cold store|full"):
         put(storage, [1])
 
 
