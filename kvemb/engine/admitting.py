@@ -33,8 +33,8 @@ def sightings_of(engine: Engine, specification: Specification) -> Sightings | No
     if specification.admission is None:
         if counted is not None:
             _logger.warning(
-                "%r has stored sightings, but was opened without an Admission: training makes a row for every key; "
-                "give get_variable the admission= that it had, and they are counted on",
+                "%r has stored sightings, but was opened without an Admission: training creates a row for every key; "
+                "to continue counting, give get_variable the admission= that the variable had",
                 specification.name,
             )
         return None
@@ -72,7 +72,8 @@ def _load(
     if counted.counters != sightings.nbytes:
         sightings.take(None)
         _logger.warning(
-            "the sightings of %r are counted anew: %s bytes of counters are stored, and it was opened with %r",
+            "the sightings of %r start again at 0: %s bytes of counters are stored, but it was opened with %r; give "
+            "the stored size as memory_bytes to keep them",
             name,
             f"{counted.counters:,}",
             admission,

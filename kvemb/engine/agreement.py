@@ -98,7 +98,7 @@ def _name_of(function: object) -> tuple[object, object]:
 def _differs(variable: str, name: str, given: object, mine: object) -> ValueError:
     return ValueError(
         f"variable {variable!r} is open with {name}={_shown(mine)}, got {name}={_shown(given)}; leave it out, or give "
-        "it where the variable is opened first"
+        "it in the call that opens the variable first"
     )
 
 

@@ -65,7 +65,9 @@ def open_table(engine: Engine, arguments: AnyArguments, variable: Handle[Table])
             undo.pop_all()
         if specification.is_new and specification.dim_left_out:
             _logger.warning(
-                "variable %r is made with one number a row, as no dim was given; if that is intended, pass dim=1", name
+                "variable %r is created with one number per row, because no dim was given; if that is intended, pass "
+                "dim=1",
+                name,
             )
         return table
 

@@ -123,7 +123,7 @@ class Engine:
                 return
             except FileNotFoundError as error:
                 if place == self.path or layout.current_point(self.path) == place:
-                    raise Corruption(f"{error.filename} is missing; open it without warm=True") from error
+                    raise Corruption(f"{error.filename} is missing; open the store without warm=True") from error
                 self.view.close()
 
     def _count_hot(self) -> dict[str, int]:
@@ -275,12 +275,12 @@ class Engine:
             self.start(closing=self.state.close).wait()
         else:
             _logger.warning(
-                "the store %s is closed without a durable point, as a write failed: %s; what changed after that of "
-                "%s%s is lost",
+                "the store %s is closed without a new durable point, because a write failed: %s; what changed after "
+                "the last one, of %s,%s is lost",
                 self.path,
                 self.state.cause,
                 format_time(self.points.current.created),
-                " and is not in the log" if self.log is not None else "",
+                " and is not in the log," if self.log is not None else "",
             )
 
     def release(self) -> None:

@@ -45,7 +45,7 @@ def rows_on(table: Table, device: str) -> DeviceRows:
         where = f"are on {', '.join(devices)}" if devices != ("cpu",) else "are in the host's memory"
         raise TypeError(
             f"the arrays are on {device!r}, and the hot rows of variable {table.name!r} {where}: pass arrays in the "
-            f"host's memory (keys.get(), of a tensor keys.cpu()), or make the variable with devices={device!r}"
+            f"host's memory (keys.get(), or keys.cpu() for a tensor), or create the variable with devices={device!r}"
         )
     return device_rows
 

@@ -54,5 +54,5 @@ def begin_flush(engine: Engine) -> bool:
             if engine.state.cause is not None:
                 return False  # the next write raises Poisoned
             if threading.main_thread().is_alive():  # otherwise Python ends, and starts no thread
-                _logger.warning("%s was not flushed, which is tried again: %r", engine.path, error)
+                _logger.warning("the background flush of %s failed, and will be tried again: %r", engine.path, error)
         return True

@@ -40,7 +40,7 @@ def refresh(engine: Engine) -> bool:
         if path.is_dir() and not (layout.is_store(path) and (path / layout.POINTS).is_dir()):
             raise StoreNotFound(
                 f"{path} is being restored from a checkpoint, as CheckpointManager.resume does, or is damaged; "
-                "this reader stays at its point: call refresh() again"
+                "this reader keeps showing its last point; call refresh() again later"
             ) from error
         raise
 
@@ -51,7 +51,10 @@ def _refresh(engine: Engine) -> bool:
         engine.state.check_open()
         if not engine.follows:
             shown = "what it showed when it was opened" if engine.state.read_only else "its own changes at once"
-            raise ValueError(f"{engine.path} was not opened with follow=True, so it shows {shown}")
+            raise ValueError(
+                f"{engine.path} was not opened with follow=True, so it shows {shown}; to refresh it, open it with "
+                "follow=True"
+            )
         present = layout.point(engine.path, engine.opened_manifest.point)
         if engine.history.is_at(engine.path) and layout.current_point(engine.path) == present:
             return False
@@ -64,7 +67,9 @@ def _refresh(engine: Engine) -> bool:
                 engine.view.push(kept.pop_all())
                 return False
             if described.store != engine.opened_manifest.store:
-                raise StoreNotFound(f"another store is at {engine.path} now; close this one, and open that")
+                raise StoreNotFound(
+                    f"another store has taken the place of this one at {engine.path}; close this one, and open that"
+                )
             follows_on = engine.history.is_at(engine.path)
             for table in _move_tables(engine, database, described, follows_on=follows_on):
                 end_variable(engine, table)

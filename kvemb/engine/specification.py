@@ -127,7 +127,10 @@ def specify(arguments: AnyArguments, stored: VariableEntry | None) -> Specificat
         optimizer, policy = chosen or stored_optimizer(stored), restricting or policy_from_json(stored.policy)
         initializer = initializer_from_json(stored.initializer)
     if optimizer is not None and value_type.kind in "iu":
-        raise ValueError(f"optimizer must be None for value_dtype {value_type.name}, got {optimizer!r}; train floats")
+        raise ValueError(
+            f"optimizer must be None for value_dtype {value_type.name}, got {optimizer!r}; use a float value_dtype to "
+            "train"
+        )
     return Specification(
         name=name,
         schema=Schema(key_type, value_type, width, optimizer.shapes(width) if optimizer else ()),
@@ -229,7 +232,9 @@ def _check_policy(name: str, stored: dict[str, Any] | None, given: RestrictPolic
 def check_optimizer(name: str, kept: Optimizer | None, given: Optimizer) -> None:
     """Raise SchemaMismatch unless rows trained with `kept` can be trained with `given`; hyperparameters may differ."""
     if kept is None or not given.fits(kept):
-        advice = "its numbers may change, its class may not, as rows carry its slots; see kvemb migrate --optimizer"
+        advice = (
+            "its numbers may change, but not its class, whose slots the rows have; kvemb migrate --optimizer changes it"
+        )
         raise SchemaMismatch(name, "optimizer", kept, given, advice)
 
 

@@ -110,7 +110,9 @@ class Table:
         """Return a slot of the rows of keys, keys.shape + (width,). Raises ValueError, TypeError."""
         names = [slot.name for slot in self.schema.slots]
         if name not in names:
-            raise ValueError(f"slot must be one of {names} of {self.operations.optimizer!r}, got {brief(name)}")
+            raise ValueError(
+                f"slot must be one of {names}, the slots of {self.operations.optimizer!r}, got {brief(name)}"
+            )
         shape, flat = self.flat(keys)
         found = self.operations.slot(flat, names.index(name))
         return found.reshape(*shape, found.shape[1])

@@ -112,7 +112,7 @@ def test_another_number_of_sightings_keeps_the_counters_and_another_size_begins_
         assert caplog.text == ""
     with open_store(tmp_path / "store") as store:
         variable = counting(store, kvemb.Admission(2, 8192))
-        assert "the sightings of 'v' are counted anew: 4,096 bytes of counters are stored" in caplog.text
+        assert "the sightings of 'v' start again at 0: 4,096 bytes of counters are stored" in caplog.text
         variable.remove([1, 2])
         assert sight(variable, 1) == []
     with open_store(tmp_path / "store") as store:

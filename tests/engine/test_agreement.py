@@ -65,7 +65,7 @@ def test_an_open_variable_is_got_with_what_it_has_and_with_nothing_else(store, n
     assert store.get_variable("users", **{name: has}) is store.get_variable("users") is users
     with pytest.raises(ValueError, match=rf"'users' (is open|is stored) with {name}=.*, (got|not) {name}=") as caught:
         store.get_variable("users", **{name: other})
-    assert isinstance(caught.value, SchemaMismatch) or "leave it out, or give it where" in str(caught.value)
+    assert isinstance(caught.value, SchemaMismatch) or "leave it out, or give it in the call" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["devices", "init_size", "kv_creator", "hot_rows", "admission", "constraint"])

@@ -205,7 +205,8 @@ def test_a_flush_that_fails_poisons_the_store(open_store, tmp_path, monkeypatch,
     store.close()
     (said,) = caplog.messages
     assert re.search(
-        r"closed without a durable point, as .* No space left .*; what changed after that of 2.* is lost$", said
+        r"closed without a new durable point, because .* No space left .*; what changed after .*, of 2.*, is lost$",
+        said,
     )
     assert open_store(tmp_path / "store").variables["users"].lookup([1]).tolist() == VALUES[1:2].tolist()
 

@@ -152,7 +152,7 @@ def test_an_error_before_anything_is_written_is_logged_and_tried_again(store, cl
         patch.setattr(point_writer.PointWriter, "take_snapshots", lambda *args: 1 / 0)
         clock.tick()
     assert caplog.messages == [
-        f"{store.path} was not flushed, which is tried again: ZeroDivisionError('division by zero')"
+        f"the background flush of {store.path} failed, and will be tried again: ZeroDivisionError('division by zero')"
     ]
     clock.tick()
     assert durable(store) == [1]

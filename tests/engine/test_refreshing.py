@@ -48,7 +48,7 @@ def test_a_follower_shows_the_point_it_was_opened_on_until_it_is_refreshed(open_
 )
 def test_a_store_that_follows_none_says_what_it_shows(open_store, tmp_path, how, shown):
     open_store(tmp_path / "store").close()
-    with pytest.raises(ValueError, match=f"was not opened with follow=True, so it shows {shown}"):
+    with pytest.raises(ValueError, match=f"was not opened with follow=True, so it shows {shown}; to refresh it"):
         open_store(tmp_path / "store", **how).refresh()
 
 

@@ -59,7 +59,9 @@ def test_what_is_missing_reads_as_a_new_row_would_start(open_store, tmp_path):
 
 
 def test_what_there_is_not_is_refused(table):
-    with pytest.raises(ValueError, match=r"slot must be one of \['accumulator'\] of RowWiseAdagrad.*, got 'm'"):
+    with pytest.raises(
+        ValueError, match=r"slot must be one of \['accumulator'\], the slots of RowWiseAdagrad.*, got 'm'"
+    ):
         table.lookup_slot("m", [1])
     with pytest.raises(TypeError, match="keys must be int64"):
         table.lookup_slot("accumulator", [0.5])

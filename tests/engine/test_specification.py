@@ -91,7 +91,7 @@ def test_a_new_variable_of_one_number_a_row_is_told_unless_it_is_meant(store, ca
     kvemb.get_variable("also", "int64", "float32", 1, store=store)
     assert caplog.text == ""
     assert store.get_variable("users").dim == 1
-    assert caplog.text.count("variable 'users' is made with one number a row") == 1
+    assert caplog.text.count("variable 'users' is created with one number per row") == 1
     store.get_variable("users")
     assert caplog.text.count("users") == 1
     assert str(inspect.signature(kvemb.get_variable).parameters["dim"]) == "dim: 'int' = 1"

@@ -249,7 +249,7 @@ def test_a_disk_that_takes_no_more_is_told_in_one_line(tmp_path: Path) -> None:
     done = kvemb(tmp_path, "demo", *TINY[2:], "--clicks", "400000", preexec_fn=limit_files)
     assert done.returncode == 4, done.stderr
     warning, message = done.stderr.splitlines()
-    assert "is closed without a durable point" in warning
+    assert "is closed without a new durable point" in warning
     assert message.startswith("kvemb: the disk refused: ")
     assert list(tmp_path.iterdir()) == []
 
