@@ -128,8 +128,7 @@ def specify(arguments: AnyArguments, stored: VariableEntry | None) -> Specificat
         initializer = initializer_from_json(stored.initializer)
     if optimizer is not None and value_type.kind in "iu":
         raise ValueError(
-            f"optimizer must be None for value_dtype {value_type.name}, got {optimizer!r}; use a float value_dtype to "
-            "train"
+            f"optimizer must be None for value_dtype {value_type.name}, got {optimizer!r}; use a float value_dtype"
         )
     return Specification(
         name=name,
@@ -232,9 +231,7 @@ def _check_policy(name: str, stored: dict[str, Any] | None, given: RestrictPolic
 def check_optimizer(name: str, kept: Optimizer | None, given: Optimizer) -> None:
     """Raise SchemaMismatch unless rows trained with `kept` can be trained with `given`; hyperparameters may differ."""
     if kept is None or not given.fits(kept):
-        advice = (
-            "its numbers may change, but not its class, whose slots the rows have; kvemb migrate --optimizer changes it"
-        )
+        advice = "its numbers may change, but not its class, as rows have its slots; see kvemb migrate --optimizer"
         raise SchemaMismatch(name, "optimizer", kept, given, advice)
 
 
