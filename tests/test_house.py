@@ -31,7 +31,7 @@ LAYERS = " ".join(
         "limits contracts registry stats store_state progress",
         "memory tiers operations durability engine",
         "defaults variable_scope variable pooling catalog replica many_tables store",
-        "opening default_store offline pickling bulk __init__ torch cluster",
+        "opening default_store offline pickling bulk __init__ torch cluster monitoring",
     ]
 ).split()
 # A variable says which store it is in: the one name of a layer above, for annotations alone (TYPE_CHECKING).
@@ -397,6 +397,7 @@ TESTED_BY = {
     "kvemb/initializers": "initializers/test_initializers.py",
     "kvemb/initializers/seeding.py": "initializers/test_seeding.py",
     "kvemb/restrict": "test_restrict.py",
+    "kvemb/monitoring": "test_monitoring.py",
     "kvemb/optimizers": "optimizers/test_formulas.py",
     # A folder of tests must not be called torch: where PyTorch is not installed, it would be imported in its place.
     **{

@@ -17,6 +17,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 # tests/tools/report/test_page.py runs the code of this page in the place that its commands have made.
 ELSEWHERE = [DOCS / "guides" / "offline.md"]
 FRAMEWORKS = ("torch", "torchrec", "jax", "tensorflow", "keras", "faiss", "duckdb", "pandas", "ray", "tensorboard")
+FRAMEWORKS += ("prometheus_client",)
 
 
 def code_of(page: Path) -> str:

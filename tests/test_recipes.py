@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import subprocess
@@ -12,11 +11,9 @@ from typing import Any
 
 import pytest
 
-import kvemb
-
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = [DOCS / page for page in ("guides/clusters.md", "recipes/dlrm.md", "recipes/jax.md", "recipes/two_towers.md")]
-PAGES += [DOCS / page for page in ("operate/monitoring.md", "start/keras.md")]
+PAGES += [DOCS / "start/keras.md"]
 FRAMEWORKS = {"torch": "PyTorch", "jax": "JAX", "tensorflow": "TensorFlow"}
 
 
@@ -31,12 +28,6 @@ def code_of(page: Path) -> str:
     return str(code)
 
 
-def run(page: Path) -> dict[str, Any]:
-    made: dict[str, Any] = {"__name__": page.stem}
-    exec(compile(code_of(page), page.name, "exec"), made)
-    return made
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_code_of_a_page_runs_and_learns(page: Path, tmp_path: Path) -> None:
@@ -47,35 +38,6 @@ def test_the_code_of_a_page_runs_and_learns(page: Path, tmp_path: Path) -> None:
     losses = json.loads(done.stdout.splitlines()[-1])
     third = len(losses) // 3
     assert sum(losses[-third:]) < 0.95 * sum(losses[:third])
-
-
-def test_what_is_monitored_is_complete_and_in_prometheus_format(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    page = next(page for page in PAGES if page.stem == "monitoring")
-    monkeypatch.chdir(tmp_path)
-    made = run(page)
-    figures = {*made["GROWING"], *made["NOW"]}
-    assert figures == {field.name for field in dataclasses.fields(kvemb.Stats)} - {"tiers", "bytes_sightings"}
-    table = page.read_text(encoding="utf-8").partition("| figure |")[2]
-    assert [name for name in sorted(figures | {"poisoned", "point"}) if name not in table] == []
-    typed, samples = {}, {}
-    for line in (tmp_path / "kvemb.prom").read_text(encoding="utf-8").splitlines():
-        if described := re.fullmatch(r"# TYPE (\w+) (counter|gauge)", line):
-            typed[described[1]] = described[2]
-        else:
-            sample = re.fullmatch(r'(\w+)(?:\{variable="users"\})? ([-+.e0-9]+)', line)
-            assert sample, line
-            samples[sample[1]] = float(sample[2])
-    assert set(typed) == set(samples) == {f"kvemb_{name}" for name in figures | {"poisoned", "point"}}
-    assert samples["kvemb_rows"] == made["users"].stats.rows > 0
-    assert samples["kvemb_poisoned"] == 0
-    sent = made["sent"]
-    assert sum(value for name, value, _ in sent if name == "kvemb/hits") == samples["kvemb_hits"], "changes add up"
-    assert all(0 <= value <= 1 for name, value, _ in sent if name == "kvemb/hit_rate")
-    with kvemb.open("named.kvemb", memory_budget="8MiB") as store:
-        store.get_variable('a "quoted" \\ name', dim=1)
-        assert 'kvemb_rows{variable="a \\"quoted\\" \\\\ name"} 0\n' in made["prometheus"](store)
 
 
 @pytest.mark.slow
