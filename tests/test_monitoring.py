@@ -221,6 +221,17 @@ def test_variables_are_dropped_and_trained_while_others_read(users, store):
     assert value(series(prometheus_text(main=store)), "kvemb_up", store="main") == 1
 
 
+def test_keys_that_are_absent_make_no_count_fall_when_their_lookup_ends(users, store, monkeypatch):
+    """While a lookup runs, they count as misses; and Prometheus takes what falls for a process that began again."""
+    counts = [(1, 5, 0), (1, 2, 3), (2, 3, 3), (2, 7, 3), (0, 1, 0)]  # the last one after a cluster's recovery
+    now = iter([kvemb.Stats(hits=hits, misses=misses, absent=absent) for hits, misses, absent in counts])
+    monkeypatch.setattr(inside(users), "stats", lambda: next(now))
+    prometheus = [series(prometheus_text(main=store)) for _ in counts]
+    labels = {"store": "main", "variable": "users"}
+    assert [value(each, "kvemb_misses_total", **labels) for each in prometheus] == [5, 5, 5, 7, 1]
+    assert [value(each, "kvemb_absent_total", **labels) for each in prometheus] == [0, 3, 3, 3, 0]
+
+
 # Where it goes.
 
 

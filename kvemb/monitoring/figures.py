@@ -6,12 +6,15 @@ _MEANING, without which this module cannot be imported.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 from kvemb.checks.brief import brief
 from kvemb.defaults import DefaultStore
+from kvemb.engine.table import Table
 from kvemb.errors import Closed, KvembError
 from kvemb.handle import inside
 from kvemb.stats import Stats, TierSize
@@ -61,20 +64,20 @@ class Figure:
         return f"kvemb_{self.name}{'_total' * self.counter}"
 
 
-def _of_field(field: str) -> Figure:
+def _of_field(name: str) -> Figure:
     """Return the figure of a field of kvemb.Stats: units stand at the end, and what is no size only grows."""
-    unit, _, what = field.partition("_")
-    name = f"{what}_{unit}" if unit in ("bytes", "seconds") else field
-    return Figure(name, _MEANING[field], unit not in ("bytes", "rows"), ("store", "variable"))
+    unit, _, what = name.partition("_")
+    spelt = f"{what}_{unit}" if unit in ("bytes", "seconds") else name
+    return Figure(spelt, _MEANING[name], unit not in ("bytes", "rows"), ("store", "variable"))
 
 
-def _of_tier_field(field: str) -> Figure:
-    name = f"tier_{'bytes' if field == 'nbytes' else field}"
-    return Figure(name, _MEANING_IN_TIER[field], labels=("store", "variable", "tier"))
+def _of_tier_field(name: str) -> Figure:
+    spelt = f"tier_{'bytes' if name == 'nbytes' else name}"
+    return Figure(spelt, _MEANING_IN_TIER[name], labels=("store", "variable", "tier"))
 
 
-OF_STATS = {field.name: _of_field(field.name) for field in fields(Stats) if field.name != "tiers"}
-OF_TIER = {field.name: _of_tier_field(field.name) for field in fields(TierSize)}
+OF_STATS = {each.name: _of_field(each.name) for each in fields(Stats) if each.name != "tiers"}
+OF_TIER = {each.name: _of_tier_field(each.name) for each in fields(TierSize)}
 UP = Figure("up", "1 if the store can be read; 0 after close(), in a forked process, or if a cluster lost a shard.")
 POISONED = Figure("poisoned", "1 after a failed write to disk: writes raise Poisoned, reads still work.")
 POINT = Figure("point", "Number of the last durable point; of a cluster, of its last checkpoint.")
@@ -120,18 +123,43 @@ def samples(label: str, store: AnyStore) -> Iterator[Sample]:
         yield POINT_CREATED, names, inside(store).current_manifest.created
         yield BUDGET, names, store.budget.total
     for variable, stats in by_variable.items():
-        for field, figure in OF_STATS.items():
-            yield figure, (label, variable), getattr(stats, field)
+        for name, figure in OF_STATS.items():
+            yield figure, (label, variable), getattr(stats, name)
         for tier, size in stats.tiers.items():
-            for field, figure in OF_TIER.items():
-                yield figure, (label, variable, tier), getattr(size, field)
+            for name, figure in OF_TIER.items():
+                yield figure, (label, variable, tier), getattr(size, name)
 
 
 def _stats(store: AnyStore) -> Iterator[tuple[str, Stats]]:
     """Yield the counts of each open variable, but not of one that is dropped meanwhile."""
     for table in list(inside(store).tables.values()):
         try:
-            stats = table.stats()
+            stats = _reported.setdefault(table, _Reported()).stats(table)
         except Closed:
             continue
         yield table.name, stats
+
+
+@dataclass(eq=False)
+class _Reported:
+    """What was reported of a variable, so that its misses never fall.
+
+    During a lookup, its absent keys count as misses (kvemb.Stats). Prometheus takes a count that falls for one that
+    began again at 0, and would add all of it. looked_up: hits, misses and absent together, which fall only if the
+    counts do begin again: when a cluster recovers.
+    """
+
+    looked_up: int = 0
+    misses: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def stats(self, table: Table) -> Stats:
+        """Return the counts of the variable. Raises what Table.stats raises."""
+        with self.lock:
+            stats = table.stats()
+            before, self.looked_up = self.looked_up, stats.hits + stats.misses + stats.absent
+            self.misses = stats.misses if self.looked_up < before else max(self.misses, stats.misses)
+            return replace(stats, misses=self.misses)
+
+
+_reported: WeakKeyDictionary[Table, _Reported] = WeakKeyDictionary()
