@@ -54,8 +54,9 @@ _AT_THE_ROOT = {
 def setup(app: Sphinx) -> None:
     """Register what this site does of its own."""
     app.connect("include-read", _of_the_root)
-    app.connect("autodoc-process-signature", _of_the_constructor)
+    app.connect("autodoc-process-signature", _readable)
     app.connect("doctree-read", _to_public_names)
+    app.connect("doctree-read", _result_with_its_type)
     app.connect("autodoc-process-docstring", _as_restructured_text, priority=400)  # before napoleon
 
 
@@ -67,12 +68,16 @@ def _of_the_root(_: Sphinx, path: object, __: str, content: list[str]) -> None:
     content[0] = text
 
 
-def _of_the_constructor(_: Sphinx, what: str, name: str, kind: Any, __: object, ___: object, ____: object) -> Any:
-    """Return the arguments of a module of PyTorch; those of the mock that is its base are `*args, **kwargs`."""
-    if what != "class" or not name.startswith("kvemb.torch."):
+def _readable(_: Sphinx, what: str, name: str, value: Any, __: object, given: str | None, result: str | None) -> Any:
+    """Return the arguments of a module of PyTorch, whose mock takes any, and numbers for the names of constants."""
+    if what == "class" and name.startswith("kvemb.torch."):
+        arguments = list(inspect.signature(value.__init__).parameters.values())[1:]
+        return stringify_signature(inspect.Signature(arguments), show_annotation=False), None
+    if given is None:
         return None
-    arguments = list(inspect.signature(kind.__init__).parameters.values())[1:]
-    return stringify_signature(inspect.Signature(arguments), show_annotation=False), None
+    known = getattr(inspect.unwrap(value), "__globals__", {})
+    numbers = {name: repr(each) for name, each in known.items() if name.isupper() and isinstance(each, (int, float))}
+    return re.sub(r"(?<==)[A-Z_]+\b", lambda found: numbers.get(found[0], found[0]), given), result
 
 
 _PUBLIC = {"Optimizer": "kvemb.optimizers.Optimizer"}
@@ -86,19 +91,29 @@ def _to_public_names(_: Sphinx, page: nodes.document) -> None:
             link["reftarget"] = _PUBLIC.get(link["reftarget"], link["reftarget"])
 
 
+def _result_with_its_type(_: Sphinx, page: nodes.document) -> None:
+    """Put the type of a result behind the result; autodoc puts it last, behind the errors."""
+    for fields in page.findall(nodes.field_list):
+        named = {each[0].astext(): each for each in fields if isinstance(each, nodes.field)}
+        if "Returns" in named and "Return type" in named:
+            fields.remove(named["Return type"])
+            fields.insert(fields.index(named["Returns"]) + 1, named["Return type"])
+
+
 # A span of code, which may be broken over lines; in the text beside it, what reStructuredText would take for markup.
 _CODE = re.compile(r"(?<!`)(`{1,2})(?!`)(.+?)\1(?!`)", re.DOTALL)
 _MARKUP = re.compile(r"[*|\\]|(?<=\w)_(?!\w)")
 _EXAMPLE = re.compile(r"(^ *>>> .*\n(?:.*\S.*\n)*)", re.MULTILINE)
 
 
-def _as_restructured_text(_: Sphinx, __: str, ___: str, ____: object, _____: object, lines: list[str]) -> None:
+def _as_restructured_text(_: Sphinx, what: str, __: str, ___: object, ____: object, lines: list[str]) -> None:
     """Make reStructuredText of a docstring, which is plain text with ``code`` and Google's sections.
 
     A name in code becomes a link where it is one of the reference.
     """
     text = "\n".join([*lines, ""])
     # Otherwise napoleon takes the text before a colon for a type.
+    text = f": {text}" if what == "property" else text
     text = re.sub(r"^((?:Returns|Yields):\n +)", r"\g<1>: ", text, flags=re.MULTILINE)
     parts = _EXAMPLE.split(text)  # text and examples in turns
     parts[::2] = [_escaped(part) for part in parts[::2]]

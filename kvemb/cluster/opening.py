@@ -34,6 +34,7 @@ from kvemb.limits import Limits
 from kvemb.offline import restoring
 from kvemb.options import parse_budget, parse_device_memory
 from kvemb.progress import Progress
+from kvemb.signatures import described_as
 from kvemb.store import Store as OneStore
 from kvemb.store_state import StoreState
 
@@ -55,27 +56,54 @@ def open(
     progress: Progress | None = None,
     limits: Limits = Limits(),  # noqa: B008 -- a frozen value
 ) -> Store:
-    """Open a cluster of shards in the state of a checkpoint at url, by default the newest.
+    """Open a cluster of shards in the state of a checkpoint at a url, by default the newest.
 
-    url: of its checkpoints: a directory, or a URL that fsspec supports. None: the cluster has no checkpoints, and its
-    rows are lost when it is closed. number: of the checkpoint; None: the newest. Later checkpoints stay until keep=
-    deletes them, and the next one is numbered after them. shards: how many, from 1 to 4,096; None: as many as the
-    checkpoint has. If the checkpoint has as many, its files are used; otherwise its rows are read and loaded again.
-    memory_budget: of each shard, bytes or text. device_memory: of each shard, for hot tables on a GPU, as for
-    kvemb.open. gpus: how many GPUs Ray gives to each shard, for variables with devices=["gpu"]; None: one if
-    device_memory is given, otherwise none, and the shard sees no GPU. scratch: a directory for the shards' files,
-    created if it is missing; each shard has a folder there, deleted when the cluster is closed. None: the system's
-    temporary directory. transport: "ray": each shard is an actor of the Ray cluster to which ray.init() connected, or
-    that RAY_ADDRESS names; scratch is on the shard's node, and url must be reachable from there. "local": shards are in
-    this process. answer_seconds: how long a shard may take for a call on rows before it counts as lost; a shard whose
-    process or disk hangs counts as lost after the same time, at most a minute. options: fsspec's for the url.
-    progress(done, total): called with the number of rows loaded. limits: of each shard's store (kvemb.limits).
+    Several threads of this process may use the store. Other processes use ``kvemb.cluster.connect``.
 
-    Several threads of this process may use the store; other processes use connect().
-    Raises TypeError or ValueError for arguments; CheckpointNotFound for number; Locked if a cluster has this url open;
-    FileExistsError if url is a store, or has a single store's checkpoints; BackendUnavailable without Ray, or with too
-    few GPUs; ShardLost if a shard's process ends meanwhile; ColdStoreError if scratch cannot be written to; and what
-    CheckpointManager.pull and kvemb.restore raise.
+    Args:
+        url: Where the cluster's checkpoints are: a directory, or a URL that fsspec supports. None: the cluster has no
+            checkpoints, and its rows are lost when it is closed.
+        number: The number of the checkpoint to open. None: the newest. Later checkpoints stay until ``keep=`` of a
+            checkpoint deletes them, and the next one is numbered after them.
+        shards: How many shards, from 1 to 4,096. None: as many as the checkpoint has. If the checkpoint has as many,
+            its files are used; otherwise its rows are read and loaded again.
+        memory_budget: Memory for everything that each shard keeps: bytes, or text such as ``"512MiB"``.
+        device_memory: Memory of each shard for hot tables on a GPU, as for ``kvemb.open``.
+        gpus: How many GPUs Ray gives to each shard, for variables with ``devices=["gpu"]``: a whole number, or less
+            than 1. None: one if ``device_memory`` is given, otherwise none, and the shard sees no GPU.
+        scratch: A directory for the shards' files, created if it is missing. Each shard has a folder there, deleted
+            when the cluster is closed. On Ray it is on the shard's node. None: the system's temporary directory.
+        transport: ``"ray"``: each shard is an actor of the Ray cluster to which ``ray.init()`` connected, or that
+            ``RAY_ADDRESS`` names. The url must be reachable from the shards' nodes. ``"local"``: the shards are in this
+            process.
+        answer_seconds: Seconds that a shard may take for a call on rows before it counts as lost; at least 1. A shard
+            whose process or disk hangs counts as lost after the same time, at most a minute.
+        options: fsspec's options for the url's filesystem, a dict.
+        progress: ``fn(done, total)``, called with rows loaded.
+        limits: How much one internal step of a shard processes at a time (``kvemb.limits.Limits``).
+
+    Returns:
+        The store. Use it in a ``with`` block, which closes it, or call ``close()``.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: An argument is not valid, or does not go with another one.
+        CheckpointNotFound: There is no checkpoint ``number``.
+        Locked: A cluster has this url open.
+        FileExistsError: The url is a store, or has a single store's checkpoints.
+        BackendUnavailable: Ray is missing, or has too few GPUs.
+        ShardLost: A shard's process ends meanwhile.
+        ColdStoreError: ``scratch`` cannot be written to.
+        KvembError: What ``kvemb.CheckpointManager.pull`` and ``kvemb.restore`` raise.
+
+    Example:
+        >>> import kvemb.cluster
+        >>> with kvemb.cluster.open("series", shards=2, transport="local") as cluster:
+        ...     items = cluster.get_variable("items", dim=8)
+        ...     items.upsert([1, 2, 3], np.ones((3, 8), np.float32))
+        >>> with kvemb.cluster.open("series", transport="local") as cluster:
+        ...     cluster.shards, cluster.variables["items"].size()
+        (2, 3)
     """
     parse_budget(memory_budget)
     parse_device_memory(device_memory)
@@ -121,14 +149,27 @@ def connect(
     options: Mapping[str, Any] | None = None,
     wait_seconds: float = 60.0,
 ) -> Store:
-    """Connect to the cluster that has this url open, as one more client: for example in each process of a DDP training.
+    """Connect to the cluster that has a url open, as one more client: for example in each process of a DDP training.
 
-    url, options: as given to kvemb.cluster.open in another process, or in this one with transport="local".
-    wait_seconds: how long to wait for that call. The cluster lasts until the process that opened it closes it; close()
-    ends only this client. get_variable finds the variables that other clients have made. What it refuses for an open
-    variable it also refuses for one that another client has open, except other flags (trainable, checkpoint, bp_v2);
-    functions of two clients are compared by their names, and those of the client that opened it first are used.
-    Raises BackendUnavailable if no cluster can be reached, or it has another version of kvemb; TypeError, ValueError.
+    The cluster lasts until the process that opened it closes it. ``close()`` of this store ends only this client.
+
+    ``get_variable`` finds the variables that other clients have made. What it refuses for an open variable it also
+    refuses for one that another client has open, except other flags (``trainable``, ``checkpoint``, ``bp_v2``).
+    Functions of two clients are compared by their names, and those of the client that opened the variable first are
+    used.
+
+    Args:
+        url: As given to ``kvemb.cluster.open`` in another process, or in this one with ``transport="local"``.
+        transport: As given to ``kvemb.cluster.open``.
+        options: fsspec's options for the url's filesystem, a dict, as given to ``kvemb.cluster.open``.
+        wait_seconds: Seconds to wait until a cluster has the url open.
+
+    Returns:
+        The store.
+
+    Raises:
+        BackendUnavailable: No cluster can be reached, or it has another version of kvemb.
+        TypeError, ValueError: An argument is not valid.
     """
     _check_transport(transport)
     seconds = as_seconds(wait_seconds, "wait_seconds", least=0)
@@ -177,6 +218,7 @@ def _check_transport(transport: object) -> None:
         ray_transport.ray_here()
 
 
+@described_as(restoring.restore)
 def restore(
     url: str | os.PathLike[str],
     path: str | os.PathLike[str],
@@ -192,11 +234,27 @@ def restore(
     progress: Progress | None = None,
     limits: Limits = Limits(),  # noqa: B008 -- a frozen value
 ) -> OneStore:
-    """Restore a checkpoint of a cluster to a new single store at path, and open it.
+    """Restore a checkpoint of a cluster to a new single store, and open it.
 
-    url: of the cluster. number: of the checkpoint; None: the newest. Other arguments as for kvemb.restore, which also
-    accepts clusters' checkpoints. Raises CheckpointNotFound, FileExistsError, KeyError for a name; TransferError,
-    Corruption, ColdStoreError; TypeError, ValueError.
+    ``kvemb.restore`` accepts checkpoints of clusters, too, by their url or by a path such as ``URL/00000042``. The
+    arguments that it has, too, mean the same.
+
+    Args:
+        url: Where the cluster's checkpoints are: a directory or a URL.
+        number: The number of the checkpoint. None: the newest.
+
+    Returns:
+        The open store, a ``kvemb.Store``.
+
+    Raises:
+        CheckpointNotFound: There is no such checkpoint.
+        FileExistsError: ``path`` is not empty.
+        KeyError: The checkpoint has no variable of a name in ``variables``.
+        TransferError: The URL could not be read.
+        Corruption: Bytes at the url, or on disk, differ from what was written.
+        UnsupportedFormat: The checkpoint was written by a kvemb with another format.
+        ColdStoreError: The disk could not be read or written.
+        TypeError, ValueError: An argument is not valid.
     """
     at, _ = found(ClusterSeries(url, options), number)
     how: dict[str, Any] = {"memory_budget": memory_budget, "device_memory": device_memory, "warm": warm}

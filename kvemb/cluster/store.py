@@ -1,4 +1,8 @@
-"""A cluster, as users see it: variables whose rows are spread over shards. Thread-safe."""
+"""A cluster, as users see it: variables whose rows are spread over shards. Thread-safe.
+
+Longer than 300 lines: every call on a cluster is defined here, with its docstring. What an argument that kvemb.Store
+has, too, means is said there once; described_as completes the docstrings here.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +32,9 @@ from kvemb.engine.table import Table
 from kvemb.errors import Closed, ShardLost
 from kvemb.handle import inside
 from kvemb.many_tables import arguments as call_arguments
-from kvemb.signatures import method_of
+from kvemb.signatures import described_as, method_of
 from kvemb.stats import Stats
+from kvemb.store import Store as OneStore
 from kvemb.store_state import StoreState
 from kvemb.threads.interrupts import uninterrupted
 from kvemb.variable import Variable as OneStoresVariable
@@ -37,13 +42,19 @@ from kvemb.variable_scope import get_in_scope
 
 
 class Store(DefaultStore[Cluster]):
-    """Embedding variables whose rows are spread over shards. Made by kvemb.cluster.open, and connect.
+    """Hold embedding variables whose rows are spread over shards.
 
-    Its methods are those of kvemb.Store, with the same results. A context manager: inside `with`, module-level
-    functions use it; leaving the block closes it. A call that fails on one shard, for example because a user's
-    constraint raised, may have been executed on others. When a shard is lost, every call raises ShardLost until
-    recover(). Only checkpoints outlive the cluster. checkpoint() has other arguments; there is no apply_delta and no
-    refresh, and the store cannot be pickled.
+    You get one from ``kvemb.cluster.open`` or ``kvemb.cluster.connect``. The methods that ``kvemb.Store`` has, too,
+    give the same results, bit for bit. Only ``checkpoint`` has other arguments. There is no ``apply_delta`` and no
+    ``refresh``, and the store cannot be pickled. Inside its ``with`` block it is the default store of functions such as
+    ``kvemb.get_variable``. Leaving the block closes it. Thread-safe.
+
+    A call that fails on one shard, for example because a constraint of yours raised an error, may have been executed on
+    others. When a shard is lost, every call raises ShardLost until ``recover``. Only checkpoints outlive the cluster.
+
+    Attributes:
+        path: The cluster's url, or a name if it has none.
+        state: Whether it is open or closed.
     """
 
     def __init__(self, cluster: Cluster, *, series: bool, owner: bool) -> None:
@@ -60,28 +71,52 @@ class Store(DefaultStore[Cluster]):
 
     @property
     def last_checkpoint(self) -> int | None:
-        """The number of the last checkpoint, opened with or written, to which recover() returns; None: none."""
+        """The number of the newest checkpoint that this cluster wrote or was opened with; None: none.
+
+        ``recover`` returns to it.
+
+        Raises:
+            ShardLost: A shard is lost.
+            Closed: This client is closed.
+        """
         last: int | None = self._inside.begin_call().ask("last")
         return last
 
     @property
     def id(self) -> str:
-        """The store's identity in a state_dict of kvemb.torch: the cluster's path."""
+        """The identity that a state_dict of kvemb.torch saves: the cluster's path."""
         return self.path
 
     @property
     def point(self) -> int:
-        """The number of the last checkpoint, 0 if there is none."""
+        """The number of the last checkpoint, which a state_dict of kvemb.torch saves; 0: none."""
         return self.last_checkpoint or 0
 
     # Its variables.
 
+    @described_as(OneStore.get_variable)
     @method_of(Arguments)
     def get_variable(self, arguments: Arguments) -> Variable:
-        """Return the variable of this name: the open one, the stored one, or a new one: kvemb.Store.get_variable.
+        """Return the variable of this name: the open one, the stored one, or a new one.
 
-        hot_rows, init_size and the memory of an Admission are each shard's. Functions and user-defined policies are
-        called on the shards, and cannot call the cluster; later changes of a policy's attributes have no effect there.
+        It works as ``kvemb.Store.get_variable``, whose docstring says what the arguments mean, and which of them must
+        be as stored. These differ in a cluster:
+
+        - ``hot_rows``, ``init_size`` and the memory of an ``Admission`` are for each shard.
+        - Functions and policies of your own are called on the shards, and cannot call the cluster. Later changes of a
+          policy's attributes have no effect there.
+
+        Returns:
+            The variable. Calls with the same name return the same object.
+
+        Raises:
+            SchemaMismatch: The stored variable has another dim, dtype, initializer, policy or optimizer class.
+            ValueError: An argument is not valid, or the variable is already open with another one, here or in another
+                client.
+            TypeError: An argument has the wrong type.
+            BackendUnavailable: A shard lacks a device, or a package that it needs.
+            ShardLost: A shard is lost.
+            Closed: This client is closed.
         """
         self.state.check_open()
         with self._inside.lock:
@@ -109,8 +144,17 @@ class Store(DefaultStore[Cluster]):
             self._inside.collect(GraphKeys.REGULARIZATION_LOSSES, loss)
         return variable
 
+    @described_as(OneStore.drop_variable)
     def drop_variable(self, name: str) -> None:
-        """Drop a variable with all its rows; the Variable raises Closed from then on. Raises KeyError; Closed."""
+        """Drop a variable with all its rows.
+
+        Every later use of the ``Variable`` raises Closed. Earlier checkpoints keep the variable.
+
+        Raises:
+            KeyError: The cluster has no variable of this name.
+            ShardLost: A shard is lost.
+            Closed: This client is closed.
+        """
         self.state.check_open()
         with self._inside.lock:
             table = inside(self.variables[name])  # raises KeyError
@@ -120,7 +164,13 @@ class Store(DefaultStore[Cluster]):
 
     @property
     def variables(self) -> Mapping[str, OneStoresVariable]:
-        """The variables by name. Getting one that is not open yet opens it. Raises Closed."""
+        """The cluster's variables by name. Getting one that is not open yet opens it as it is stored.
+
+        Raises:
+            KeyError: There is no variable of this name.
+            ShardLost: A shard is lost.
+            Closed: This client is closed.
+        """
         return VariableMap(self._inside.names, self._opened)
 
     @property
@@ -136,12 +186,18 @@ class Store(DefaultStore[Cluster]):
                 raise KeyError(f"there is no variable {name!r}: it was dropped")
             return self._got(Arguments(name))
 
+    @described_as(OneStore.get_collection)
     def get_collection(self, name: str) -> list[Any]:
-        """Return what was added under a GraphKeys name, in order, a copy."""
+        """List what this client added to a collection.
+
+        Returns:
+            A new list, in the order of addition; empty for an unknown name.
+        """
         return list(self._inside.collections.get(name, []))
 
     # Many of its variables at once.
 
+    @described_as(OneStore.lookup)
     def lookup(
         self,
         keys: Mapping[OneStoresVariable | str, npt.ArrayLike],
@@ -149,47 +205,112 @@ class Store(DefaultStore[Cluster]):
         touch: bool = True,
         out: dict[OneStoresVariable | str, npt.NDArray[Any]] | None = None,
     ) -> dict[OneStoresVariable | str, npt.NDArray[Any]]:
-        """Look up keys of several variables, with one call to each shard: kvemb.Store.lookup."""
+        """Look up keys of several variables, as ``kvemb.Store.lookup`` does.
+
+        The client makes one call to each shard.
+
+        Returns:
+            A dict from the keys of ``keys``, in their order, to rows ``keys.shape + (dim,)`` in the value dtype: new
+            arrays, or those of ``out``.
+
+        Raises:
+            TypeError, ValueError: As ``Variable.lookup`` raises them; ValueError also for a variable that is given
+                twice or belongs to another store.
+            KeyError: The cluster has no variable of a name.
+            ShardLost: A shard is lost.
+            Closed: This client is closed.
+        """
         parts = call_arguments.parts_to_read(self, keys, out, self._by_name)
         wanted = [LookupPart(part.table, part.keys, part.values, None) for part in parts.values()]
         self._inside.lookup(wanted, touch=bool(touch))
         return call_arguments.rows_of(parts, out)
 
+    @described_as(OneStore.apply_gradients)
     def apply_gradients(self, grads: Mapping[OneStoresVariable | str, tuple[npt.ArrayLike, npt.ArrayLike]]) -> None:
-        """Take one optimizer step on several variables, with one call to each shard: kvemb.Store.apply_gradients."""
+        """Take one optimizer step on several variables, as ``kvemb.Store.apply_gradients`` does.
+
+        The client makes one call to each shard.
+
+        Raises:
+            TypeError, ValueError: As ``Variable.apply_gradients`` raises them; ValueError also for a variable that is
+                given twice or belongs to another store.
+            KeyError: The cluster has no variable of a name.
+            ShardLost: A shard is lost.
+            Closed: This client is closed.
+        """
         parts = list(call_arguments.checked_parts(self, grads, call_arguments.part_to_train, self._by_name).values())
         failures = self._inside.train([StepPart(part.table, part.keys, part.values) for part in parts])
         for part, failure in zip(parts, failures, strict=True):
             if failure is not None:
                 call_arguments.raise_named(part.table.name, failure)
 
+    @described_as(OneStore.prefetch)
     def prefetch(self, keys: Mapping[OneStoresVariable | str, npt.ArrayLike], *, after_lookup: bool = False) -> None:
-        """Start reading the cold rows of several variables for the next call. Changes no result.
+        """Start reading the cold rows of several variables, as ``kvemb.Store.prefetch`` does.
 
-        after_lookup: see Variable.prefetch.
+        Raises:
+            TypeError, ValueError: As ``lookup`` raises them.
+            KeyError: The cluster has no variable of a name.
+            ShardLost: A shard is lost.
+            Closed: This client is closed.
         """
         for part in call_arguments.checked_parts(self, keys, call_arguments.part_to_prefetch, self._by_name).values():
             part.table.operations.prefetch(part.keys, bool(after_lookup))
 
+    @described_as(OneStore.lookup)
     def lookup_async(
         self, keys: Mapping[OneStoresVariable | str, npt.ArrayLike], *, touch: bool = True
     ) -> Future[dict[OneStoresVariable | str, npt.NDArray[Any]]]:
-        """Start a lookup, and return a future of its result. keys must not change until it is done.
+        """Start a lookup on another thread. Calls that run at the same time are executed in any order.
 
-        Calls that run at the same time are executed in any order.
+        At most eight of a client's asynchronous calls run at a time; further ones wait. Do not change the keys until
+        the future is done.
+
+        Returns:
+            A future. Its ``result()`` returns what ``lookup`` returns, or raises what it raises.
+
+        Raises:
+            Closed: This client is closed.
+
+        Example:
+            >>> import kvemb.cluster
+            >>> with kvemb.cluster.open(shards=2, transport="local") as cluster:
+            ...     items = cluster.get_variable("items", dim=8)
+            ...     rows = cluster.lookup_async({"items": [1, 2, 3]})
+            ...     rows.result()["items"].shape
+            (3, 8)
         """
         return self._inside.start(lambda: self.lookup(keys, touch=touch))
 
+    @described_as(OneStore.apply_gradients)
     def apply_gradients_async(
         self, grads: Mapping[OneStoresVariable | str, tuple[npt.ArrayLike, npt.ArrayLike]]
     ) -> Future[None]:
-        """Start apply_gradients, and return a future, as lookup_async does."""
+        """Start ``apply_gradients`` on another thread. Calls that run at the same time are executed in any order.
+
+        Do not change the arrays until the future is done.
+
+        Returns:
+            A future. Its ``result()`` returns None, or raises what ``apply_gradients`` raises.
+
+        Raises:
+            Closed: This client is closed.
+        """
         return self._inside.start(lambda: self.apply_gradients(grads))
 
     # The store as a whole.
 
+    @described_as(OneStore.check)
     def check(self, *, deep: bool = False) -> None:
-        """Raise Corruption with the findings of the first shard that has any: kvemb.Store.check."""
+        """Check all shards, as ``kvemb.Store.check`` does.
+
+        Raises:
+            Corruption: Something is damaged. The message has the findings of the first shard that has any.
+            ColdStoreError: A disk could not be read.
+            Poisoned: An earlier write to a shard's disk failed.
+            ShardLost: A shard is lost.
+            Closed: This client is closed.
+        """
         self._inside.begin_call().calls.all("check", bool(deep))
 
     @overload
@@ -208,20 +329,46 @@ class Store(DefaultStore[Cluster]):
     def checkpoint(
         self, *, keep: int | None = None, block: bool = True, files: Files = None, extra: Extra = None
     ) -> Checkpoint | PendingCheckpoint[Checkpoint]:
-        """Write the next checkpoint of the series at the cluster's url, and return it once it is complete.
+        """Write the next checkpoint of the series at the cluster's url.
 
-        It contains every call on all shards or on none: calls wait while the shards take their snapshots. Then each
-        shard sends what changed since its last checkpoint, while later calls run. The checkpoint exists once all shards
-        have done so. With block=False returns a PendingCheckpoint once the snapshots are taken; result() waits for it.
-        If it fails, result() or this client's next flush(), checkpoint() or close() raises the error. Only one
-        checkpoint is written at a time: a second call, of any client, waits for the first.
+        The checkpoint contains every call on all shards or on none. Calls wait while the shards take their snapshots.
+        Then each shard sends what changed since its last checkpoint, while later calls run. The checkpoint exists once
+        all shards have sent theirs. Only one is written at a time: a second call, of any client, waits for the first.
+        Variables with ``checkpoint=False``, and those in memory alone, are left out.
 
-        keep: how many of the newest checkpoints are kept at the url; None: all. files, extra: what to save beside the
-        rows, such as dense parameters, as for kvemb.Store.checkpoint; a function that writes a file is called in this
-        process, before the snapshots. kvemb.cluster.latest(url)[1].extra has the values, and kvemb.cluster.pull_files
-        copies the files. Variables with checkpoint=False, and those in memory alone, are left out. Raises ValueError if
-        the cluster was opened without a url; TypeError, ValueError for keep, files and extra, and what a function
-        raises; TransferError, after which the next checkpoint tries again; ColdStoreError, Poisoned, ShardLost, Closed.
+        Read the values of ``extra`` with ``kvemb.cluster.latest``, and copy the files with
+        ``kvemb.cluster.pull_files``.
+
+        Args:
+            keep: How many of the newest checkpoints are kept at the url. None: all.
+            block: Whether to wait until the checkpoint is complete. With False the call returns once the snapshots are
+                taken, and ``result()`` of the returned object waits for the rest. If it fails, ``result()`` or this
+                client's next ``flush()``, ``checkpoint()`` or ``close()`` raises the error.
+            files: Other files that belong to this state, such as dense parameters: a dict from a name, without folders,
+                to bytes, a path to copy from, or a function that writes to a binary file. The function is called in
+                this process, before the snapshots.
+            extra: A dict of JSON values.
+
+        Returns:
+            The ``Checkpoint``; with ``block=False`` a ``kvemb.PendingCheckpoint``.
+
+        Raises:
+            ValueError: The cluster has no url; or ``keep``, the names of ``files``, or ``extra`` are not valid.
+            TypeError: ``keep``, ``files`` or ``extra`` has the wrong type.
+            TransferError: The url could not be written to. The next checkpoint tries again.
+            ColdStoreError: A shard's files could not be written.
+            Poisoned: A write of a shard's own files failed, in this call or earlier.
+            ShardLost: A shard is lost.
+            Closed: This client is closed.
+
+        Example:
+            >>> import kvemb.cluster
+            >>> with kvemb.cluster.open("series", shards=2, transport="local") as cluster:
+            ...     items = cluster.get_variable("items", dim=8)
+            ...     items.upsert([1, 2], np.ones((2, 8), np.float32))
+            ...     saved = cluster.checkpoint(extra={"epoch": 1})
+            >>> saved.number, saved.variables["items"].rows, saved.extra
+            (1, 2, {'epoch': 1})
         """
         if not self._series:
             raise ValueError("the cluster was opened without a url, where its checkpoints would be; open it with one")
@@ -230,33 +377,64 @@ class Store(DefaultStore[Cluster]):
         return pending.result() if block else pending
 
     def flush(self) -> None:
-        """Write a checkpoint, without files; the next process that opens the cluster starts there. See checkpoint()."""
+        """Write a checkpoint, without files. The next process that opens the cluster starts there.
+
+        Raises:
+            ValueError: The cluster has no url.
+            TransferError: The url could not be written to.
+            ColdStoreError: A shard's files could not be written.
+            Poisoned: A write of a shard's own files failed, in this call or earlier.
+            ShardLost: A shard is lost.
+            Closed: This client is closed.
+        """
         self.checkpoint()
 
     def recover(self) -> Recovery:
-        """After ShardLost, take the cluster back to its last checkpoint, with new shards; returns what was done.
+        """After ShardLost, take the cluster back to its last checkpoint, with new shards.
 
-        Changes of all clients after that checkpoint are lost. Every client must call this before its next call: the
-        first one does the work, and the others wait for it. A checkpoint that is being written is completed first, or
-        fails. Variables stay valid. A variable that the checkpoint lacks is empty again. A variable that was dropped
-        since exists again; if another was made under its name with another schema, that one raises Closed. Running
-        calls of this client's other threads raise ShardLost; these threads must call this, too. Raises ValueError
-        without a url; what kvemb.cluster.open raises, after which it may be called again; ShardLost if the process that
-        opened the cluster has ended; Closed.
+        Changes of all clients after that checkpoint are lost. A checkpoint that is being written is completed first, or
+        fails.
+
+        - Every client must call this before its next call. The first call does the work, and the others wait for it.
+        - Running calls of this client's other threads raise ShardLost. These threads must call this, too.
+        - Variables stay valid. A variable that the checkpoint lacks is empty again. A variable that was dropped since
+          exists again. If another was made under its name with another schema, that one raises Closed.
+
+        Returns:
+            The checkpoint to which the cluster went back, and what was lost.
+
+        Raises:
+            ValueError: The cluster has no url.
+            ShardLost: The process that opened the cluster has ended.
+            KvembError: What ``kvemb.cluster.open`` raises. You may call this again.
+            Closed: This client is closed.
         """
         if not self._series:
             raise ValueError("the cluster has no url, and no checkpoint to go back to; open another one")
         return self._inside.recover()
 
     def close(self, *, flush: bool = True) -> None:
-        """End this client. If it opened the cluster, write a last checkpoint, close every shard, and delete the shards'
-        files in scratch; Ctrl-C waits for that. No call changes rows after that checkpoint: calls of other threads and
-        clients that have not begun by then wait, and raise ShardLost when the shards are closed. Idempotent.
+        """End this client. If it opened the cluster, write a last checkpoint and end the cluster.
 
-        No checkpoint is written with flush=False, without a url, when a shard is lost, if nothing has changed since the
-        newest one, or if the last one has files or extra, which a newer one would lack; later changes are then lost. If
-        writing fails, its error is raised, the cluster stays open, and the calls that wait are executed. If an earlier
-        checkpoint with block=False failed and nobody got its error, that error is raised after the cluster is closed.
+        The client that opened the cluster closes every shard, and deletes the shards' files in ``scratch``; Ctrl-C
+        waits for that. No call changes rows after the last checkpoint: calls of other threads and clients that have not
+        begun by then wait, and raise ShardLost when the shards are closed. Calling it again does nothing.
+
+        No checkpoint is written without a url, when a shard is lost, or if nothing has changed since the newest one. If
+        the last checkpoint has files or extra, no newer one is written, which would lack them. Later changes are then
+        lost.
+
+        If the last checkpoint cannot be written, its error is raised, the cluster stays open, and the calls that wait
+        are executed. If an earlier checkpoint with ``block=False`` failed and nobody got its error, that error is
+        raised after the cluster is closed.
+
+        Args:
+            flush: With False, no checkpoint is written.
+
+        Raises:
+            TransferError: The url could not be written to.
+            ColdStoreError: A shard's files could not be written.
+            Poisoned: A write of a shard's own files failed.
         """
         if self.state.gone:
             return
@@ -278,12 +456,12 @@ class Store(DefaultStore[Cluster]):
 
     @property
     def stats(self) -> Stats:
-        """The sums of the counts of all existing variables on all shards; of a closed cluster, at its close."""
+        """The sums of the counts of all open variables on all shards; after ``close()``, the sums at that time."""
         return sum((stats for by_shard in counts_of(self._inside) for stats in by_shard), Stats())
 
     @property
     def stats_by_shard(self) -> list[Stats]:
-        """The sums of the counts of all variables, one for each shard, in the order of shards."""
+        """The sums of the counts of all open variables, one for each shard, in the order of shards."""
         each = zip(*counts_of(self._inside), strict=True)
         return [sum(of_shard, Stats()) for of_shard in each] or [Stats()] * self.shards
 

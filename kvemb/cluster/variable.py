@@ -21,6 +21,7 @@ from kvemb.errors import Closed, ShardLost
 from kvemb.handle import Handle, StoreHandle, inside
 from kvemb.memory.budget import Budget
 from kvemb.options import format_count
+from kvemb.signatures import described_as
 from kvemb.stats import Stats
 from kvemb.tiers.hot_tables import HotTables
 from kvemb.variable import Variable as OneStoresVariable
@@ -65,12 +66,14 @@ def lines_of(cluster: Cluster) -> Iterator[str]:
 
 
 class Variable(OneStoresVariable):
-    """An embedding table over the shards of a cluster; get one with Store.get_variable of kvemb.cluster.
+    """Stand for an embedding table whose rows are spread over the shards of a cluster.
 
-    Its methods are those of kvemb.Variable, with the same results. A call is atomic per key. hot_rows, init_size and
-    the memory of an Admission are each shard's; an Admission counts on each shard separately, so keys that share a
-    counter in one store may not share one here. For another number of shards, the counters of all shards that had the
-    keys are joined: no key has fewer sightings than before.
+    You get one from ``kvemb.cluster.Store.get_variable``. The methods and properties that ``kvemb.Variable`` has, too,
+    give the same results; their docstrings are there. A call is atomic per key.
+
+    ``hot_rows``, ``init_size`` and the memory of an ``Admission`` are for each shard. An ``Admission`` counts on each
+    shard separately, so keys that share a counter in one store may not share one here. If the number of shards changes,
+    the counters of all shards that had the keys are joined: no key has fewer sightings than before.
     """
 
     def __init__(self, store: StoreHandle[Cluster], specification: Specification) -> None:
@@ -79,12 +82,17 @@ class Variable(OneStoresVariable):
 
     @property
     def tables(self) -> tuple[HotTable, ...]:
-        """Empty: hot tables are in the shards."""
+        """An empty tuple: hot tables are in the shards."""
         return ()
 
     @property
     def stats_by_shard(self) -> list[Stats]:
-        """The counts of each shard since it was opened, in the order of shards; `stats` is their sum."""
+        """The counts of each shard since it was opened, in the order of shards. ``stats`` is their sum.
+
+        Raises:
+            ShardLost: A shard is lost.
+            Closed: The cluster is closed, or another client dropped the variable.
+        """
         return cast(ClusterStorage, self._inside.storage).stats_by_shard()
 
     def __repr__(self) -> str:
@@ -94,15 +102,33 @@ class Variable(OneStoresVariable):
             why = "lost" if isinstance(error, ShardLost) else "dropped by another client"
             return f"<kvemb.Variable {self.name!r}, {why}>"
 
+    @described_as(OneStoresVariable.lookup)
     def lookup_async(self, keys: npt.ArrayLike, return_exists: bool = False, *, touch: bool = True) -> Future[Any]:
-        """Start a lookup, and return a future of its result. keys must not change until it is done.
+        """Start a lookup on another thread. Calls that run at the same time are executed in any order.
 
-        Calls that run at the same time are executed in any order.
+        At most eight of a client's asynchronous calls run at a time; further ones wait. Do not change the keys until
+        the future is done.
+
+        Returns:
+            A future. Its ``result()`` returns what ``lookup`` returns, or raises what it raises.
+
+        Raises:
+            Closed: This client of the cluster is closed.
         """
         return self._cluster.start(lambda: self.lookup(keys, return_exists, touch=touch))
 
+    @described_as(OneStoresVariable.apply_gradients)
     def apply_gradients_async(self, keys: npt.ArrayLike, grads: npt.ArrayLike) -> Future[None]:
-        """Start apply_gradients, and return a future, as lookup_async does."""
+        """Start ``apply_gradients`` on another thread. Calls that run at the same time are executed in any order.
+
+        Do not change the arrays until the future is done.
+
+        Returns:
+            A future. Its ``result()`` returns None, or raises what ``apply_gradients`` raises.
+
+        Raises:
+            Closed: This client of the cluster is closed.
+        """
         return self._cluster.start(lambda: self.apply_gradients(keys, grads))
 
     def __reduce__(self) -> NoReturn:

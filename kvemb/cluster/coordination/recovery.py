@@ -9,11 +9,15 @@ from kvemb.options import format_time
 
 @dataclass(frozen=True)
 class Recovery:
-    """A cluster's return to its last checkpoint. number: of the checkpoint; None: there was none, so the cluster is
-    empty.
+    """Say what ``kvemb.cluster.Store.recover`` did. ``str()`` of it is a sentence for a log.
 
-    created: when its cut was made, in seconds since 1970. steps: for each variable of the checkpoint, the calls that
-    had recorded uses by then. seconds: from the call of recover() until all shards could be called again. lost: why.
+    Attributes:
+        number: The number of the checkpoint to which the cluster went back. None: there was none, so the cluster is
+            empty.
+        created: When that checkpoint's snapshots were taken, in seconds since 1970; None without one.
+        steps: For each variable of the checkpoint, how many calls had recorded uses by then.
+        seconds: Seconds from the call of ``recover()`` until all shards could be called again.
+        lost: Why the cluster was lost.
     """
 
     number: int | None

@@ -33,11 +33,17 @@ MAX_REMEMBERED = 256
 
 @dataclass(frozen=True, repr=False)
 class Checkpoint:
-    """A complete checkpoint of a cluster. number: in its series. id: 32 hexadecimal digits.
+    """Describe a complete checkpoint of a cluster, which ``kvemb.cluster.Store.checkpoint`` wrote.
 
-    created: when the cut was made, in seconds since 1970. variables: by name, with the rows of all shards.
-    nbytes: bytes sent to the URL for it. extra: the values saved beside the rows. files: the names of the files saved
-    beside the rows, which kvemb.cluster.pull_files copies.
+    Attributes:
+        number: Its number in the series.
+        id: Its identity, 32 hexadecimal digits.
+        created: When the shards took their snapshots, in seconds since 1970.
+        variables: A dict from each variable's name to its description, with the rows of all shards (``rows``), ``dim``
+            and others.
+        nbytes: Bytes sent to the url for it.
+        extra: The JSON values saved beside the rows.
+        files: The names of the files saved beside the rows, which ``kvemb.cluster.pull_files`` copies.
     """
 
     number: int

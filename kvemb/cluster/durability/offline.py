@@ -20,17 +20,48 @@ from kvemb.progress import Progress
 
 
 def is_series(path: str | os.PathLike[str]) -> bool:
-    """Whether path is a directory with checkpoints of a cluster. Raises TypeError or ValueError if it is not a path."""
+    """Say whether a path is a directory with checkpoints of a cluster.
+
+    Args:
+        path: A local path.
+
+    Returns:
+        True if it is.
+
+    Raises:
+        TypeError, ValueError: It is not a path.
+    """
     return paths.is_cluster_series(paths.local(path))
 
 
 def latest(
     url: str | os.PathLike[str], *, number: int | None = None, options: Mapping[str, Any] | None = None
 ) -> tuple[int, ClusterManifest]:
-    """Return a checkpoint of a cluster with its number; number None: the newest.
+    """Describe a checkpoint of a cluster, by default the newest, without opening the cluster.
 
-    It has `id`, `created`, `variables` and `shards`. Raises CheckpointNotFound, Corruption, UnsupportedFormat,
-    TransferError; TypeError, ValueError.
+    Args:
+        url: Where the cluster's checkpoints are: a directory or a URL.
+        number: The number of the checkpoint. None: the newest.
+        options: fsspec's options for the url's filesystem, a dict.
+
+    Returns:
+        Its number and its description, which has ``id``, ``created`` (seconds since 1970), ``variables``, ``shards``
+        and ``extra``.
+
+    Raises:
+        CheckpointNotFound: There is no such checkpoint.
+        Corruption: Its manifest is damaged.
+        UnsupportedFormat: It was written by a kvemb with another format.
+        TransferError: The url could not be read.
+        TypeError, ValueError: An argument is not valid.
+
+    Example:
+        >>> import kvemb.cluster
+        >>> with kvemb.cluster.open("series", shards=2, transport="local") as cluster:
+        ...     saved = cluster.checkpoint(extra={"epoch": 1})
+        >>> number, found = kvemb.cluster.latest("series")
+        >>> number, len(found.shards), found.extra
+        (1, 2, {'epoch': 1})
     """
     return found(ClusterSeries(url, options), number)
 
@@ -54,8 +85,22 @@ def verify(
 ) -> Verification:
     """Verify the checkpoints of a cluster: their manifests, and all files that shards pushed for them.
 
-    number: of the only checkpoint to check; None: all. deep: read every byte. progress(done, total): called with bytes,
-    for one shard after the other. Changes nothing. Raises CheckpointNotFound if there is none; TransferError.
+    It changes nothing.
+
+    Args:
+        url: Where the cluster's checkpoints are: a directory or a URL.
+        number: The number of the only checkpoint to verify. None: all.
+        deep: Whether to read every byte.
+        options: fsspec's options for the url's filesystem, a dict.
+        progress: ``fn(done, total)``, called with bytes, for one shard after the other.
+
+    Returns:
+        The findings. The result is true if there are none.
+
+    Raises:
+        CheckpointNotFound: There is no checkpoint of a cluster at the url, or none of this number.
+        TransferError: The url could not be read.
+        TypeError, ValueError: An argument is not valid.
     """
     series = ClusterSeries(url, options)
     report = Verification(series.url, bool(deep))

@@ -61,13 +61,41 @@ def reshard(
     progress: Progress | None = None,
     limits: Limits = SIZES,
 ) -> int:
-    """Rewrite a checkpoint of a cluster for another number of shards, as the next one at out; returns its number.
+    """Rewrite a checkpoint of a cluster for another number of shards, without opening the cluster.
 
-    url, out: of the two series, which may be the same. number: of the checkpoint; None: the newest. scratch: a
-    directory with room for two old shards, and twice the new shards that share rows with one of them; None: the
-    system's temporary directory. progress(done, total): called with rows. limits: sort_bytes and scan_rows bound the
-    rows in memory, which do not grow with the table. Raises Locked if a cluster has the directory out open; TypeError,
-    ValueError; what kvemb.cluster.restore and CheckpointManager.push raise.
+    The result is the next checkpoint at ``out``. Each old shard is read once. The rows in memory do not grow with the
+    table.
+
+    Args:
+        url: Where the cluster's checkpoints are: a directory or a URL.
+        out: Where the new checkpoint is published. It may be ``url``.
+        shards: The new number of shards, from 1 to 4,096.
+        number: The number of the checkpoint to rewrite. None: the newest.
+        scratch: A directory with room for two old shards, and twice the new shards that share rows with one of them.
+            None: the system's temporary directory.
+        options: fsspec's options for the filesystem of both, a dict.
+        progress: ``fn(done, total)``, called with rows.
+        limits: Its ``sort_bytes`` and ``scan_rows`` bound the rows in memory (``kvemb.limits.Limits``).
+
+    Returns:
+        The number of the new checkpoint.
+
+    Raises:
+        Locked: A cluster has the directory ``out`` open.
+        CheckpointNotFound: There is no such checkpoint.
+        TransferError: A url could not be read or written to.
+        Corruption: Bytes differ from what was written.
+        ColdStoreError: ``scratch`` cannot be written to.
+        TypeError, ValueError: An argument is not valid.
+
+    Example:
+        >>> import kvemb.cluster
+        >>> with kvemb.cluster.open("series", shards=2, transport="local") as cluster:
+        ...     items = cluster.get_variable("items", dim=8)
+        ...     items.upsert([1, 2], np.ones((2, 8), np.float32))
+        >>> number = kvemb.cluster.reshard("series", "series", shards=3)
+        >>> len(kvemb.cluster.latest("series", number=number)[1].shards)
+        3
     """
     count = as_int(shards, "shards", 1, BUCKETS)
     source, target = ClusterRemote(url, options), ClusterSeries(out, options)

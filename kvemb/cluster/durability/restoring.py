@@ -202,11 +202,33 @@ def pull_files(
     number: int | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> dict[str, Path]:
-    """Copy the files saved beside the rows of a cluster's checkpoint to a new folder; returns their paths, by name.
+    """Copy the files that were saved beside the rows of a cluster's checkpoint to a new folder.
 
-    url, options: of the cluster. number: of the checkpoint; None: the newest. If this fails, the folder does not exist.
-    Raises CheckpointNotFound, FileExistsError, TransferError, ColdStoreError; Corruption naming a file; TypeError,
-    ValueError.
+    If this fails, the folder does not exist.
+
+    Args:
+        url: Where the cluster's checkpoints are: a directory or a URL.
+        folder: The new folder.
+        number: The number of the checkpoint. None: the newest.
+        options: fsspec's options for the url's filesystem, a dict.
+
+    Returns:
+        A dict from each file's name to its path in the folder.
+
+    Raises:
+        CheckpointNotFound: There is no such checkpoint.
+        FileExistsError: The folder exists.
+        TransferError: The url could not be read.
+        ColdStoreError: The folder could not be written.
+        Corruption: A file differs from what was written. The message names it.
+        TypeError, ValueError: An argument is not valid.
+
+    Example:
+        >>> import kvemb.cluster
+        >>> with kvemb.cluster.open("series", shards=2, transport="local") as cluster:
+        ...     saved = cluster.checkpoint(files={"dense.bin": b"weights"})
+        >>> kvemb.cluster.pull_files("series", "dense")["dense.bin"].read_bytes()
+        b'weights'
     """
     series, place = ClusterRemote(url, options), paths.local(folder, "folder").absolute()
     at, described = found(series, number)
