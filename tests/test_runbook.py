@@ -51,3 +51,35 @@ def test_each_warning_and_line_of_the_log_is_told(where):
     # What logs a whole object logs its str(): kvemb.durability.recovery and kvemb.cluster.coordination.recovery.
     wanted = [message] if message else ["was not closed; recovered: its durable point of", "the cluster went back"]
     assert [each for each in wanted if " ".join(each.split()) not in WORDS] == []
+
+
+def strings() -> Iterator[str]:
+    """Yield the text of each string of the library; what is filled in is an ellipsis, and so is each doubtful part."""
+    for path in [*(ROOT / "kvemb").rglob("*.py"), *(ROOT / "backends").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(str(part.value) if isinstance(part, ast.Constant) else "..." for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+# What others say: the system, Python, the shell.
+OF_OTHERS = {
+    *("No space left on device", "Permission denied", "Read-only file system", "Input/output error"),
+    *("No locks available", "Operation not supported"),
+}
+
+
+def test_quoted_messages_are_those_of_the_library():
+    """Of each error's section: the quote at its beginning, and the first column of its table, in backticks."""
+    sections = PAGE.partition("## Errors when something is opened")[2].partition("## Failures without an error")[0]
+    quotes = re.findall(r"^> (.+)$", sections, re.MULTILINE)
+    for line in re.findall(r"^\| (.+?) \|", sections, re.MULTILINE):
+        quotes += re.findall(r"`([^`]+ [^`]+)`", line)
+    assert len(quotes) > 50
+    library = "\n".join(" ".join(text.split()) for text in strings())
+    # A message may be made of several strings: of the lock, who has it; and what to do, after a semicolon.
+    pieces = {
+        piece.strip() for quote in quotes for piece in re.split(r"\.\.\.|;|: (?=No)| (?=elsewhere)", quote)
+    } - OF_OTHERS
+    assert [piece for piece in sorted(pieces) if len(piece) > 3 and piece not in library] == []
