@@ -46,11 +46,11 @@ class Attachments:
         for name, content in self._files.items():
             if not isinstance(name, str) or re.fullmatch(ATTACHED, f"{layout.FILES}/{name}") is None:
                 raise ValueError(
-                    f"files must be named by 1 to 200 letters, digits and the characters _ . + - (not a dot first), "
-                    f"without folders, got {brief(name)}"
+                    "files must have names of 1 to 200 letters, digits and the characters _ . + -, without folders and "
+                    f"without a dot at the beginning, got {brief(name)}"
                 )
             if (other := folded.setdefault(name.lower(), name)) != name:
-                raise ValueError(f"files {other!r} and {name!r} are one name on some filesystems; rename one")
+                raise ValueError(f"files {other!r} and {name!r} are the same name on some filesystems; rename one")
             if isinstance(content, (str, os.PathLike)):
                 os.stat(content)  # raises before anything is written
             elif not isinstance(content, (bytes, bytearray, memoryview)) and not callable(content):
@@ -104,7 +104,7 @@ class AttachedFiles(Mapping[str, Path]):
                 check_is_of_file(error, path)
                 raise Corruption(f"{path} cannot be read: {error}; use another checkpoint") from error
         if digest != entry.sha256:
-            raise Corruption(f"{path} is damaged: its checksum is not that in the manifest; use another checkpoint")
+            raise Corruption(f"{path} is damaged: its checksum differs from the manifest; use another checkpoint")
         return path
 
     def __iter__(self) -> Iterator[str]:

@@ -201,7 +201,8 @@ def warn_if_not_closed(store: Path, point: Manifest) -> None:
     if layout.was_not_closed(store):
         when = format_time(point.created)
         _logger.warning(
-            "the store %s was not closed; this is its durable point of %s: opening it for writing recovers the rest",
+            "the store %s was not closed; it is read as of its durable point of %s: open it for writing to recover "
+            "the rest",
             store,
             when,
         )

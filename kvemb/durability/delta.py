@@ -62,9 +62,9 @@ def epochs_since(path: Path, described: Manifest, before: str) -> list[Epoch]:
     epochs = since(described.changes, before)
     if epochs is None:
         raise CheckpointNotFound(
-            f"{path} does not record what changed since checkpoint {before}: it belongs to another store, or follows "
-            "that checkpoint by more checkpoints than are recorded; the oldest it knows is "
-            f"{described.changes[0].since}. Compare whole tables, or restore"
+            f"{path} does not record what changed since checkpoint {before}, only since {described.changes[0].since}: "
+            "either it belongs to another store, or more checkpoints lie between than are recorded; compare whole "
+            "tables, or restore"
         )
     return epochs
 

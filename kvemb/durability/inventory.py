@@ -75,7 +75,7 @@ class Inventory:
             entries[name] = future.result()
             if same_names and is_checked_on_read(name) and entries[name] != self._known.get(name):
                 where = (self._before or self._directory) / name
-                raise Corruption(f"{where} is damaged: its checksum is not that in the manifest")
+                raise Corruption(f"{where} is damaged: its checksum differs from the manifest")
         return entries
 
     def _files(self, pattern: str) -> tuple[dict[str, FileEntry], dict[str, Path]]:
@@ -129,7 +129,7 @@ def damages(
             elif deep or not is_checked_on_read(name):
                 with open(path, "rb") as file:
                     if hashlib.file_digest(file, "sha256").hexdigest() != entry.sha256:
-                        yield f"{path} is damaged: its checksum is not that in the manifest"
+                        yield f"{path} is damaged: its checksum differs from the manifest"
         except (FileNotFoundError, NotADirectoryError):
             link = f": it is a symbolic link to {os.readlink(path)}, which is missing" if path.is_symlink() else ""
             yield f"{path} is missing{link}"

@@ -52,7 +52,7 @@ class Journal:
         try:
             fresh_files.make_directory(directory)
         except OSError as error:
-            raise ColdStoreError(f"cannot make {directory}: {error}") from error
+            raise ColdStoreError(f"cannot create {directory}: {error}") from error
         self._file, self._number = self._new_segment(number), number
         self._before = 0  # entries before this segment
 

@@ -28,7 +28,7 @@ ROWS, REMOVED, CLEARED, CONTINUED, COUNTED = 1, 2, 3, 4, 5  # on disk; do not re
 
 Data = bytes | mmap.mmap
 
-_ADVICE = "run kvemb verify --deep, and restore from a checkpoint, or kvemb repair, which keeps what can be read"
+_ADVICE = "run kvemb verify --deep; then restore from a checkpoint, or run kvemb repair, which keeps what can be read"
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def read(paths: list[Path], *, begun: bool) -> Iterator[LogEntry]:
         if (synced := _synced_up_to(path, good if path is paths[at] else 0)) > last:
             raise Corruption(
                 f"{paths[at]} is damaged at byte {good:,}: entries up to {synced:,} had been synced, "
-                f"{last:,} can be read; {_ADVICE}"
+                f"but only those up to {last:,} can be read; {_ADVICE}"
             )
 
 

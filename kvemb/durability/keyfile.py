@@ -86,7 +86,7 @@ def read_keys(path: Path) -> Iterator[Ordered]:
             except (zlib.error, ValueError) as error:
                 raise _damaged(path, f"has a frame of {number:,} keys with an invalid payload: {error}") from error
             if first <= last or (keys[1:] <= keys[:-1]).any():
-                raise _damaged(path, "has keys that do not ascend")
+                raise _damaged(path, "has keys that are not in ascending order")
             count, last = count + number, int(keys[-1])
             yield keys
 

@@ -70,7 +70,7 @@ def check_not_deleted(path: Path, cause: Exception | None = None) -> None:
     """Raise CheckpointNotFound if a checkpoint that was being read is there no more. cause: what failed."""
     if not os.path.lexists(path):
         raise CheckpointNotFound(
-            f"{path} was deleted while it was read; name a newer checkpoint, or keep more of them"
+            f"{path} was deleted while it was read; name a newer checkpoint, or keep more checkpoints"
         ) from cause
 
 
@@ -108,7 +108,7 @@ def check_store_path(path: Path) -> None:
         raise Corruption(f"{path / CURRENT} is missing, but {points[0]} exists; run kvemb repair")
     if not (path / LOCK).exists() and any((path / POINTS).glob("*")):
         # A new store has its lock before any point; an empty store in place of the restored one would lose its rows.
-        raise StoreNotFound(f"{path} was left by a restore that was interrupted; delete it, and begin again")
+        raise StoreNotFound(f"{path} was left by an interrupted restore; delete it, and restore again")
     strange = sorted(entry.name for entry in path.iterdir() if entry.name not in _OURS)
     if strange:
         raise StoreNotFound(f"{path} is not a store: it contains {strange[0]!r}; name a store, or an empty directory")

@@ -40,7 +40,7 @@ def _check(entry: LogEntry, variables: Mapping[str, VariableEntry]) -> None:
     if not 0 <= entry.step < MAX_STEPS:
         raise ValueError(f"must have a step from 0 to 2**62 - 1, got {entry.step}")
     if not entry.synced < entry.number:
-        raise ValueError(f"must be above the last one that was synced, got {entry.synced:,}")
+        raise ValueError(f"must come after the last synced entry, which it says is {entry.synced:,}")
     if entry.kind == COUNTED:
         if entry.rows or len(entry.payload) != NUMBER.size or not 0 < counted(entry) < MAX_STEPS:
             raise ValueError("must have a count of steps from 1 to 2**62 - 1")

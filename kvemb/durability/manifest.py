@@ -238,7 +238,9 @@ def parse(text: str, path: str, *, max_characters: int = MAX_CHARACTERS) -> Mani
     except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
         raise Corruption(f"{path} is damaged: {error!r}; restore from another checkpoint") from error
     if version == CLUSTER_FORMAT:
-        raise UnsupportedFormat(f"{path} is of a cluster; use kvemb.restore to make one store of it")
+        raise UnsupportedFormat(
+            f"{path} describes a checkpoint of a cluster; use kvemb.restore to make a single store of it"
+        )
     if type(version) is not int or version not in READABLE:
         raise UnsupportedFormat(
             f"{path} has format {brief(version)}, this kvemb reads formats {', '.join(map(str, READABLE))}; "
@@ -259,7 +261,7 @@ def parse(text: str, path: str, *, max_characters: int = MAX_CHARACTERS) -> Mani
         data["sightings"] = {name: Counted(**entry) for name, entry in data.get("sightings", {}).items()}
         manifest = Manifest(**data)
         if strange := [name for name in manifest.files if not _is_listed(name, version)]:
-            raise ValueError(f"{brief(strange[0])} is no file that a checkpoint lists")
+            raise ValueError(f"it lists {brief(strange[0])}, which is no file of a checkpoint")
         if missing := manifest.named_files - set(manifest.files):
             raise ValueError(f"it names {min(missing)} but does not list it in files")
         return manifest

@@ -45,7 +45,7 @@ def url_text(url: str | os.PathLike[str]) -> str:
 def check_options(given: str | os.PathLike[str], options: object) -> None:
     """Raise ValueError if there are options of fsspec's for a local path, which needs none."""
     if options and "://" not in str(given):
-        raise ValueError(f"options are those of a URL's filesystem, and {given} is a local path; leave them out")
+        raise ValueError(f"options are for a URL's filesystem, but {given} is a local path; leave them out")
 
 
 def text_of(given: str | os.PathLike[str], what: str) -> str:
@@ -62,8 +62,8 @@ def check_own(store: Path) -> None:
     for folder in (store / layout.POINTS, store / layout.LOG):
         if folder.is_symlink():
             raise Corruption(
-                f"{folder} is a symbolic link to {os.readlink(folder)}; a store changes only what is in its own "
-                f"directory: put the folder itself there, or link to {store} as a whole"
+                f"{folder} is a symbolic link to {os.readlink(folder)}; a store changes only files in its own "
+                f"directory: move the folder itself there, or link to {store} as a whole"
             )
 
 
@@ -92,7 +92,7 @@ def cluster_message(path: Path) -> str | None:
     numbered = path.name.isdecimal() and not path.exists()
     if not is_cluster_series(place := path.parent if numbered else path):
         return None
-    return f"{place} has a cluster's checkpoints: kvemb.cluster.open opens it, kvemb.restore makes a store of one"
+    return f"{place} has a cluster's checkpoints: kvemb.cluster.open opens them, kvemb.restore makes a store of one"
 
 
 def missing_checkpoint_message(path: Path) -> str | None:
@@ -122,7 +122,9 @@ def check_series_root(root: Path) -> None:
     if kind := "store" if layout.is_store(root) else "checkpoint" if layout.is_checkpoint(root) else None:
         raise FileExistsError(f"{root} is a {kind}, not a series of checkpoints; name another directory")
     if is_cluster_series(root):
-        raise FileExistsError(f"{root} has a cluster's checkpoints, which it writes itself; name another directory")
+        raise FileExistsError(
+            f"{root} has a cluster's checkpoints, which only the cluster writes; name another directory"
+        )
     if root.exists() and not root.is_dir():
         raise FileExistsError(f"{root} is a file, not a series of checkpoints; name a directory")
     layout.check_outside_stores(root, "series")

@@ -91,7 +91,7 @@ def test_a_damaged_key_file_is_told_even_where_its_checksum_fits(checkpoint):
     (checkpoint / name).write_bytes(damaged)
     assert findings(checkpoint, deep=False) == []
     (by_checksum,) = findings(checkpoint)
-    assert "its checksum is not that in the manifest" in by_checksum
+    assert "its checksum differs from the manifest" in by_checksum
     (checkpoint / name).write_bytes(damaged)
     fitting = inventory.measure(checkpoint / name)
     (told,) = findings(checkpoint, replace(described, files={**described.files, name: fitting}))

@@ -32,7 +32,7 @@ def test_a_draft_of_a_crash_during_creation_is_no_point(tmp_path):
 def test_what_a_restore_that_was_killed_left_does_not_open_as_an_empty_store(tmp_path):
     """A program that restores unless the store is there would have gone on without its rows."""
     (tmp_path / "points" / ".000007.1-1.tmp" / "rows").mkdir(parents=True)
-    with pytest.raises(StoreNotFound, match="left by a restore that was interrupted; delete it"):
+    with pytest.raises(StoreNotFound, match="left by an interrupted restore; delete it"):
         layout.check_store_path(tmp_path)
 
 

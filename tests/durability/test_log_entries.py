@@ -53,7 +53,7 @@ def test_what_a_log_may_hold_is_given_as_it_is(tmp_path):
         (log_entry(name=b"\xff"), "which the store does not have"),
         (log_entry(step=-1), r"step from 0 to 2\*\*62 - 1, got -1"),
         (log_entry(step=MAX_STEPS), f"got {MAX_STEPS}"),
-        (log_entry(synced=1), "above the last one that was synced, got 1"),
+        (log_entry(synced=1), "come after the last synced entry, which it says is 1"),
         (log_entry(row(), rows=2), "bytes for each of 2 rows, got 33 bytes"),
         (log_entry(row()[:-1], rows=1), "bytes for each of 1 rows, got 32 bytes"),
         (log_entry(removed(1), REMOVED, rows=2), "8 bytes for each of 2 rows, got 8 bytes"),

@@ -112,11 +112,11 @@ def test_what_has_a_clusters_checkpoints_is_neither_a_store_nor_a_single_stores_
     for path in (tmp_path / "series", tmp_path / "series" / "00000001"):
         for how in ({}, {"read_only": True}):
             with pytest.raises(
-                StoreNotFound, match=r"series has a cluster's checkpoints: kvemb\.cluster\.open opens it"
+                StoreNotFound, match=r"series has a cluster's checkpoints: kvemb\.cluster\.open opens them"
             ):
                 kvemb.open(path, **how)
     manager = kvemb.CheckpointManager(tmp_path / "series")
-    with pytest.raises(FileExistsError, match="series has a cluster's checkpoints, which it writes itself"):
+    with pytest.raises(FileExistsError, match="series has a cluster's checkpoints, which only the cluster writes"):
         manager.push("memory://elsewhere")
-    with pytest.raises(FileExistsError, match="series has a cluster's checkpoints, which it writes itself"):
+    with pytest.raises(FileExistsError, match="series has a cluster's checkpoints, which only the cluster writes"):
         manager.resume(tmp_path / "store")

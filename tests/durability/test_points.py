@@ -158,7 +158,7 @@ def test_a_point_is_read_and_its_database_closed(tmp_path, caplog):
         assert described.point == 1
         assert not database.closed
     assert database.closed
-    assert f"the store {store} was not closed; this is its durable point of" in caplog.text
+    assert f"the store {store} was not closed; it is read as of its durable point of" in caplog.text
 
 
 @pytest.mark.parametrize("error", [ColdStoreError("unreadable"), FileNotFoundError("unreadable")])

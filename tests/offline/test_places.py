@@ -137,7 +137,7 @@ def test_options_of_a_local_path_are_refused_everywhere(tmp_path, memory):
             lambda: series.pull(tmp_path / "pushed", options=options),
             lambda: series.remote_numbers(tmp_path / "pushed", options=options),
         ):
-            with pytest.raises(ValueError, match=r"options are those of a URL's filesystem, and .* is a local path"):
+            with pytest.raises(ValueError, match=r"options are for a URL's filesystem, but .* is a local path"):
                 call()
     assert not out.exists()
     assert not (tmp_path / "other").exists()

@@ -54,7 +54,7 @@ def test_a_damaged_or_hostile_manifest_elsewhere_is_refused(store, manager, tmp_
         described.files[name] = described.files.pop(strange)
         with (
             kvemb.CheckpointManager(tmp_path / "copy") as copy,
-            pytest.raises(Corruption, match=r"no file that a checkpoint|paths below the directory"),
+            pytest.raises(Corruption, match=r"no file of a checkpoint|paths below the directory"),
         ):
             copy.pull(url)
     for sha256 in ("../../escaped", "", "x" * 64, None, 7):

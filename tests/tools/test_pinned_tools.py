@@ -136,7 +136,7 @@ def test_who_reads_a_store_that_was_not_closed_is_told(tmp_path, caplog, capsys)
     for read in (lambda: rows_of(tmp_path / "left"), lambda: run(["info", str(tmp_path / "left")])):
         caplog.clear()
         read()
-        assert "was not closed; this is its durable point of" in caplog.messages[0]
+        assert "was not closed; it is read as of its durable point of" in caplog.messages[0]
     with kvemb.open(tmp_path / "left", memory_budget=BUDGET) as opened:
         assert opened.variables["table"].size() == 1
         with pytest.raises(KeyError, match="there is no variable 'tabel'; there is table"):

@@ -93,5 +93,5 @@ def read_counters(folder: Path, entry: Counted) -> Counters:
 def _damaged(path: Path, how: str) -> Corruption:
     return Corruption(
         f"{path}, with the sightings of an Admission, {how}; use another checkpoint, or give the Admission another "
-        "memory_bytes: then sightings are counted anew"
+        "memory_bytes: sightings then start again at 0"
     )

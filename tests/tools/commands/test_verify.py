@@ -52,7 +52,7 @@ def test_damage_is_named_and_gives_exit_code_1(root: Path, capsys: pytest.Captur
     assert run(["verify", str(root / "00000002")]) == 0
     assert "--deep reads them" in capsys.readouterr().out
     assert run(["verify", str(root / "00000002"), "--deep", "--quiet"]) == 1
-    assert f"{path} is damaged: its checksum is not that in the manifest" in capsys.readouterr().out
+    assert f"{path} is damaged: its checksum differs from the manifest" in capsys.readouterr().out
     assert run(["verify", str(root / "00000002"), "--deep", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["sound"] is False
 
