@@ -45,7 +45,8 @@ def most_open(path: Path) -> int | None:
     most = max(FEW_FILES, limit // 4)
     if (count := sum(1 for _ in path.glob("*.sst"))) > most:
         _logger.warning(
-            "%s has %d files, and this process may open %d: reads of cold rows are slow; raise the limit (ulimit -Hn)",
+            "%s has %d files, but this process may open only %d at a time, so reads of cold rows are slow; raise the "
+            "limit (ulimit -Hn)",
             path,
             count,
             limit,

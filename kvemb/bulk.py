@@ -275,7 +275,10 @@ def restrict(variable: Variable, num_reserved: int, *, progress: Progress | None
         (2, 3)
     """
     if variable.restrict_policy is None:
-        raise ValueError(f"variable {variable.name!r} has no restrict policy, whose scores say which rows leave")
+        raise ValueError(
+            f"variable {variable.name!r} has no restrict policy, whose scores say which rows leave; create it with "
+            "restrict_policy=, or copy it to a new store with kvemb migrate --policy"
+        )
     if isinstance(variable.restrict_policy, MissingPolicy):
         raise variable.restrict_policy.error()
     reserved, operations = as_int(num_reserved, "num_reserved", 0, MAX_ROWS), inside(variable).operations

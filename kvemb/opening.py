@@ -90,10 +90,10 @@ def open(
     if durability not in ("checkpoint", "write"):
         raise ValueError(f"durability must be 'checkpoint' or 'write', got {durability!r}")
     if durability == "write" and (read_only or follow):
-        raise ValueError("durability='write' is of a store that is written to; leave it out to read one")
+        raise ValueError("durability='write' needs a writable store; remove it, or remove read_only and follow")
     seconds = as_flush_every(flush_every)
     if seconds is not None and (read_only or follow):
-        raise ValueError("flush_every is of a store that is written to; leave it out to read one")
+        raise ValueError("flush_every needs a writable store; remove it, or remove read_only and follow")
     with few_files.told(f"open {path}"):
         engine = Engine(
             place,
@@ -112,8 +112,8 @@ def open(
         weakref.finalize(engine, _warn_if_open, store.state)
     if (asked := store.budget.total) > (there := memory_bytes()):
         _logger.warning(
-            "the memory_budget of %s is %s, and this machine, or container, has %s: the system may end the process "
-            "when the hot tables have grown; ask for less",
+            "the memory_budget of %s is %s, but this machine or container has only %s: the system may kill the process "
+            "once the hot tables have grown; use a smaller memory_budget",
             path,
             format_bytes(asked),
             format_bytes(there),

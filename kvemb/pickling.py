@@ -49,9 +49,11 @@ def _reduce_variable(variable: Variable) -> tuple[Any, ...]:
     inside(variable).storage.state.check_open()
     store, name = variable.resource_handle
     if not variable.persistent:
-        raise TypeError(f"variable {name!r} cannot be pickled: its rows are in this process's memory alone")
+        raise TypeError(
+            f"variable {name!r} cannot be pickled: its rows are only in this process's memory; use RocksDBCreator"
+        )
     if not store.state.read_only and name not in inside(store).points.current.variables:
-        raise ValueError(f"variable {name!r} cannot be pickled before {store.path} is flushed: call store.flush()")
+        raise ValueError(f"variable {name!r} cannot be pickled before {store.path} is flushed; call store.flush()")
     return arrived_variable, (store.path, name)
 
 

@@ -49,9 +49,9 @@ def _common(taken: Checkpoint, here: list[Epoch]) -> tuple[str, list[str]]:
         return found
     last = next((epoch.since for epoch in reversed(here) if epoch.includes is not None), here[-1].since)
     raise CheckpointNotFound(
-        f"{taken.path} does not record what changed since checkpoint {last}, which this store includes: it belongs to "
-        "another store, or follows that checkpoint by more checkpoints than are recorded, or its store went back to an "
-        "earlier one; restore it to a new store"
+        f"{taken.path} does not record what changed since checkpoint {last}, up to which this store follows: either it "
+        "belongs to another store, or more checkpoints lie between than are recorded, or its store went back to an "
+        "earlier checkpoint; restore it to a new store"
     )
 
 

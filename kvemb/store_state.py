@@ -94,8 +94,8 @@ class StoreState:
         if self.cause is not None:
             cause = str(self.cause) or repr(self.cause)
             raise Poisoned(
-                f"the store {self.name} refuses writes since one failed: {cause}; reads go on; "
-                "free what is short, then close and reopen it: it recovers what was durable"
+                f"the store {self.name} refuses writes, because one failed: {cause}; reads still work. Free what is "
+                "short, such as disk space, then close the store and open it again: it recovers what was durable"
             ) from self.cause
 
     @property

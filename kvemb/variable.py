@@ -94,7 +94,7 @@ class Variable(Handle[Table]):
         self._store = store_or_default(arguments.store)
         engine = inside(self._store)
         if not isinstance(engine, Engine):
-            raise TypeError(f"Variable makes one in a Store; use get_variable of {brief(self._store)}")
+            raise TypeError(f"store must be a Store, got {brief(self._store)}; call its get_variable instead")
         super().__init__(open_table(engine, arguments, self))
         if arguments.regularizer is not None and (loss := arguments.regularizer(self)) is not None:
             engine.collect(GraphKeys.REGULARIZATION_LOSSES, loss)

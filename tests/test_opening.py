@@ -62,7 +62,7 @@ def test_a_budget_above_the_memory_of_the_machine_is_told(tmp_path, caplog):
 def test_what_only_a_writer_has_is_refused_for_a_reader(store):
     """durability="write" was ignored."""
     for reading in ({"read_only": True}, {"follow": True}):
-        with pytest.raises(ValueError, match="durability='write' is of a store that is written to; leave it out"):
+        with pytest.raises(ValueError, match="durability='write' needs a writable store; remove it"):
             kvemb.open(store.path, durability="write", **reading)
 
 

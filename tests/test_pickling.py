@@ -68,10 +68,12 @@ def test_one_of_a_checkpoint_arrives_as_it_is_there(store, users, tmp_path):
 def test_what_no_other_process_could_read_is_refused(open_store, tmp_path):
     store = open_store(tmp_path / "other")
     new = store.get_variable("new", dim=2)
-    with pytest.raises(ValueError, match=r"'new' cannot be pickled before .* is flushed: call store\.flush"):
+    with pytest.raises(ValueError, match=r"'new' cannot be pickled before .* is flushed; call store\.flush"):
         pickle.dumps(new)
     scratch = store.get_variable("scratch", dim=2, kv_creator=kvemb.MemoryCreator())
-    with pytest.raises(TypeError, match="'scratch' cannot be pickled: its rows are in this process's memory alone"):
+    with pytest.raises(
+        TypeError, match="'scratch' cannot be pickled: its rows are only in this process's memory; use RocksDBCreator"
+    ):
         pickle.dumps(scratch)
     store.flush()
     assert pickle.dumps(new)

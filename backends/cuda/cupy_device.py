@@ -81,7 +81,7 @@ class CupyDevice:
                 self._free_unused()
                 memory = self._allocated(nbytes)
         if memory is None:
-            raise MemoryError(f"gpu:{self._device.id} has no {format_bytes(nbytes)} left")
+            raise MemoryError(f"gpu:{self._device.id} has less than {format_bytes(nbytes)} left")
         return Memory(int(memory), memory)
 
     def _free_unused(self) -> None:
@@ -106,7 +106,9 @@ class CupyDevice:
                 owner = self._cupy.cuda.PinnedMemory(nbytes, self._runtime.hostAllocPortable)
                 memory = self._cupy.cuda.PinnedMemoryPointer(owner, 0)
         except self._runtime.CUDARuntimeError as error:
-            raise MemoryError(f"the host has no {format_bytes(nbytes)} of pinned memory left: {error}") from error
+            raise MemoryError(
+                f"the host has less than {format_bytes(nbytes)} of pinned memory left: {error}"
+            ) from error
         return np.frombuffer(memory, np.uint8, nbytes)
 
     def stream(self) -> int:

@@ -98,7 +98,7 @@ class Staging:
         """Log once that there is no pinned memory."""
         if not self._warned:
             self._warned = True
-            _logger.warning("%s; what crosses to or from the GPU through memory that is not pinned takes longer", error)
+            _logger.warning("%s; transfers to and from the GPU use unpinned memory instead, which is slower", error)
 
     def lane(self) -> DoubleBuffer:
         """Return a lane, a free one if possible. Use it under its lock; a thread may use only one at a time."""

@@ -238,9 +238,7 @@ def parse(text: str, path: str, *, max_characters: int = MAX_CHARACTERS) -> Mani
     except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
         raise Corruption(f"{path} is damaged: {error!r}; restore from another checkpoint") from error
     if version == CLUSTER_FORMAT:
-        raise UnsupportedFormat(
-            f"{path} describes a checkpoint of a cluster; use kvemb.restore to make a single store of it"
-        )
+        raise UnsupportedFormat(f"{path} is a cluster's checkpoint; use kvemb.restore to make one store of it")
     if type(version) is not int or version not in READABLE:
         raise UnsupportedFormat(
             f"{path} has format {brief(version)}, this kvemb reads formats {', '.join(map(str, READABLE))}; "

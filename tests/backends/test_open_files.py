@@ -69,6 +69,6 @@ def test_fewer_files_than_there_are_is_said(limits, tmp_path, caplog):
     for number in range(80):
         (tmp_path / f"{number:06}.sst").touch()
     assert open_files.most_open(tmp_path) == 75
-    assert "has 80 files, and this process may open 300" in caplog.text
+    assert "has 80 files, but this process may open only 300" in caplog.text
     limits[:] = 20_000, 20_000
     assert open_files.most_open(tmp_path) is None

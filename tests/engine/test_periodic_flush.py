@@ -194,8 +194,8 @@ def test_a_store_that_nothing_refers_to_is_still_told_as_not_closed(tmp_path, ca
         ({"flush_every": 0}, ValueError, "flush_every must be a number of seconds, above 0, at most .*, got 0"),
         ({"flush_every": "30s"}, TypeError, "flush_every must be a number of seconds, such as .* got str '30s'"),
         ({"flush_every": float("nan")}, ValueError, "flush_every"),
-        ({"flush_every": 1, "read_only": True}, ValueError, "flush_every is of a store that is written to"),
-        ({"flush_every": 1, "follow": True}, ValueError, "flush_every is of a store that is written to"),
+        ({"flush_every": 1, "read_only": True}, ValueError, "flush_every needs a writable store; remove it"),
+        ({"flush_every": 1, "follow": True}, ValueError, "flush_every needs a writable store; remove it"),
     ],
 )
 def test_what_is_refused(store, arguments, error, message):
