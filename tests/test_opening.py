@@ -56,7 +56,7 @@ def test_a_budget_above_the_memory_of_the_machine_is_told(tmp_path, caplog):
     assert told_of(tmp_path, caplog) == []
     kvemb.open(tmp_path / "large", memory_budget="15TiB").close()
     (told,) = told_of(tmp_path, caplog)
-    assert f"the memory_budget of {tmp_path / 'large'} is 15.0 TiB, and this machine, or container, has" in told
+    assert f"the memory_budget of {tmp_path / 'large'} is 15.0 TiB, but this machine or container has only" in told
 
 
 def test_what_only_a_writer_has_is_refused_for_a_reader(store):

@@ -43,7 +43,7 @@ class Recovery:
     def __str__(self) -> str:
         when = format_time(self.created)
         added = f" and {format_count(self.rows, 'row')} written later, from the log" if self.rows else ""
-        return f"the store {self.path} was not closed; recovered its durable point of {when}{added}"
+        return f"the store {self.path} was not closed; recovered: its durable point of {when}{added}"
 
     def log_warning(self) -> None:
         """Log it as a warning."""
