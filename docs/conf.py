@@ -62,7 +62,7 @@ def setup(app: Sphinx) -> None:
 
 def _of_the_root(_: Sphinx, path: object, __: str, content: list[str]) -> None:
     """Make the links of a page of the repository's root those of the site, which includes it."""
-    text = re.sub(r"\]\(docs/", "](/", content[0])
+    text = content[0].replace("](docs/", "](/").replace('src="docs/', 'src="/')
     for name, page in _AT_THE_ROOT.items():
         text = text.replace(f"]({name}", f"]({page}")
     content[0] = text
