@@ -174,7 +174,7 @@ def test_the_page_tells_the_results(tmp_path: Path) -> None:
     assert "2 cores (a CPU), 8.0 GiB of memory, Linux 6, Python 3.12.0, kvemb 0.1.0, rocksdict 0.3; 2026-01-02" in page
     row = "| 1000 | 10% | 0.8 | 64.0 MiB | 0.750 | 4k / 2k | 2.0 | 0.25 / 0.5 | 200 / 200 | 4k / 2k | 2.0 | 100 / 100 |"
     assert row in page.splitlines()
-    assert "4.0 times the changed rows for kvemb and 4.0 times by hand" in page
+    assert "kvemb writes 4.0 times the changed rows to the disk, and the loop by\nhand 4.0 times." in page
     assert "| kvemb, warm=True | 0.50 s | 0.25 s | 0.46 s | 10.0 ms |" in page
     assert "| kvemb | 0.50 s | 0.25 s | not reached | 10.0 ms |" in page
     line = "| step, rows/s | 2M | torch: 1M | 2.00 | ratio ≥ 3: not met | `kvemb bench torch` |"
@@ -185,7 +185,7 @@ def test_the_page_tells_the_results(tmp_path: Path) -> None:
 def test_a_size_beyond_the_page_cache_has_no_warm_figures(tmp_path: Path) -> None:
     write(tmp_path / "page.md", results(tmp_path, in_page_cache=False), [])
     page = (tmp_path / "page.md").read_text()
-    assert "At 4,000 rows the files do not fit the 8.0 GiB of memory" in page
+    assert "At 4,000 rows the files do not fit into 8.0 GiB of memory" in page
     assert "| 4000 | 20% | 1.2 | 64.0 MiB | 0.750 |  |  |  |  | 8k / 4k | 2.0 | 100 / 100 |" in page.splitlines()
     growth = (tmp_path / "tier-growth.svg").read_text()
     assert len(re.findall("<title>kvemb, warm", growth)) == 1
@@ -217,3 +217,9 @@ def test_the_command_has_what_differs_from_the_defaults() -> None:
     said = command(plan([1000], [0.1], [0.8, 1.0, 1.2], False), TINY)
     assert said.startswith("kvemb bench tier --rows 1000 --hot 0.1 --dim 8 --batch 256 --steps 3 --runs 1 ")
     assert "--zipf" not in said
+
+
+def test_the_page_in_docs_is_what_the_command_writes_of_its_results(tmp_path: Path) -> None:
+    docs = Path(__file__).parents[3] / "docs" / "inside"
+    write(tmp_path / "tier.md", Records.read(docs / NAME), [])
+    assert (tmp_path / "tier.md").read_text(encoding="utf-8") == (docs / "tier.md").read_text(encoding="utf-8")
