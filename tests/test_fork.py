@@ -67,8 +67,8 @@ OF_A_CLUSTER = """
         child = os.fork()
         if not child:
             calls = {
-                "a client of it does not survive a fork; start workers by spawn": lambda: table.lookup([1]),
-                "that this process knows": lambda: kvemb.cluster.connect(sys.argv[1], transport="local", **now),
+                "its clients do not survive a fork; start workers by spawn": lambda: table.lookup([1]),
+                "in this process within": lambda: kvemb.cluster.connect(sys.argv[1], transport="local", **now),
                 "checkpoint is being written by process": pending.result,
                 "wait for it there": pending.done,
             }

@@ -25,12 +25,12 @@ class ClientState(StoreState):
         shards = self._shards()
         if isinstance(shards, LocalTransport) and shards.makes_calls_here():
             raise RuntimeError(
-                f"a function that a shard calls, such as a constraint or a policy, called the cluster {self.name} "
-                "itself; let it use its arguments alone, or another store"
+                f"a function that a shard calls, such as a constraint or a policy, called the cluster {self.name}; "
+                "such a function may use its arguments and other stores only"
             )
 
     def _why_forked(self) -> str:
         return (
-            f"the cluster {self.name} was opened by process {self.process}, and a client of it does not survive a "
-            "fork; start workers by spawn, and call kvemb.cluster.connect there, which needs Ray"
+            f"the cluster {self.name} was opened by process {self.process}, and its clients do not survive a fork; "
+            "start workers by spawn, and call kvemb.cluster.connect there, which needs Ray"
         )

@@ -125,7 +125,7 @@ class Cluster:
             if known is not self.session and known.calls.lost is not None and self._recovery is not None:
                 return self._recovery
             lost = self.session.calls.lost
-            why = "nothing: it was asked to" if lost is None else str(lost).removesuffix(f"; {ADVICE}")
+            why = "nothing, no shard was lost" if lost is None else str(lost).removesuffix(f"; {ADVICE}")
             asked = self.session.generation, why, kvemb.__version__
             found: tuple[Recovery, JoinReply] = self._coordinator.all("recover", *asked)[0]
             self._last_call.session = self.session = Session(self._coordinator, found[1], self.session)

@@ -39,7 +39,8 @@ class Plan:
         try:
             return self._made(number, folder, meter)
         except Poisoned as error:  # the disk failed, or was full, at its first durable point
-            text = f"shard {number} cannot be made: {error.__cause__ or error}; scratch needs room on a disk that works"
+            why = error.__cause__ or error
+            text = f"shard {number} cannot be made: {why}; check that the disk of scratch works and has room"
             raise ColdStoreError(text) from error
 
     def _made(self, number: int, folder: Path, meter: Meter) -> Shard:

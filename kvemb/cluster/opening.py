@@ -114,15 +114,15 @@ def open(
     _check_transport(transport)
     earlier = None if number is None else as_int(number, "number", 0, MAX_SERIES)
     if earlier is not None and url is None:
-        raise ValueError(f"number is of a checkpoint at a url, got {earlier} and no url; give the url of the cluster")
+        raise ValueError(f"number={earlier} selects a checkpoint, so url is required")
     if options is not None and url is None:
-        raise ValueError("options are those of the url's filesystem, and there is no url; leave them out")
+        raise ValueError("options are for the filesystem of url, and url was not given; leave them out")
     if gpus is not None and transport != "ray":
-        raise ValueError("gpus is what Ray gives to each shard; leave it out with transport='local'")
+        raise ValueError("gpus is for shards on Ray; leave it out with transport='local'")
     wanted = None if shards is None else as_int(shards, "shards", 1, BUCKETS)
     series = None if url is None else ClusterSeries(url, options)
     if series is not None and transport == "ray" and series.is_in_memory:
-        raise ValueError(f"{series.url} is in one process's memory, and Ray's shards are in others; name another URL")
+        raise ValueError(f"{series.url} is in this process's memory, which Ray's shards cannot reach; name another URL")
     root = Path(tempfile.gettempdir()) if scratch is None else paths.local(scratch, "scratch").absolute()
     how: dict[str, Any] = {"memory_budget": memory_budget, "device_memory": device_memory, "limits": limits}
     of_series = series.options if series else {}
@@ -182,8 +182,7 @@ def connect(
         if time.monotonic() >= deadline:
             place = "this Ray cluster" if transport == "ray" else "this process"
             raise BackendUnavailable(
-                f"no cluster that {place} knows has {where} open, after {seconds:g} seconds; open it with "
-                "kvemb.cluster.open"
+                f"no cluster has opened {where} in {place} within {seconds:g} seconds; open it with kvemb.cluster.open"
             )
         time.sleep(_TURN_SECONDS)
 

@@ -121,8 +121,8 @@ class CoordinatorActor:
 def _check_version(other: str) -> None:
     if other != kvemb.__version__:
         raise BackendUnavailable(
-            f"a node has kvemb {kvemb.__version__}, and the program that opens the cluster {other}; install one "
-            "version on all nodes"
+            f"a node has kvemb {kvemb.__version__}, but the program that opens the cluster has {other}; install the "
+            "same version on all nodes"
         )
 
 
@@ -177,8 +177,8 @@ def _check_gpus(ray: Any, each: float, shards: int) -> None:
     there = ray.cluster_resources().get("GPU", 0)
     if each * shards > there:
         raise BackendUnavailable(
-            f"{shards} shards ask for {each:g} GPUs each, and the nodes of the Ray cluster have {there:g}; add nodes, "
-            "or give gpus=0 and no device_memory"
+            f"{shards} shards need {each:g} GPUs each, but the Ray cluster has {there:g} in all; add nodes, or pass "
+            "gpus=0 and no device_memory"
         )
 
 
@@ -193,12 +193,12 @@ def _when_made(made: RayTransport, number: int, rows: Any) -> int:
         except TimeoutError as error:
             seconds = WHEN_MADE.silent + WHEN_MADE.ping
             raise BackendUnavailable(
-                f"shard {number} has not answered for {seconds:g} seconds: no node has what it asks of Ray, or its "
-                "disk hangs; see `ray status`, and scratch on the nodes"
+                f"shard {number} has not answered for {seconds:g} seconds: no node has the resources that it requests, "
+                "or its disk hangs; check `ray status`, and scratch on the nodes"
             ) from error
     return int(ray.get(rows))
 
 
 def ended(what: str, error: Unanswered) -> ShardLost:
     """Return the error for a process that ended while the cluster was opened or recovered."""
-    return ShardLost(f"the process of {what} ended when it was to begin: {error}; try again")
+    return ShardLost(f"the process of {what} ended while it was started: {error}; try again")

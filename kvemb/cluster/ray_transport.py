@@ -50,8 +50,8 @@ def ray_here() -> Any:
             ray.init(address="auto", log_to_driver=False)
         except (OSError, RuntimeError, ValueError) as error:
             raise BackendUnavailable(
-                f"no Ray cluster can be reached: {str(error).rstrip('.')}; call ray.init() before, to start one on "
-                "this machine, or ray.init(address=...)"
+                f"no Ray cluster can be reached: {str(error).rstrip('.')}; first call ray.init(), which starts one on "
+                "this machine, or ray.init(address=...), which connects to one"
             ) from error
     return ray
 

@@ -51,7 +51,7 @@ class Scans:
         """Return the batch with this number, from 0; None after the end. Raises Closed."""
         with self._lock:
             if (scan := self._scans.get(token)) is None:
-                raise Closed(f"the scan was ended, as {MAX_SCANS} others began since; begin it again")
+                raise Closed(f"the scan was ended because {MAX_SCANS} later ones began; begin it again")
             self._scans.move_to_end(token)
         return scan.batch(number)
 

@@ -371,7 +371,7 @@ class Store(DefaultStore[Cluster]):
             (1, 2, {'epoch': 1})
         """
         if not self._series:
-            raise ValueError("the cluster was opened without a url, where its checkpoints would be; open it with one")
+            raise ValueError("the cluster was opened without a url, so it has no checkpoints; open it with one")
         kept = None if keep is None else as_int(keep, "keep", 1, MAX_SERIES)
         pending = self._inside.checkpoint(kept, Attachments(files, extra))
         return pending.result() if block else pending
@@ -410,7 +410,7 @@ class Store(DefaultStore[Cluster]):
             Closed: This client is closed.
         """
         if not self._series:
-            raise ValueError("the cluster has no url, and no checkpoint to go back to; open another one")
+            raise ValueError("the cluster was opened without a url, so it has no checkpoint to return to; open another")
         return self._inside.recover()
 
     def close(self, *, flush: bool = True) -> None:

@@ -50,7 +50,7 @@ def checked_parts(
 ) -> dict[Any, TablePart]:
     """Return each variable's part. Raises before anything changes, naming the variable. variables: the store's."""
     if not isinstance(wanted, Mapping):
-        raise TypeError(f"expected a dict from variable, or its name, to keys, got {brief(wanted)}")
+        raise TypeError(f"expected a dict whose keys are variables or their names, got {brief(wanted)}")
     parts: dict[Any, TablePart] = {}
     seen: set[str] = set()
     for given, arguments in wanted.items():
@@ -71,7 +71,7 @@ def _table(store: StoreHandle[Any], given: Any, variables: Mapping[str, Variable
     if not isinstance(given, Variable):
         raise TypeError(f"expected a Variable or its name, got {brief(given)}")
     if given.resource_handle[0] is not store:
-        raise ValueError(f"variable {given.name!r} is of another store, {given.resource_handle[0].path}")
+        raise ValueError(f"variable {given.name!r} belongs to another store, {given.resource_handle[0].path}")
     return inside(given)
 
 
@@ -79,12 +79,12 @@ def _with_arrays(wanted: Any, out: Any) -> dict[Any, tuple[npt.ArrayLike, npt.ND
     """Return for each variable its keys and the array to fill, if it has one."""
     for what, given in (("keys", wanted), ("out", out)):
         if not isinstance(given, Mapping):
-            raise TypeError(f"{what} must be a dict from variable, or its name, got {brief(given)}")
+            raise TypeError(f"{what} must be a dict whose keys are variables or their names, got {brief(given)}")
     if unknown := [given for given in out if given not in wanted]:
-        raise ValueError(f"out has {brief(unknown[0])}, and keys do not: give both in the same way")
+        raise ValueError(f"out has {brief(unknown[0])}, but keys does not; use the same variables or names in both")
     spans = sorted(byte_bounds(array) for array in out.values() if isinstance(array, np.ndarray) and array.size)
     if any(end > begin for (_, end), (begin, _) in pairwise(spans)):
-        raise ValueError("out has one array for two variables, or two that share memory; give each its own")
+        raise ValueError("two arrays of out share memory; give each variable an array of its own")
     return {given: (keys, out.get(given)) for given, keys in wanted.items()}
 
 
@@ -112,7 +112,9 @@ def parts_to_read(
     for part in parts.values():
         begin, end = byte_bounds(part.keys)
         if len(part.keys) and any(begin < last and first < end for first, last in filled):
-            raise ValueError(f"out must not share memory with the keys of {part.table.name!r}, read while it is filled")
+            raise ValueError(
+                f"out must not share memory with the keys of {part.table.name!r}, which are read while it is filled"
+            )
     return parts
 
 

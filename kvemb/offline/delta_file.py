@@ -172,7 +172,7 @@ class DeltaFile:
                     raise self._damaged(f"it has {count:,} frames and should have {rows:,}")
                 return
             if number >= len(self._names):
-                raise self._damaged(f"it has a frame of a variable {number}, of {len(self._names)}")
+                raise self._damaged(f"it has a frame of variable {number}, but only {len(self._names)} variables")
             name = self._names[number]
             self._frames.setdefault(name, []).append(at)
             file.seek(self._bytes(name, rows, removed) + _CHECKSUM.size, 1)

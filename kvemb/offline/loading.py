@@ -148,7 +148,7 @@ class BulkLoader:
         with storage.bypassing() as cold:
             empty = storage.size == 0
             if files.rows and not empty:
-                raise ValueError(f"{name!r} was empty, and was written to during the load; load again")
+                raise ValueError(f"{name!r} was empty when the load began, but was written to meanwhile; load again")
             if files.rows and storage.sealed_epochs() != files.sealed_epochs:
                 files.record_again()  # a checkpoint without these rows took the keys recorded so far
             added = files.rows
@@ -157,7 +157,7 @@ class BulkLoader:
                 existing = int(exists.sum())
                 if existing and on_conflict == "error":
                     key = public_keys(block.keys[exists], schema.key_dtype)[0]
-                    raise ValueError(f"key {key} is in {name!r} already; ask for on_conflict 'replace' or 'keep'")
+                    raise ValueError(f"key {key} is in {name!r} already; choose on_conflict 'replace' or 'keep'")
                 added += len(block) - existing
                 if on_conflict == "keep":
                     kept += existing

@@ -142,9 +142,7 @@ class RemoteCheckpoints:
         """Raise TransferError if the bucket does not exist; kvemb does not create buckets."""
         bucket = self._root.partition("/")[0]
         if not self._has_folders and not self._files.exists(bucket):
-            raise TransferError(
-                f"there is no bucket {bucket!r}, which {self._url} names; create it, or correct the URL"
-            )
+            raise TransferError(f"the bucket {bucket!r} of {self._url} does not exist; create it, or correct the URL")
 
     def _manifest_at(self, number: int) -> str:
         return f"{self._root}/{CHECKPOINTS}/{series_name(number)}.json"

@@ -21,7 +21,7 @@ _logger = logging.getLogger("kvemb")
 def resume(newest: Checkpoint | None, path: Path, **arguments: Any) -> tuple[Store, Checkpoint | None]:
     """Return the store at path in the state of a checkpoint, None for a new one. See CheckpointManager.resume."""
     if arguments.get("flush_every") is not None:
-        raise ValueError("flush_every is of no use with resume, which goes back to a checkpoint; call save_if_due")
+        raise ValueError("flush_every has no effect with resume, which goes back to a checkpoint; call save_if_due")
     if layout.is_store(path):
         with layout.lock(path):
             if (path / layout.POINTS).is_dir():
@@ -44,15 +44,13 @@ def resume(newest: Checkpoint | None, path: Path, **arguments: Any) -> tuple[Sto
 def _check(path: Path, found: Manifest, newest: Checkpoint | None) -> None:
     """Raise FileExistsError if the store at path may have data that the series lacks, and so must not be deleted."""
     if newest is not None and found.store != inside(newest).store:
-        raise FileExistsError(
-            f"{path} is another store than the one that {newest.path} was saved of; name another path"
-        )
+        raise FileExistsError(f"{path} is not the store from which {newest.path} was saved; name another path")
     rows = sum(entry.rows for entry in found.variables.values())
     if newest is not None and _changed_since(found, newest.id):
         made = format_time(found.created)
         _logger.warning(
-            "%s goes back to %s: what changed in it after that, up to %s, is deleted; to keep such changes, save a "
-            "checkpoint after them",
+            "%s goes back to %s: later changes, up to %s, are deleted; to keep such changes, save a checkpoint after "
+            "them",
             path,
             newest.path,
             made,

@@ -134,7 +134,7 @@ def repair(
 def _repair_remote(url: str, out: Path, options: Mapping[str, Any] | None, progress: Progress | None) -> Repair:
     checked = RemoteChecking(url, options).check(deep=True)
     if not checked.sound:
-        raise Corruption(f"no checkpoint at {url} is without damage: {checked.findings[0]}")
+        raise Corruption(f"every checkpoint at {url} is damaged: {checked.findings[0]}")
     with scratch("kvemb-repair-") as place:
         number = max(checked.sound)
         Remote(url, options).pull(number, place / series_name(number), [], place / layout.PULLED)

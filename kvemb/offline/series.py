@@ -463,6 +463,6 @@ def _check_store(store: object) -> None:
     """Raise TypeError for anything but a single store, before the series is created."""
     if not isinstance(store, Store):
         raise TypeError(
-            f"store must be a kvemb.Store, got {brief(store)}; a cluster saves to its own url with "
-            "checkpoint(keep=), from which pull(url) copies"
+            f"store must be a kvemb.Store, got {brief(store)}; a cluster saves to its own url: call its "
+            "checkpoint(keep=), then pull(url)"
         )

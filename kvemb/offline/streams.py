@@ -54,8 +54,8 @@ def send(path: Path, entry: FileEntry, files: Any, target: str) -> None:
         with suppress(Exception):  # its size shows that it is incomplete
             files.rm_file(target)
         raise Corruption(
-            f"{path} is damaged: it is not the {entry.bytes:,} bytes with the checksum of the manifest; it was not "
-            "sent: run kvemb verify --deep"
+            f"{path} is damaged, so it was not sent: the manifest has {entry.bytes:,} bytes with another checksum; run "
+            "kvemb verify --deep"
         )
 
 

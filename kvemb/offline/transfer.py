@@ -166,7 +166,7 @@ class Remote(Pusher):
         what = f"{self._file_at(delta.sha256)}, {pushed.name_of(delta.sha256, number)},"
         found, at = DeltaFile(received / delta.sha256, what), pushed.deltas.index(delta)
         if (found.since, found.id) != (pushed.ids[at], delta.id):
-            raise Corruption(f"{what} leads from another checkpoint or to another; push {number} with whole=True")
+            raise Corruption(f"{what} begins or ends at the wrong checkpoint; push {number} with whole=True")
         return found
 
 

@@ -97,7 +97,7 @@ def verify(
     path = paths.newest_of(given)
     found = Verification(path, bool(deep))
     if path != given:
-        found.notes.append(f"{path}, the newest checkpoint of {given}, is checked; others by their path")
+        found.notes.append(f"only {path} is checked, the newest checkpoint of {given}; name another one by its path")
     if layout.is_checkpoint(path):
         with layout.reading_checkpoint(path):
             _verify_checkpoint(path, found, progress)
@@ -125,7 +125,7 @@ def _verify_remote(
         found.rows = {name: entry.rows for name, entry in checked.described[newest].described.variables.items()}
     if not found:
         whole = ", ".join(map(str, checked.sound)) or "none"
-        found.notes.append(f"of {len(checked.described)} checkpoints at {url} these lack nothing: {whole}")
+        found.notes.append(f"of the {len(checked.described)} checkpoints at {url}, these are undamaged: {whole}")
     return found
 
 

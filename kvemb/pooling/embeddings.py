@@ -142,7 +142,7 @@ class Embeddings:
         table, dim = inside(self.variable), self.variable.dim
         if isinstance(self._keys, DeviceArray):
             if self.variable.bp_v2:
-                raise ValueError("on a GPU, rows with bp_v2 are written back with Variable.accum")
+                raise ValueError("update() on a GPU needs a variable without bp_v2; call Variable.accum")
             on_device.upsert(table, self._keys, values)
             return
         if self._exists is None:

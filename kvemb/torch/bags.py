@@ -110,15 +110,13 @@ def bags_of(
         weights = weights.reshape(-1)
     if keys.ndim == 2:
         if offsets is not None:
-            raise ValueError(f"offsets must be None where {what} has two dimensions, one bag a row")
+            raise ValueError(f"offsets must be None, as {what} has two dimensions: each row is a bag")
         count, width = keys.shape
         begins = np.arange(0, count * width, width) if width else np.zeros(count, np.int64)
         one_each = width == 1
     elif keys.ndim == 1:
         if offsets is None:
-            raise ValueError(
-                f"offsets are needed where {what} has one dimension; for bags of one id pass {what}[:, None]"
-            )
+            raise ValueError(f"{what} has one dimension, so give offsets; for bags of one id pass {what}[:, None]")
         given = keys_of(offsets, "offsets")
         begins = bounds_of(given, len(keys), last_included=include_last_offset, what=what)[:-1]
         count = len(begins)

@@ -95,13 +95,13 @@ class EmbeddingBagCollection(RowsModule):
             raise ValueError(f"no feature names the table {unused[0]!r}; leave it out, or name it in features")
         modes = dict(mode) if isinstance(mode, Mapping) else dict.fromkeys(tables, mode)
         if set(modes) != set(tables):
-            raise ValueError(f"mode must be one for all tables, or one for each of {', '.join(tables)}")
+            raise ValueError(f"mode must be one mode, or a dict with a mode for each of {', '.join(tables)}")
         if store is not None and all(isinstance(given, Variable) for given in tables.values()):
-            raise ValueError("store is that of new variables, and every table is a Variable; leave it out")
+            raise ValueError("store is for new variables, but every table is a Variable already; leave it out")
         self.pooling = {name: Pooling(check_mode(modes[name])) for name in tables}
         self.tables = {name: _variable(name, given, store) for name, given in tables.items()}
         if len({id(variable) for variable in self.tables.values()}) < len(self.tables):
-            raise ValueError("a variable is given as two tables; let features share one")
+            raise ValueError("two tables are the same variable; make it one table, which features share")
         super().__init__(list(self.tables.values()), fused, check_finite, output_dtype)
         self.features = features
 
@@ -199,7 +199,7 @@ def _jagged(inputs: Any) -> dict[str, tuple[torch.Tensor, ...]]:
         raise TypeError(f"expected a dict by feature, or a KeyedJaggedTensor, got {brief(inputs)}") from error
     bags = _bags_by_name(inputs, names, len(offsets))
     if len(set(names)) < len(names):
-        raise ValueError(f"a feature is there twice: {', '.join(map(str, names))}")
+        raise ValueError(f"a feature is given twice: {', '.join(map(str, names))}")
     ends = bounds_of(keys_of(offsets, "offsets"), len(values), last_included=True, what="values")
     parts, last = {}, 0
     for name, count in zip(names, bags, strict=True):
@@ -216,8 +216,8 @@ def _bags_by_name(inputs: Any, names: list[str], offsets: int) -> list[int]:
         bags = [int(count) for count in inputs.stride_per_key()]
         if len(bags) == len(names) and sum(bags) + 1 == offsets:
             return bags
-        raise ValueError(f"{offsets} offsets are not those of {len(names)} features of {bags} bags")
+        raise ValueError(f"expected {sum(bags) + 1} offsets for {len(names)} features of {bags} bags, got {offsets}")
     count = (offsets - 1) // max(1, len(names))
     if offsets != count * len(names) + 1:
-        raise ValueError(f"{offsets} offsets are not those of {len(names)} features, of as many bags each")
+        raise ValueError(f"{offsets} offsets do not divide into {len(names)} features with the same number of bags")
     return [count] * len(names)

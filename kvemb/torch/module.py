@@ -61,7 +61,7 @@ class RowsModule(torch.nn.Module):
         for variable in variables:
             if variable.value_dtype.kind in "iu":
                 raise ValueError(
-                    f"variable {variable.name!r} holds {variable.value_dtype.name}; modules are of float variables"
+                    f"variable {variable.name!r} holds {variable.value_dtype.name}; modules need variables of floats"
                 )
             if fused and variable.trainable and variable.optimizer is None:
                 raise ValueError(f"variable {variable.name!r} has no optimizer, which fused=True needs")
@@ -93,7 +93,7 @@ class RowsModule(torch.nn.Module):
         if self.pending.fused and not self.frozen and torch.is_grad_enabled() and _in_backward():
             raise RuntimeError(
                 f"a {type(self).__name__} with fused=True was called during a backward pass, as activation "
-                "checkpointing does: that pass may have changed the rows already; leave the module outside of the "
+                "checkpointing does. That pass may have changed the rows already: keep the module out of the "
                 "checkpointed part, or make it without fused=True and train it with a kvemb.torch.Optimizer"
             )
         return fetch(requests, None if self.frozen else self.pending, touch=self.training)
@@ -138,8 +138,8 @@ class RowsModule(torch.nn.Module):
                 )
         if self.pending.waiting and self.pending.optimizer is None:
             raise RuntimeError(
-                f"gradients of {self._names()} wait, and no optimizer takes them: make a kvemb.torch.Optimizer(model), "
-                "or the module with fused=True"
+                f"gradients of {self._names()} are pending, but no optimizer applies them: make a "
+                "kvemb.torch.Optimizer(model), or make the module with fused=True"
             )
 
     def _as_output(self, out: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -170,18 +170,18 @@ class RowsModule(torch.nn.Module):
         """
         mine = self.get_extra_state()
         if not isinstance(state, Mapping) or set(state) != set(mine):
-            raise ValueError(f"the state_dict has rows of {brief(state)}, this module of {self._names()}")
+            raise ValueError(f"the state_dict is of the variables {brief(state)}, but this module has {self._names()}")
         for name, found in mine.items():
             saved = state[name]
             if saved["store"] != found["store"]:
                 raise ValueError(
-                    f"the state_dict was saved with variable {name!r} of the store {saved['store']}, and this is the "
-                    f"store {found['store']}: restore the checkpoint that belongs to it"
+                    f"the state_dict was saved with variable {name!r} of the store {saved['store']}, but this is the "
+                    f"store {found['store']}: restore the checkpoint that belongs to the state_dict"
                 )
             if saved["point"] > found["point"]:
                 raise ValueError(
-                    f"the state_dict was saved at durable point {saved['point']} of its store, and this one is at "
-                    f"{found['point']}, before it: restore the checkpoint that belongs to it"
+                    f"the state_dict was saved at durable point {saved['point']} of its store, but the store is at the "
+                    f"earlier point {found['point']}: restore the checkpoint that belongs to the state_dict"
                 )
 
     def destinations(self) -> dict[str, Destination]:
@@ -231,12 +231,12 @@ def variable_of(given: Any, dim: int | None, store: Store | None, arguments: dic
     if isinstance(given, Variable):
         if arguments or store is not None or dim not in (None, given.dim):
             named = ", ".join(["store", *arguments] if store is not None else arguments) or "dim"
-            raise ValueError(f"variable {given.name!r} exists as it is: leave out {named}, or give a name")
+            raise ValueError(f"variable {given.name!r} exists already: leave out {named}, or give another name")
         return given
     if not isinstance(given, str):
         raise TypeError(
-            f"expected a name or a Variable, got {brief(given)}; begin with a name and dim, such as 'words', 16: keys "
-            "are any int64, so no number of rows is needed"
+            f"expected a name or a Variable, got {brief(given)}; begin with a name and dim, such as 'words', 16: no "
+            "number of rows is needed, because any int64 is a key"
         )
     store = cast(Store, store_or_default(store))
     if dim is not None:
@@ -257,4 +257,4 @@ def _check_exists(store: Store, name: str) -> None:
         return  # it may give dim
     full = name if scope is None else f"{scope.name}/{name}"
     if full not in store.variables:
-        raise TypeError(f"dim is missing: variable {full!r} is new, so give its number of values a row, as in dim=16")
+        raise TypeError(f"dim is missing: variable {full!r} is new; give the number of values in a row, as in dim=16")

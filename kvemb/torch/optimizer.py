@@ -80,7 +80,7 @@ class Optimizer(torch.optim.Optimizer):
         if not variables:
             kept = ", ".join(repr(each.name) for module in found.values() for each in module.variables)
             why = f": {kept} cannot be trained or, without an optimizer, are frozen" if kept else ""
-            raise ValueError(f"there is no module with a trainable variable of kvemb.torch in the model{why}")
+            raise ValueError(f"the model has no module of kvemb.torch with a trainable variable{why}")
         self._rules: dict[int, Rule] = {}
         for variable in variables.values():
             if variable.optimizer is None:
@@ -213,9 +213,9 @@ class Optimizer(torch.optim.Optimizer):
             known, rate = self._rules[id(variable)], _number(groups[id(variable)]["lr"])
             if variable.optimizer != known:
                 raise ValueError(
-                    f"the optimizer of variable {variable.name!r} was changed to {variable.optimizer!r} while "
-                    f"this kvemb.torch.Optimizer trains it with {known!r}; if another Optimizer trains modules that "
-                    "share it, make one for all of them, as in Optimizer(first, second); set its rate in param_groups"
+                    f"variable {variable.name!r} now has the optimizer {variable.optimizer!r}, but this "
+                    f"kvemb.torch.Optimizer trains it with {known!r}; change its rate in param_groups; if modules "
+                    "share the variable, make one Optimizer for all of them, as in Optimizer(first, second)"
                 )
             if rate != _rate(known):
                 changed.append((variable, _with_rate(known, rate)))
@@ -233,7 +233,7 @@ class Optimizer(torch.optim.Optimizer):
             ValueError: After the construction.
         """
         if len(self._groups) >= len(self._variables):
-            raise ValueError("groups are those of the model's variables; make a new Optimizer(model)")
+            raise ValueError("there is one group for each variable, so none can be added; make a new Optimizer(model)")
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
@@ -246,7 +246,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         """Raise TypeError: a copy would take this optimizer's steps."""
-        raise TypeError("a kvemb.torch.Optimizer is not copied or pickled: save state_dict(), make Optimizer(model)")
+        raise TypeError("a kvemb.torch.Optimizer cannot be copied or pickled: save its state_dict(), make a new one")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the groups of a ``state_dict``, and discard the pending gradients.
@@ -260,7 +260,7 @@ class Optimizer(torch.optim.Optimizer):
         saved = [group.get("variable") for group in state_dict["param_groups"]]
         mine = [group["variable"] for group in self._groups]
         if saved != mine:
-            raise ValueError(f"the state is of the variables {saved}, this optimizer of {mine}")
+            raise ValueError(f"the state_dict is of the variables {saved}, but this optimizer trains {mine}")
         self.zero_grad()
         for group, found in zip(self._groups, state_dict["param_groups"], strict=True):
             group.update({name: deepcopy(value) for name, value in found.items() if name != "params"})

@@ -65,7 +65,7 @@ def prefetching(
         torch.Size([2, 4])
     """
     if not isinstance(ids, Mapping):
-        raise TypeError(f"expected a dict from variables to where a batch has their ids, got {brief(ids)}")
+        raise TypeError(f"ids must be a dict from variables to the field of a batch with their ids, got {brief(ids)}")
     prefetches = [_prefetch_of(given, _function(source, given)) for given, source in ids.items()]
     return _ahead(iter(loader), prefetches, as_int(depth, "depth", 1, MAX_DEPTH))
 

@@ -35,9 +35,9 @@ def test_its_files_are_in_scratch_until_it_is_closed(tmp_path):
         ({"shards": 2, "gpus": -1}, ValueError, "gpus must be at least 0"),
         ({"shards": 2, "gpus": 1.5}, ValueError, r"gpus must be a whole number or less than 1, got 1\.5"),
         ({"number": 1.5}, TypeError, "number must be an int"),
-        ({"number": 1, "shards": 2}, ValueError, "number is of a checkpoint at a url, got 1 and no url; give"),
-        ({"shards": 2, "gpus": 1}, ValueError, "gpus is what Ray gives to each shard; leave it out with"),
-        ({"shards": 2, "options": {}}, ValueError, "options are those of the url's filesystem, and there is no url"),
+        ({"number": 1, "shards": 2}, ValueError, "number=1 selects a checkpoint, so url is required"),
+        ({"shards": 2, "gpus": 1}, ValueError, "gpus is for shards on Ray; leave it out with"),
+        ({"shards": 2, "options": {}}, ValueError, "options are for the filesystem of url, and url was not given"),
         ({"shards": 2, "answer_seconds": 0.5}, ValueError, "answer_seconds must be a number of seconds, at least 1"),
     ],
 )

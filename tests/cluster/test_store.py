@@ -137,7 +137,7 @@ def test_calls_by_name_ask_the_coordinator_about_no_variable_that_is_open(cluste
 def test_a_variable_of_one_place_is_refused_by_another(cluster, store):
     mine, other = cluster.get_variable("mine", dim=2), store.get_variable("other", dim=2)
     for place, strange in ((cluster, other), (store, mine)):
-        with pytest.raises(ValueError, match="is of another store"):
+        with pytest.raises(ValueError, match="belongs to another store"):
             place.lookup({strange: [1]})
 
 
@@ -243,7 +243,7 @@ def test_a_closed_cluster_refuses_every_call_and_keeps_its_counts(open_cluster):
 
 
 def test_a_series_of_a_single_store_says_where_a_cluster_saves(cluster, tmp_path):
-    with pytest.raises(TypeError, match=r"a kvemb\.Store, got <kvemb\.cluster.* its own url with checkpoint\(keep=\)"):
+    with pytest.raises(TypeError, match=r"a kvemb\.Store, got <kvemb\.cluster.* own url: call its checkpoint\(keep=\)"):
         kvemb.CheckpointManager(tmp_path / "one").save(cluster)
     assert not (tmp_path / "one").exists()
 

@@ -206,6 +206,6 @@ def test_what_is_refused(store, arguments, error, message):
 def test_it_is_refused_before_a_checkpoint_is_looked_for(tmp_path):
     with pytest.raises(ValueError, match="flush_every"):
         kvemb.restore(tmp_path / "none", tmp_path / "new", flush_every=-1)
-    with pytest.raises(ValueError, match=r"flush_every is of no use with resume, .* call save_if_due"):
+    with pytest.raises(ValueError, match=r"flush_every has no effect with resume, .* call save_if_due"):
         kvemb.CheckpointManager(tmp_path / "series").resume(tmp_path / "new", flush_every=30)
     assert list(tmp_path.iterdir()) == []

@@ -38,7 +38,7 @@ def test_what_cannot_be_looked_up_is_named(store, tables, open_store, tmp_path):
     stranger = make_table(open_store(tmp_path / "other"), "a", 2)
     before = sizes(tables)
     for wanted, error, message in [
-        ({tables[0]: [1], stranger: [1]}, ValueError, "'a' is of another store"),
+        ({tables[0]: [1], stranger: [1]}, ValueError, "'a' belongs to another store"),
         ({tables[0]: [1], "b": ["x"]}, TypeError, "variable 'b': keys must be int64"),
         ([tables[0]], TypeError, "expected a dict"),
     ]:
@@ -80,12 +80,12 @@ def test_arrays_that_do_not_fit_are_refused_before_anything_is_read(store, table
     before = sizes(tables)
     for out, error, message in [
         ([good], TypeError, "out must be a dict"),
-        ({"b": good}, ValueError, "out has 'b', and keys do not"),
-        ({tables[0]: good, "b": good}, ValueError, "one array for two variables"),
+        ({"b": good}, ValueError, "out has 'b', but keys does not"),
+        ({tables[0]: good, "b": good}, ValueError, "two arrays of out share memory"),
         ({tables[0]: wide[:2].reshape(1, 2), "b": wide[1:].reshape(1, 3)}, ValueError, "share memory; give each"),
         ({"b": good}, ValueError, r"variable 'b': out must have shape keys.shape \+ \(dim,\) = \(1, 3\), got \(1, 2\)"),
     ]:
-        wanted = {tables[0]: [1], "b": [1]} if "keys do not" not in message else {tables[0]: [1]}
+        wanted = {tables[0]: [1], "b": [1]} if "keys does not" not in message else {tables[0]: [1]}
         with pytest.raises(error, match=message):
             store.lookup(wanted, out=out)
     assert sizes(tables) == before

@@ -126,7 +126,7 @@ def test_an_empty_table_that_is_written_to_meanwhile_is_told(store):
         yield rows([1, 2], 1)
         table.upsert([2], np.zeros((1, DIM), np.float32))
 
-    with pytest.raises(ValueError, match="was written to during the load; load again"):
+    with pytest.raises(ValueError, match="was written to meanwhile; load again"):
         bulk.load(table, source())
     assert sum(map(len, bulk.scan(table))) == table.size() == 1
 

@@ -81,7 +81,7 @@ def test_a_bucket_that_is_not_there_is_told_and_not_made(s3, store, manager, tmp
     files = fsspec.filesystem("s3", **s3)
     for url in ("s3://typo", "s3://typo/model"):
         for call in (manager.push, manager.pull, manager.remote_numbers):
-            with pytest.raises(TransferError, match=r"there is no bucket 'typo', which s3://typo.* names"):
+            with pytest.raises(TransferError, match=r"the bucket 'typo' of s3://typo.* does not exist"):
                 call(url, options=s3)
     assert not files.exists("typo")
     assert manager.remote_numbers("s3://bucket/nothing/yet", options=s3) == []

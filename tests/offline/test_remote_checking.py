@@ -33,7 +33,7 @@ def test_each_damaged_file_is_named_with_the_numbers_that_need_it(store, manager
     assert len(found.findings) == 1
     assert "the delta of checkpoint 00000003, is damaged" in found.findings[0]
     assert "needed by 00000003, 00000004" in found.findings[0]
-    assert "these lack nothing: 1, 2" in found.notes[0]
+    assert "these are undamaged: 1, 2" in found.notes[0]
     files.pipe_file(path, sound[:-1])
     assert "has" in kvemb.verify(url).findings[0]
     files.rm_file(path)
@@ -59,7 +59,7 @@ def test_a_number_that_cannot_be_read_is_a_finding(store, manager, tmp_path):
         files.pipe_file(path, files.cat_file(path)[:-5])
         found = kvemb.verify(url)
         assert any(f"0000000{number}.json is damaged" in line for line in found.findings)
-    with pytest.raises(Corruption, match=r"no checkpoint at .* is without damage"):
+    with pytest.raises(Corruption, match=r"every checkpoint at .* is damaged"):
         kvemb.repair(url, tmp_path / "repaired")
     assert not (tmp_path / "repaired").exists()
 

@@ -65,7 +65,7 @@ def test_another_store_or_an_open_one_is_not_deleted(tmp_path, manager):
         manager.save(store)
         with pytest.raises(Locked):
             manager.resume(tmp_path / "store", **BUDGET)
-    with pytest.raises(FileExistsError, match="is another store"):
+    with pytest.raises(FileExistsError, match="is not the store from which"):
         manager.resume(tmp_path / "other", **BUDGET)
     with kvemb.open(tmp_path / "other", **BUDGET) as other:
         assert rows(other) == [7.0, 0.0]
@@ -131,7 +131,7 @@ def test_what_a_killed_restore_of_another_store_left_is_kept(tmp_path, manager):
         manager.resume(tmp_path / "store", **BUDGET)
     with kvemb.open(tmp_path / "mine", **BUDGET) as store:
         manager.save(store)
-    with pytest.raises(FileExistsError, match="is another store"):
+    with pytest.raises(FileExistsError, match="is not the store from which"):
         manager.resume(tmp_path / "store", **BUDGET)
     assert len(list((tmp_path / "store" / "points").iterdir())) == 1
 
@@ -149,7 +149,7 @@ def test_what_a_store_had_after_the_newest_checkpoint_is_deleted_with_a_warning(
     with store:
         assert rows(store) == [1.0, 0.0]
     (told,) = caplog.messages
-    assert f"{tmp_path / 'store'} goes back to {saved.path}: what changed in it after that" in told
+    assert f"{tmp_path / 'store'} goes back to {saved.path}: later changes, up to" in told
 
 
 @pytest.mark.parametrize("during", ["the deletion", "the opening"])

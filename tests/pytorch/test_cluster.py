@@ -129,7 +129,7 @@ def test_a_state_dict_says_which_checkpoint_the_rows_belong_to(cluster):
     assert after["_extra_state"] == {"users": {"store": cluster.id, "point": 1}}
     module.load_state_dict(before)
     after["_extra_state"]["users"]["point"] = 2
-    with pytest.raises(ValueError, match="saved at durable point 2 of its store, and this one is at 1"):
+    with pytest.raises(ValueError, match="durable point 2 of its store, but the store is at the earlier point 1"):
         module.load_state_dict(after)
 
 

@@ -171,7 +171,7 @@ def test_a_padding_key_that_ids_of_a_small_dtype_cannot_be(store, dtype, padding
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ([torch.tensor([1, 2])], ValueError, r"offsets are needed .* pass ids\[:, None\]"),
+        ([torch.tensor([1, 2])], ValueError, r"has one dimension, so give offsets; .* pass ids\[:, None\]"),
         ([torch.tensor([1, 2]), torch.tensor([1])], ValueError, "offsets must begin with 0, got 1"),
         ([torch.tensor([1, 2]), torch.tensor([0, 2, 1])], ValueError, "must not descend, got 2, then 1 at index 2"),
         ([torch.tensor([1, 2]), torch.tensor([0, 3])], ValueError, "at most 2, the number of ids, got 3"),

@@ -154,7 +154,7 @@ def test_a_collection_is_read_ahead_for_what_its_forward_takes(open_store, tmp_p
 @pytest.mark.parametrize(
     ("ids", "depth", "error", "message"),
     [
-        ([1], 1, TypeError, "expected a dict"),
+        ([1], 1, TypeError, "ids must be a dict from variables"),
         ({"t": "ids"}, 1, TypeError, "expected a Variable, or a module of one, got 't'"),
         ({}, 0, ValueError, "depth must be at least 1"),
         ({}, 1.5, TypeError, "depth must be an int"),

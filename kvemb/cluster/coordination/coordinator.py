@@ -94,7 +94,8 @@ class Coordinator:
         """Return what a new client needs. version: the client's kvemb. Raises BackendUnavailable for another one."""
         if version != kvemb.__version__:
             raise BackendUnavailable(
-                f"the cluster has kvemb {kvemb.__version__}, and this program {version}; install one version everywhere"
+                f"the cluster runs kvemb {kvemb.__version__}, but this program has {version}; install the same version "
+                "everywhere"
             )
         with self._exclusively():
             opened = {name: known.told() for name, known in self._opened.items()}

@@ -67,8 +67,8 @@ def _complete(calls: Calls, number: int, made: list[dict[str, ExecutedCalls]], a
         if waiting and time.monotonic() > deadline:
             ((shard, ((client, _), *_)), *_) = waiting.items()
             lost = ShardLost(
-                f"the client {client} ended in the middle of a call: shard {shard} has waited {absent_seconds:.0f} "
-                f"seconds for its part; {ADVICE}"
+                f"the client {client} ended during a call: shard {shard} waited {absent_seconds:.0f} seconds for its "
+                f"part; {ADVICE}"
             )
             calls.lose(lost)
             raise lost

@@ -56,7 +56,7 @@ def start(request: OpenRequest, make: Callable[[Meter, Plan], Transport], progre
                 checkpointing.begin_with(request.number)
             newest = checkpointing.settled()
         if (count := request.shards or (len(newest[1].shards) if newest else None)) is None:
-            raise ValueError(f"shards must be given, as there is no checkpoint at {request.url}")
+            raise ValueError(f"there is no checkpoint at {request.url}, so give the number of shards")
         rows = sum(entry.rows for entry in newest[1].variables.values()) if newest else 0
         plan = Plan(count, series.url if series else None, request.options, newest, request.how)
         meter = Meter(rows, progress)

@@ -125,7 +125,7 @@ def parse(text: str, where: str) -> ClusterManifest:
         if not isinstance(data, dict):
             raise ValueError("it is no JSON object")
         if data.get("format") != FORMAT:
-            raise UnsupportedFormat(f"it must be of a cluster's format {FORMAT}, got {brief(data.get('format'))}")
+            raise UnsupportedFormat(f"its format must be a cluster's format {FORMAT}, got {brief(data.get('format'))}")
         if data.pop("checksum", None) != manifest.checksum_of(data):
             raise ValueError("its checksum is wrong")
         fields = Fields(data)
@@ -134,7 +134,7 @@ def parse(text: str, where: str) -> ClusterManifest:
         named = fields.fields("variables")
         for name in named.names():
             if not is_name(name):
-                raise ValueError(f"variables must have names that lead nowhere else, got {brief(name)}")
+                raise ValueError(f"variables must have names that stay in their folder, got {brief(name)}")
         described = ClusterManifest(
             fields.text("id", *_ID),
             fields.text("store", *_ID),

@@ -128,6 +128,6 @@ def verify(
         for each, id in wanted.items():
             there = checked.described.get(each)
             if there is None or there.described.id != id:
-                what = "is missing" if there is None else "is another one than its cluster's"
+                what = "is missing" if there is None else "is not the one that the cluster's checkpoint names"
                 report.findings.append(f"checkpoint {series_name(each)} at {place} {what}")
     return report

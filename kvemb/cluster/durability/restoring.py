@@ -142,8 +142,8 @@ class ClusterRemote(ClusterSeries):
         """Return a part. Raises Corruption if it does not belong to the cluster's checkpoint."""
         if part.described.id != described.id_of(part.shard):
             raise Corruption(
-                f"checkpoint {series_name(number)} of the shard {part.shard.store} at {self.url} is another one than "
-                "its cluster's; use another checkpoint"
+                f"checkpoint {series_name(number)} of the shard {part.shard.store} at {self.url} is not the one that "
+                "the cluster's checkpoint names; use another checkpoint"
             )
         return part
 

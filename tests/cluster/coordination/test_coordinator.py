@@ -73,9 +73,9 @@ def test_without_a_checkpoint_it_begins_again(open_cluster, cluster, tmp_path):
     table.upsert(KEYS, ONES)
     back = saved.recover()
     assert (back.number, back.steps) == (None, {})
-    assert back.lost == "nothing: it was asked to"
+    assert back.lost == "nothing, no shard was lost"
     assert table.size() == 0
-    with pytest.raises(ValueError, match="has no url"):
+    with pytest.raises(ValueError, match="opened without a url, so it has no checkpoint"):
         cluster.recover()
 
 
@@ -335,7 +335,7 @@ def test_a_checkpoint_that_a_recovery_overtakes_is_not_made_of_older_rows(open_c
 
 def test_a_client_of_another_version_is_refused(open_cluster):
     coordinator = inside(open_cluster(1))._coordinator.transport._callee
-    with pytest.raises(BackendUnavailable, match=r"the cluster has kvemb .*, and this program 0\.0\.0"):
+    with pytest.raises(BackendUnavailable, match=r"the cluster runs kvemb .*, but this program has 0\.0\.0"):
         coordinator.join("0.0.0")
 
 

@@ -382,7 +382,7 @@ def test_one_cluster_at_a_time_has_a_directory(open_cluster, tmp_path):
 
 
 def test_what_is_missing_is_told(open_cluster, cluster, tmp_path):
-    with pytest.raises(ValueError, match="shards must be given, as there is no checkpoint at"):
+    with pytest.raises(ValueError, match=r"there is no checkpoint at .*, so give the number of shards"):
         open_cluster(None, url=tmp_path / "none")
     with pytest.raises(CheckpointNotFound, match="no checkpoint of a cluster at"):
         kvemb.cluster.restore(tmp_path / "none", tmp_path / "store")

@@ -86,7 +86,7 @@ CHANGES = {
     r"shards\[1\] must begin": lambda data: data["shards"][0].update(last=100),
     "different stores": lambda data: data["shards"][1].update(store=data["shards"][0]["store"]),
     r"shards\[0\].store must be 32": lambda data: data["shards"][0].update(store="../../etc"),
-    "lead nowhere else": lambda data: data["variables"].update({"../x": data["variables"]["towers/users"]}),
+    "stay in their folder": lambda data: data["variables"].update({"../x": data["variables"]["towers/users"]}),
     "cannot read": lambda data: data["variables"]["towers/users"].update(dim=0),
     "strange is not a field": lambda data: data.update(strange=1),
     "id is missing": lambda data: data.pop("id"),
@@ -105,5 +105,5 @@ def test_damage_is_seen():
     for damaged in (text[:-20], text.replace("12.5", "12.6"), "[]", "", "{}"):
         with pytest.raises((Corruption, UnsupportedFormat), match="here"):
             parse(damaged, "here")
-    with pytest.raises(UnsupportedFormat, match="must be of a cluster's format 7, got 6"):
+    with pytest.raises(UnsupportedFormat, match="must be a cluster's format 7, got 6"):
         parse(changed(text, lambda data: data.update(format=6)), "here")

@@ -126,4 +126,4 @@ def test_a_store_in_use_is_said_so(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_of_a_series_the_newest_is_checked_and_named(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["verify", str(root)]) == 0
-    assert f"{root / '00000002'}, the newest checkpoint of {root}, is checked" in capsys.readouterr().out
+    assert f"only {root / '00000002'} is checked, the newest checkpoint of {root}" in capsys.readouterr().out
