@@ -279,7 +279,7 @@ def test_a_url_has_one_cluster(ray, tmp_path):
         kvemb.cluster.connect(tmp_path / "other", wait_seconds=0)
     first.close(flush=False)
     kvemb.cluster.open(tmp_path / "series", shards=1, **HOW).close(flush=False)  # its name is free again
-    with pytest.raises(ValueError, match="memory://here is in one process's memory, and Ray's shards are in others"):
+    with pytest.raises(ValueError, match="memory://here is in this process's memory, which Ray's shards cannot reach"):
         kvemb.cluster.open("memory://here", shards=1, **HOW)
 
 
