@@ -396,7 +396,7 @@ def test_what_is_missing_is_told(open_cluster, cluster, tmp_path):
     (tmp_path / "full" / "file").touch()
     with pytest.raises(FileExistsError, match="is not empty"):
         kvemb.cluster.restore(tmp_path / "series", tmp_path / "full")
-    refused = pytest.raises(UnsupportedFormat, match=r"of a cluster; use kvemb\.restore")
+    refused = pytest.raises(UnsupportedFormat, match=r"is a cluster's checkpoint; use kvemb\.restore")
     with refused:
         Remote(tmp_path / "series").id_of(1)
 
