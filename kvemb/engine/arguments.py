@@ -2,6 +2,10 @@
 
 As in tfra.dynamic_embedding, get_variable takes the name first, and Variable takes it after shared_name.
 Store.get_variable explains the arguments; kvemb.engine.specification checks them. Frozen values.
+
+Sources: dynamic_embedding_variable.py of TensorFlow Recommenders-Addons
+(https://github.com/tensorflow/recommenders-addons, tensorflow_recommenders_addons/dynamic_embedding/python/ops), and
+tf.get_variable of TensorFlow 1 (tensorflow/python/ops/variable_scope.py).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The four lookups of TensorFlow's embedding_ops: single ids, distinct ids, bags, and bags with a default id.
 
 Sources: tf.nn.embedding_lookup, embedding_lookup_sparse and safe_embedding_lookup_sparse, and
-tf.contrib.layers.embedding_lookup_unique; bags are those of torch.nn.functional.embedding_bag. Negative ids are keys
-like any other. Atomic per key, as lookups are. Nothing is inserted.
+tf.contrib.layers.embedding_lookup_unique, which tfra.dynamic_embedding has under the same names. Bags are those of
+torch.nn.functional.embedding_bag. Negative ids are keys like any other. Atomic per key, as lookups are. Nothing is
+inserted.
 
 Ids, offsets and weights may be on the variable's GPU. They are copied to the host; the values, and rows that are hot on
 the GPU, stay there.

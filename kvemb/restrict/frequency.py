@@ -17,6 +17,8 @@ from kvemb.restrict.policy import Counts, RestrictPolicy, ScoreRule, Scores
 class FrequencyRestrictPolicy(RestrictPolicy):
     """The score is the number of uses: least frequently used rows are evicted first.
 
+    Follows ``tfra.dynamic_embedding.FrequencyRestrictPolicy``, whose uses never fade.
+
     Every occurrence of a key counts. RestrictPolicy defines a use; upserts and gradient steps count only if they create
     the row.
 

@@ -3,6 +3,8 @@
 A policy turns the uses of a row into its score, one float64; the higher score survives, both in the hot tier (evict)
 and in the table (restrict). A policy only decides; when it is bound to a variable, its methods delegate to that
 variable. A user-defined policy is called on the thread that uses the variable, under that variable's lock.
+
+apply_update, apply_restriction and status follow tfra.dynamic_embedding.RestrictPolicy.
 """
 
 from __future__ import annotations

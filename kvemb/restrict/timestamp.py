@@ -14,6 +14,8 @@ from kvemb.restrict.policy import Counts, RestrictPolicy, ScoreRule, Scores, che
 class TimestampRestrictPolicy(RestrictPolicy):
     """The score is the time of the last use: least recently used rows are evicted first.
 
+    Follows ``tfra.dynamic_embedding.TimestampRestrictPolicy``, which counts seconds.
+
     RestrictPolicy defines a use. A use never lowers a score: if the machine's clock goes back, rows keep their scores
     until it has caught up. The clock of a stored variable cannot change.
 
