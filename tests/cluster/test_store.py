@@ -93,7 +93,7 @@ def test_collections_regularizers_and_scopes_are_those_of_a_store(cluster):
     assert isinstance(users.initializer, kvemb.GlorotUniform)
     assert cluster.get_collection(kvemb.GraphKeys.REGULARIZATION_LOSSES) == ["towers/users"]
     assert kvemb.get_collection(kvemb.GraphKeys.TRAINABLE_VARIABLES, store=cluster) == [users]
-    with pytest.raises(TypeError, match="use get_variable of"):
+    with pytest.raises(TypeError, match="call its get_variable"):
         kvemb.Variable(name="other", store=cluster)
 
 

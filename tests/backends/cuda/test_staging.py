@@ -275,4 +275,4 @@ def test_rows_cross_without_pinned_memory_which_is_said_once(tmp_path: Path, mon
             variable.upsert(np.arange(start, start + 200), values[start : start + 200])
         store.flush()
         np.testing.assert_array_equal(variable.lookup(np.arange(2000)), values)
-    assert caplog.text.count("is not pinned") == 1
+    assert caplog.text.count("use unpinned memory") == 1
