@@ -37,7 +37,7 @@ def join_sightings(shards: Sequence[Stored], folder: Path, number: int) -> dict[
         elif (joined := _joined(files)) is not None:
             counted[name] = joined
         else:
-            _logger.warning("sightings of %r start at 0 again: the shards have different numbers of counters", name)
+            _logger.warning("the sightings of %r start again at 0: the shards have different numbers of counters", name)
     return write_sightings(folder, number, [*alone, *counted], counted, alone, {})
 
 

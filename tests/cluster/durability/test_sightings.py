@@ -117,7 +117,7 @@ def test_shards_with_other_numbers_of_counters_are_not_joined(tmp_path, caplog):
         stored.append(entries)
     with caplog.at_level(logging.WARNING, "kvemb"):
         found = join_sightings(stored, tmp_path / "joined", 4)
-    assert "sightings of 'same' start at 0 again: the shards have different numbers of counters" in caplog.text
+    assert "the sightings of 'same' start again at 0: the shards have different numbers of counters" in caplog.text
     assert [*found] == ["other"]
     assert (found["other"].counters, found["other"].counted) == (1024, 21)
     assert (read_counters(tmp_path / "joined", found["other"]).values == 2).all()
