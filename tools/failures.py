@@ -26,7 +26,7 @@ _ADVICE = {
     "close it there, or open it with read_only=True": "stop the process that has it open",
     "again with verify=True": "again with --verify",
     "close it there": "stop the process that has it open",
-    "ask for on_conflict 'replace' or 'keep'": "give --on-conflict replace, or keep",
+    "choose on_conflict 'replace' or 'keep'": "give --on-conflict replace, or keep",
 }
 
 
