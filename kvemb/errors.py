@@ -103,7 +103,10 @@ class SchemaMismatch(KvembError, ValueError):
             f"variable {variable!r} is stored with {field}={stored!r}, got {field}={given!r}; "
             f"{advice or f'ask for the stored {field}, use another name, or delete it with store.drop_variable'}"
         )
-        self.variable, self.field, self.stored, self.given = variable, field, stored, given
+        self.variable: str = variable
+        self.field: str = field
+        self.stored: object = stored
+        self.given: object = given
 
 
 # While a store is used.

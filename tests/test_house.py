@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import ast
 import fcntl
+import importlib.util
+import inspect
+import json
+import os
 import re
 import shutil
 import subprocess
@@ -13,6 +17,7 @@ from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -345,6 +350,43 @@ def test_mypy_finds_a_wrong_argument_of_a_variable(joined):
     assert len(said) == len(expected), done.stdout
     for line, expected_part in zip(said, expected, strict=True):
         assert expected_part in line
+
+
+# Of pyright's findings: that a type is unknown as another one is, which has a finding of its own; that the classes of
+# PyTorch are not followed.
+FOLLOWS = ("partially unknown", "Type of metaclass unknown", "Type of base class unknown")
+
+
+def public_in_full(module: ModuleType) -> set[str]:
+    """The names of all that a module has in public, and where it and the classes that it inherits from are defined."""
+    names = getattr(module, "__all__", [name for name in vars(module) if not name.startswith("_")])
+    found = {f"{module.__name__}.{name}" for name in names}
+    for value in (getattr(module, name) for name in names):
+        for each in inspect.getmro(value) if inspect.isclass(value) else [value]:
+            found.add(f"{getattr(each, '__module__', '')}.{getattr(each, '__qualname__', '')}")
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.needs("basedpyright", "torch")
+def test_pyright_knows_the_type_of_everything_public(joined, tmp_path):
+    words = [sys.executable, "-P", "-m", "basedpyright", "--pythonpath", sys.executable, "--outputjson"]
+    words += ["--verifytypes", "kvemb", "--ignoreexternal"]
+    environment = {**os.environ, "PYTHONPATH": str(joined)}
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900)
+    symbols = json.loads(done.stdout)["typeCompleteness"]["symbols"]
+    modules = ["kvemb", "kvemb.bulk", "kvemb.cluster", "kvemb.errors", "kvemb.initializers", "kvemb.optimizers"]
+    modules += ["kvemb.torch", *(name for name in ["kvemb.monitoring"] if importlib.util.find_spec(name) is not None)]
+    public = set().union(*(public_in_full(importlib.import_module(name)) for name in modules))
+    ours = [each for each in symbols if {each["name"], each["name"].rpartition(".")[0]} & public and each["isExported"]]
+    assert {"kvemb.store.Store.lookup", "kvemb.torch.embedding.Embedding.forward"} <= {each["name"] for each in ours}
+    told = [
+        f"{each['name']}: {found['message']}"
+        for each in ours
+        for found in each["diagnostics"]
+        if not any(part in found["message"] for part in FOLLOWS)
+    ]
+    assert told == [], "\n".join(told)
 
 
 def test_ruff_finds_nothing():

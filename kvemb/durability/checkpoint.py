@@ -59,7 +59,7 @@ class Checkpoint(Handle[Manifest], os.PathLike[str]):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = paths.local(path)
+        self.path: Path = paths.local(path)
         try:
             super().__init__(manifest.read(self.path))
         except CheckpointNotFound as error:

@@ -54,8 +54,13 @@ _KINDS: dict[str, type[Initializer]] = {
 }
 
 # The same by TensorFlow's lower-case names.
-zeros, ones, constant = Zeros, Ones, Constant
-uniform, normal, truncated_normal, glorot_uniform = RandomUniform, RandomNormal, TruncatedNormal, GlorotUniform
+zeros = Zeros
+ones = Ones
+constant = Constant
+uniform = RandomUniform
+normal = RandomNormal
+truncated_normal = TruncatedNormal
+glorot_uniform = GlorotUniform
 
 
 def as_initializer(spec: Any, dim: int, dtype: npt.DTypeLike) -> Initializer:

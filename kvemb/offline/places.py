@@ -106,6 +106,8 @@ class Place:
     ) -> None:
         self._source: Source | None = None
         self.here: Path | None = None
+        self.newest: bool
+        self.name: str
         root, number = divided(given, what)
         if is_elsewhere(root):
             self._source = source_at(root, options)

@@ -67,9 +67,9 @@ class CheckpointManager:
     """
 
     def __init__(self, root: str | os.PathLike[str], *, keep: int | None = None, every: float | None = None) -> None:
-        self.root = paths.local(root, "root")
-        self.every = None if every is None else as_seconds(every, "every")
-        self.keep = None if keep is None else as_int(keep, "keep", 1, MAX_SERIES)
+        self.root: Path = paths.local(root, "root")
+        self.every: float | None = None if every is None else as_seconds(every, "every")
+        self.keep: int | None = None if keep is None else as_int(keep, "keep", 1, MAX_SERIES)
         self._lock: LockFile | None = None
         self._pending: PendingCheckpoint[Checkpoint] | None = None
         self._dropping = threading.Lock()

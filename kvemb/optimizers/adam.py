@@ -108,7 +108,7 @@ class AdamW(BiasCorrected):
     epsilon: float = 1e-8
     weight_decay: float = 0.01
 
-    formula = staticmethod(Adam.formula)
+    formula: ClassVar[Function] = staticmethod(Adam.formula)
 
     @property
     def slots(self) -> tuple[Slot, ...]:

@@ -89,7 +89,7 @@ class Optimizer(abc.ABC):
     name: ClassVar[str]
     formula: ClassVar[Function]
     match: ClassVar[Function | None] = None
-    __signature__ = _Signature()
+    __signature__: ClassVar[_Signature] = _Signature()
 
     clip_value: float | None = None
     clip_norm: float | None = None

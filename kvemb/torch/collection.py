@@ -98,8 +98,8 @@ class EmbeddingBagCollection(RowsModule):
             raise ValueError(f"mode must be one mode, or a dict with a mode for each of {', '.join(tables)}")
         if store is not None and all(isinstance(given, Variable) for given in tables.values()):
             raise ValueError("store is for new variables, but every table is a Variable already; leave it out")
-        self.pooling = {name: Pooling(check_mode(modes[name])) for name in tables}
-        self.tables = {name: _variable(name, given, store) for name, given in tables.items()}
+        self.pooling: dict[str, Pooling] = {name: Pooling(check_mode(modes[name])) for name in tables}
+        self.tables: dict[str, Variable] = {name: _variable(name, given, store) for name, given in tables.items()}
         if len({id(variable) for variable in self.tables.values()}) < len(self.tables):
             raise ValueError("two tables are the same variable; make it one table, which features share")
         super().__init__(list(self.tables.values()), fused, check_finite, output_dtype)

@@ -78,10 +78,14 @@ class Embedding(TableModule):
     ) -> None:
         check_names(arguments)
         padding, norm = check_padding(padding_idx), check_norm(max_norm, norm_type)
-        self.variable = variable_of(variable, dim, store, arguments)
+        self.variable: Variable = variable_of(variable, dim, store, arguments)
         super().__init__([self.variable], fused, check_finite, output_dtype)
-        self.padding_idx, (self.max_norm, self.norm_type) = padding, norm
-        self.scale_grad_by_freq, self.sparse = bool(scale_grad_by_freq), bool(sparse)
+        self.padding_idx: int | None = padding
+        self.max_norm: float | None
+        self.norm_type: float
+        self.max_norm, self.norm_type = norm
+        self.scale_grad_by_freq: bool = bool(scale_grad_by_freq)
+        self.sparse: bool = bool(sparse)
 
     def destinations(self) -> dict[str, Destination]:
         """Return where ``load_state_dict`` writes the weight of a torch.nn.Embedding.

@@ -82,12 +82,13 @@ class EmbeddingBag(TableModule):
     ) -> None:
         check_names(arguments)
         padding, norm = check_padding(padding_idx), check_norm(max_norm, norm_type)
-        self.pooling = Pooling(check_mode(mode), padding, *norm, bool(scale_grad_by_freq))
+        self.pooling: Pooling = Pooling(check_mode(mode), padding, *norm, bool(scale_grad_by_freq))
         if self.pooling.scale_grad_by_freq and mode == "max":
             raise ValueError("scale_grad_by_freq is not supported with mode='max'")
-        self.variable = variable_of(variable, dim, store, arguments)
+        self.variable: Variable = variable_of(variable, dim, store, arguments)
         super().__init__([self.variable], fused, check_finite, output_dtype)
-        self.include_last_offset, self.sparse = bool(include_last_offset), bool(sparse)
+        self.include_last_offset: bool = bool(include_last_offset)
+        self.sparse: bool = bool(sparse)
 
     def destinations(self) -> dict[str, Destination]:
         """Return where ``load_state_dict`` writes the weight of a torch.nn.EmbeddingBag.

@@ -67,10 +67,10 @@ class RowsModule(torch.nn.Module):
                 raise ValueError(f"variable {variable.name!r} has no optimizer, which fused=True needs")
         if output_dtype is not None and output_dtype not in _OUTPUTS:
             raise ValueError(f"output_dtype must be a torch float dtype or None, got {brief(output_dtype)}")
-        self.variables = list({id(variable): variable for variable in variables}.values())
+        self.variables: list[Variable] = list({id(variable): variable for variable in variables}.values())
         self.output_dtype = output_dtype
-        self.pending = PendingGradients(bool(fused), bool(check_finite))
-        self.frozen = False
+        self.pending: PendingGradients = PendingGradients(bool(fused), bool(check_finite))
+        self.frozen: bool = False
         self.register_load_state_dict_pre_hook(_take_weights)
 
     def rows(self, requests: list[RowRequest]) -> list[torch.Tensor]:
