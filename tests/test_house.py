@@ -392,7 +392,8 @@ def test_pyright_knows_the_type_of_everything_public(joined, tmp_path):
 def test_ruff_finds_nothing():
     pytest.importorskip("ruff")
     for command in (["check"], ["format", "--check"]):
-        ruff = [sys.executable, "-m", "ruff", *command, "--no-cache", "kvemb", "backends", "tools", "tests", "docs"]
+        folders = ["kvemb", "backends", "tools", "tests", "docs", "examples"]
+        ruff = [sys.executable, "-m", "ruff", *command, "--no-cache", *folders]
         done = subprocess.run(ruff, cwd=ROOT, capture_output=True, text=True, timeout=900)
         assert done.returncode == 0, done.stdout + done.stderr
 

@@ -1,0 +1,210 @@
+"""The programs in examples/ have --help, run from an empty directory, and learn.
+
+Each runs in a process of its own: a framework stays where it was imported, and JAX warns of every fork after that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kvemb
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+# Runs an example with each of several lists of arguments, as `python EXAMPLE ARGUMENTS` does.
+PROGRAM = """
+import json, runpy, sys
+
+path, runs = sys.argv[1], json.loads(sys.argv[2])
+for words in runs:
+    sys.argv = [path, *words]
+    try:
+        runpy.run_path(path, run_name="__main__")
+    except SystemExit as ended:
+        if ended.code:
+            raise
+    print("END OF RUN")
+"""
+# Ends an example at once when it asks for the batch of a step, and at least one checkpoint is complete.
+KILLED = """
+import os, pathlib, runpy, sys, time
+
+path, step, series = sys.argv[1], int(sys.argv[2]), pathlib.Path(sys.argv[3])
+sys.path.insert(0, os.path.dirname(path))
+import dlrm
+
+batch = dlrm.batch
+
+
+def until_killed(number, size):
+    if number == step:
+        while not any(series.glob("0*")):
+            time.sleep(0.01)
+        os._exit(9)
+    return batch(number, size)
+
+
+dlrm.batch = until_killed
+sys.argv = sys.argv[:1] + sys.argv[4:]
+dlrm.main()
+"""
+
+
+def process(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in a directory, with warnings as errors, and without PyTorch's threads, which wait busily."""
+    command = [sys.executable, "-W", "error", *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=600)
+
+
+def printed(place: Path, example: str, *runs: list[str]) -> list[str]:
+    """Return what an example prints, for each of its lists of arguments."""
+    done = process(place, "-c", PROGRAM, str(EXAMPLES / f"{example}.py"), json.dumps(runs))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.split("END OF RUN\n")[:-1]
+
+
+def figure(name: str, text: str) -> float:
+    """Return the first number of the line with this name."""
+    found = re.search(rf"^{name}\s+([0-9.]+)", text, re.MULTILINE)
+    assert found, text
+    return float(found[1])
+
+
+def check_that_it_learned(text: str) -> None:
+    found = re.search(r"^loss\s+([0-9.]+) -> ([0-9.]+)", text, re.MULTILINE)
+    assert found, text
+    first, last = map(float, found.groups())
+    assert last < 0.95 * first
+
+
+def check_help(text: str, example: str) -> None:
+    assert text.startswith(f"usage: {example}.py")
+    assert "default:" in text, "options say their defaults"
+    assert f"python examples/{example}.py" in text, "it says how to run it"
+
+
+@pytest.mark.slow
+@pytest.mark.needs("torch")
+def test_two_towers_find_items(tmp_path: Path) -> None:
+    small = ["--steps", "150", "--batch", "128"]
+    described, first, second = printed(tmp_path, "two_towers", ["--help"], small, ["--steps", "1"])
+    check_help(described, "two_towers")
+    check_that_it_learned(first)
+    assert figure("recall@10", first) > 0.1, "by chance 0.004"
+    assert "continues after step 150\n" in second
+
+
+@pytest.mark.slow
+@pytest.mark.needs("torch")
+def test_sequences_predict_the_next_item(tmp_path: Path) -> None:
+    small = ["--steps", "100", "--batch", "32", "--length", "12", "--samples", "64"]
+    described, first, second = printed(tmp_path, "sequences", ["--help"], small, ["--steps", "1"])
+    check_help(described, "sequences")
+    check_that_it_learned(first)
+    assert figure("hits@10", first) > 0.05, "by chance 0.005"
+    assert "continues after step 100\n" in second
+
+
+@pytest.mark.slow
+@pytest.mark.needs("torch")
+def test_a_knowledge_graph_ranks_triples_that_it_was_not_trained_on(tmp_path: Path) -> None:
+    names = ["", "Zürich", "Basel", "Bern", "Genf"]
+    lines = [f"{a}\tborders\t{b}\n" for a in names[1:] for b in names[1:] if a != b]
+    (tmp_path / "train.txt").write_text("".join(lines[1:]), encoding="utf-8")
+    (tmp_path / "test.txt").write_text(lines[0], encoding="utf-8")
+    small = ["--steps", "200", "--dim", "32"]
+    files = ["--triples", "train.txt", "test.txt", "--steps", "60", "--samples", "4", "--path", "of_files"]
+    described, generated, read = printed(tmp_path, "knowledge_graph", ["--help"], small, files)
+    check_help(described, "knowledge_graph")
+    check_that_it_learned(generated)
+    assert figure("MRR", generated) > 0.1, "by chance 0.01"
+    assert "of 1 triples" in read
+    assert "rows  6 entities and relations" in read, "four entities, and two rows of the relation"
+
+
+@pytest.mark.slow
+def test_a_follower_serves_what_is_trained_and_a_replica_has_the_same(tmp_path: Path) -> None:
+    described, text = printed(tmp_path, "serving", ["--help"], ["--steps", "200"])
+    check_help(described, "serving")
+    check_that_it_learned(text)
+    copied = re.search(r"of which the delta copied ([0-9,]+); loss ([0-9.]+)$", text, re.MULTILINE)
+    assert copied, text
+    assert copied[1] != "0"
+    assert f"-> {copied[2]} in the follower" in text, "the same rows give the same loss"
+
+
+@pytest.mark.slow
+@pytest.mark.needs("jax")
+def test_bags_in_jax_learn(tmp_path: Path) -> None:
+    described, first, second = printed(tmp_path, "jax_bags", ["--help"], ["--steps", "40"], ["--steps", "1"])
+    check_help(described, "jax_bags")
+    check_that_it_learned(first)
+    assert "continues after step 40\n" in second
+
+
+@pytest.mark.slow
+@pytest.mark.needs("torch")
+def test_a_dlrm_that_was_killed_ends_as_one_that_was_not(tmp_path: Path) -> None:
+    words = ["--steps", "60", "--save-every", "30", "--batch", "256"]
+    cut, whole = ([*words, "--path", name] for name in ("cut", "whole"))
+    killed = process(tmp_path, "-c", KILLED, str(EXAMPLES / "dlrm.py"), "40", "cut/checkpoints", *cut)
+    assert killed.returncode == 9, killed.stderr
+    described, resumed, undisturbed = printed(tmp_path, "dlrm", ["--help"], cut, whole)
+    check_help(described, "dlrm")
+    assert "continues at step 30\n" in resumed
+    check_that_it_learned(undisturbed)
+    ends = [kvemb.CheckpointManager(tmp_path / name / "checkpoints").latest() for name in ("cut", "whole")]
+    assert ends[0] is not None
+    assert ends[1] is not None
+    assert ends[0].extra == ends[1].extra == {"step": 60}
+    check_equal_rows(ends[0], ends[1])
+    check_equal_tensors(ends[0].files["train.pt"], ends[1].files["train.pt"])
+
+
+@pytest.mark.slow
+@pytest.mark.needs("tensorflow", "keras")
+def test_the_page_on_keras_learns(tmp_path: Path) -> None:
+    page = (EXAMPLES.parent / "docs" / "start" / "keras.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    done = process(tmp_path, "-c", f"{code}\nassert losses[-1] < 0.95 * losses[0]\n")
+    assert done.returncode == 0, done.stderr
+
+
+def check_equal_rows(one: kvemb.Checkpoint, other: kvemb.Checkpoint) -> None:
+    assert len(one.variables) == 26
+    with kvemb.open(one.path, read_only=True) as first, kvemb.open(other.path, read_only=True) as second:
+        for name in one.variables:
+            keys, values, slots, scores = first.variables[name].export(with_slots=True, with_scores=True)
+            its_keys, its_values, its_slots, its_scores = second.variables[name].export(
+                with_slots=True, with_scores=True
+            )
+            assert np.array_equal(keys, its_keys), name
+            assert np.array_equal(values, its_values), name
+            assert slots.keys() == its_slots.keys() == {"accumulator"}
+            assert np.array_equal(slots["accumulator"], its_slots["accumulator"]), name
+            assert np.array_equal(scores, its_scores), name
+
+
+def check_equal_tensors(one: Path, other: Path) -> None:
+    import torch
+
+    def flat(value: object) -> list[object]:
+        if isinstance(value, dict):
+            return [leaf for key in value for leaf in [key, *flat(value[key])]]
+        if isinstance(value, list | tuple):
+            return [leaf for each in value for leaf in flat(each)]
+        return [value.tolist() if isinstance(value, torch.Tensor) else value]
+
+    first, second = (torch.load(path, weights_only=True) for path in (one, other))
+    assert first.keys() == {"model", "dense", "rows"}
+    for state in (first, second):  # which store the rows are in
+        assert state["model"].pop("tables._extra_state")
+    assert flat(first) == flat(second)
