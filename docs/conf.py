@@ -6,14 +6,29 @@ import inspect
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
+import numpy.typing
 from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.util.inspect import stringify_signature
 
-import kvemb
+Shown = TypeVar("Shown")
+
+
+class NDArray(Generic[Shown]):
+    """Stands for NumPy's type, which is shown in full otherwise, over several lines."""
+
+    __module__ = "numpy.typing"
+
+
+# Before kvemb is imported, whose annotations name them.
+numpy.typing.NDArray = NDArray
+for _name in ("ArrayLike", "DTypeLike"):
+    setattr(numpy.typing, _name, type(_name, (), {"__module__": "numpy.typing"}))
+
+import kvemb  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parent / "_extensions"))
 
@@ -100,10 +115,11 @@ def _result_with_its_type(_: Sphinx, page: nodes.document) -> None:
             fields.insert(fields.index(named["Returns"]) + 1, named["Return type"])
 
 
-# A span of code, which may be broken over lines; in the text beside it, what reStructuredText would take for markup.
+# A span of code, which may be broken over lines; in the text beside it, what reStructuredText would take for markup;
+# what stays as it is: examples, and what is indented below `::`.
 _CODE = re.compile(r"(?<!`)(`{1,2})(?!`)(.+?)\1(?!`)", re.DOTALL)
 _MARKUP = re.compile(r"[*|\\]|(?<=\w)_(?!\w)")
-_EXAMPLE = re.compile(r"(^ *>>> .*\n(?:.*\S.*\n)*)", re.MULTILINE)
+_AS_IT_IS = re.compile(r"(^ *>>> .*\n(?:.*\S.*\n)*|(?<=::\n)\n(?: +.*\n|\n)+)", re.MULTILINE)
 
 
 def _as_restructured_text(_: Sphinx, what: str, __: str, ___: object, ____: object, lines: list[str]) -> None:
@@ -115,7 +131,7 @@ def _as_restructured_text(_: Sphinx, what: str, __: str, ___: object, ____: obje
     # Otherwise napoleon takes the text before a colon for a type.
     text = f": {text}" if what == "property" else text
     text = re.sub(r"^((?:Returns|Yields):\n +)", r"\g<1>: ", text, flags=re.MULTILINE)
-    parts = _EXAMPLE.split(text)  # text and examples in turns
+    parts = _AS_IT_IS.split(text)  # in turns: text, and what stays as it is
     parts[::2] = [_escaped(part) for part in parts[::2]]
     lines[:] = "".join(parts).split("\n")
 
