@@ -12,6 +12,8 @@ from kvemb.optimizers import (
     SGD,
     Adagrad,
     Adam,
+    AdamW,
+    AMSGrad,
     Ftrl,
     Lion,
     Momentum,
@@ -31,6 +33,8 @@ EVERY = [
     *(SGD(0.1, weight_decay=0.1, decoupled=True), Momentum(0.1, weight_decay=0.1), Nesterov(0.1, clip_value=0.3)),
     *(RMSProp(momentum=0.5), RMSProp(centered=True), RMSProp(momentum=0.5, centered=True, weight_decay=0.1)),
     *(Adam(0.01, 0.0, 0.5, 0.0), Adam(0.1, 0.999999, 0.999999, 1e-3), Adam(0.1, bias_correction="global")),
+    *(Adam(0.1, epsilon=1e-3, bias_correction="global", epsilon_hat=True), AdamW(0.1, epsilon=1.0, epsilon_hat=True)),
+    AMSGrad(0.1, epsilon=1e-3, epsilon_hat=True),
     *(
         NAdam(momentum_decay=0.5, bias_correction="global"),
         LAMB(weight_decay=0.1),
@@ -39,7 +43,7 @@ EVERY = [
     *(Ftrl(0.1, -0.3, 0.0, 0.1, 0.2), Ftrl(0.1, 0.0), ProximalSGD(0.1, 0.5, 0.5), ProximalAdagrad(0.1, 0.1, 0.5, 0.5)),
     Lion(weight_decay=0.1),
 ]
-QUICK = [Adam(0.1), EVERY[len(KINDS)], RMSProp(centered=True), LAMB(0.1)]
+QUICK = [Adam(0.1, epsilon_hat=True), EVERY[len(KINDS)], RMSProp(centered=True), LAMB(0.1)]
 SHAPES = [("float32", 17), ("float64", 32), ("float16", 3), ("bfloat16", 20)]
 
 

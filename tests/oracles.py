@@ -69,8 +69,13 @@ def _averages(o: Any, g: Array, s: dict[str, Array]) -> None:
 
 def torch_adam(o: Any, w: Array, g: Array, s: dict[str, Array], t: int) -> Array:
     _averages(o, g, s)
-    root = np.sqrt(s["v"]) / np.sqrt(1 - o.beta_2**t) + o.epsilon
-    return w - o.learning_rate / (1 - o.beta_1**t) * s["m"] / root
+    return _adam_step(o, w, s["m"], s["v"], t)
+
+
+def _adam_step(o: Any, w: Array, m: Array, v: Array, t: int) -> Array:
+    if o.epsilon_hat:  # torch.optim.SparseAdam, Keras
+        return w - o.learning_rate * np.sqrt(1 - o.beta_2**t) / (1 - o.beta_1**t) * m / (np.sqrt(v) + o.epsilon)
+    return w - o.learning_rate / (1 - o.beta_1**t) * m / (np.sqrt(v) / np.sqrt(1 - o.beta_2**t) + o.epsilon)
 
 
 def torch_adamw(o: Any, w: Array, g: Array, s: dict[str, Array], t: int) -> Array:
@@ -80,8 +85,7 @@ def torch_adamw(o: Any, w: Array, g: Array, s: dict[str, Array], t: int) -> Arra
 def torch_amsgrad(o: Any, w: Array, g: Array, s: dict[str, Array], t: int) -> Array:
     _averages(o, g, s)
     s["v_max"] = np.maximum(s["v_max"], s["v"])
-    root = np.sqrt(s["v_max"]) / np.sqrt(1 - o.beta_2**t) + o.epsilon
-    return w - o.learning_rate / (1 - o.beta_1**t) * s["m"] / root
+    return _adam_step(o, w, s["m"], s["v_max"], t)
 
 
 def torch_adamax(o: Any, w: Array, g: Array, s: dict[str, Array], t: int) -> Array:

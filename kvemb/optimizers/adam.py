@@ -7,16 +7,29 @@ from typing import ClassVar
 
 import numpy as np
 
-from kvemb.optimizers.arithmetic import Count, Elements, Number, larger, power, rounded, sqrt
+from kvemb.optimizers.arithmetic import Count, Elements, Number, larger, power, rounded, sqrt, where_positive
 from kvemb.optimizers.base import Slot
 from kvemb.optimizers.bias_correction import BiasCorrected
 from kvemb.optimizers.formula import Function
 from kvemb.optimizers.weight_decay import WeightDecayed, decoupled
 
 
+@dataclass(frozen=True, kw_only=True, repr=False)
+class EpsilonPlaced(BiasCorrected):
+    """An optimizer that divides by a root, to which epsilon is added after or before the bias correction.
+
+    Args:
+        epsilon_hat: Where epsilon is added. False: to the corrected root, like torch.optim.Adam. True: to the root
+            before the correction, like torch.optim.SparseAdam, Keras and TensorFlow. TensorFlow's documentation calls
+            this epsilon "epsilon hat". Default: False.
+    """
+
+    epsilon_hat: bool = False
+
+
 @dataclass(frozen=True, repr=False)
-class Adam(WeightDecayed, BiasCorrected):
-    """Adam as torch.optim.Adam has it, applied only to the rows of a step (Kingma, Ba, ICLR 2015, without epsilon-hat).
+class Adam(WeightDecayed, EpsilonPlaced):
+    """Adam as torch.optim.Adam has it, applied only to the rows of a step (Kingma, Ba, ICLR 2015).
 
     Step t::
 
@@ -24,18 +37,22 @@ class Adam(WeightDecayed, BiasCorrected):
         v = beta_2 * v + (1 - beta_2) * g * g
         w -= learning_rate / (1 - beta_1 ** t) * m / (sqrt(v) / sqrt(1 - beta_2 ** t) + epsilon)
 
+    With epsilon_hat=True::
+
+        w -= learning_rate * sqrt(1 - beta_2 ** t) / (1 - beta_1 ** t) * m / (sqrt(v) + epsilon)
+
     A row has the slots `m` and `v`, the averages of gradients and of their squares. With bias_correction="row" it also
     has `steps`, one number, which is t. While a row is in no step, it does not move, and m and v do not decay:
     torch.optim.Adam would move it.
 
-    torch.optim.SparseAdam and Keras add epsilon before the correction, so they differ by epsilon from
-    bias_correction="global". Defaults are PyTorch's. The weight decay of FBGEMM's Adam is that of AdamW.
+    torch.optim.SparseAdam is Adam(bias_correction="global", epsilon_hat=True), and so is Keras' Adam if every row is in
+    every step. Defaults are PyTorch's; Keras' epsilon is 1e-7. The weight decay of FBGEMM's Adam is that of AdamW.
 
     Args:
         learning_rate: Step size. Default: 0.001.
         beta_1: Decay rate of m, at most 0.999999. Default: 0.9.
         beta_2: Decay rate of v, at most 0.999999. Default: 0.999.
-        epsilon: Added to the corrected root, so that nothing is divided by 0. Default: 1e-08.
+        epsilon: Added to the root, so that nothing is divided by 0. Default: 1e-08.
     """
 
     name: ClassVar[str] = "adam"
@@ -62,10 +79,12 @@ class Adam(WeightDecayed, BiasCorrected):
         beta_1: np.float64,
         beta_2: np.float64,
         epsilon: Number,
+        epsilon_hat: Number,
     ) -> None:
         """See Optimizer."""
         rate = rounded(learning_rate / (1 - power(beta_1, t)), g)
         root = rounded(sqrt(1 - power(beta_2, t)), g)
+        small = where_positive(epsilon_hat, epsilon / root, epsilon)
         keep_m = rounded(beta_1, g)
         take_m = rounded(1 - beta_1, g)
         keep_v = rounded(beta_2, g)
@@ -75,11 +94,11 @@ class Adam(WeightDecayed, BiasCorrected):
             square = keep_v * v[j] + take_v * (g[j] * g[j])
             m[j] = mean
             v[j] = square
-            w[j] = w[j] - rate * mean / (sqrt(square) / root + epsilon)
+            w[j] = w[j] - rate * mean / (sqrt(square) / root + small)
 
 
 @dataclass(frozen=True, repr=False)
-class AdamW(BiasCorrected):
+class AdamW(EpsilonPlaced):
     """Adam with decoupled weight decay, as torch.optim.AdamW has it (Loshchilov, Hutter, ICLR 2019).
 
     One step::
@@ -90,13 +109,13 @@ class AdamW(BiasCorrected):
     The slots are Adam's: `m`, `v`, and with bias_correction="row" also `steps`, one number. While a row is in no step,
     it neither moves nor decays.
 
-    Defaults are PyTorch's. Keras' weight decay is 0.004.
+    Defaults are PyTorch's. Keras has epsilon_hat=True, and a weight decay of 0.004.
 
     Args:
         learning_rate: Step size. Default: 0.001.
         beta_1: Decay rate of m, at most 0.999999. Default: 0.9.
         beta_2: Decay rate of v, at most 0.999999. Default: 0.999.
-        epsilon: Added to the corrected root, so that nothing is divided by 0. Default: 1e-08.
+        epsilon: Added to the root, so that nothing is divided by 0. Default: 1e-08.
         weight_decay: The strength of weight decay. It acts only on the rows of a step. Default: 0.01.
     """
 
@@ -121,7 +140,7 @@ class AdamW(BiasCorrected):
 
 
 @dataclass(frozen=True, repr=False)
-class AMSGrad(WeightDecayed, BiasCorrected):
+class AMSGrad(WeightDecayed, EpsilonPlaced):
     """AMSGrad as torch.optim.Adam(amsgrad=True) has it (Reddi, Kale, Kumar, ICLR 2018).
 
     Step t::
@@ -131,16 +150,20 @@ class AMSGrad(WeightDecayed, BiasCorrected):
         v_max = max(v_max, v)
         w -= learning_rate / (1 - beta_1 ** t) * m / (sqrt(v_max) / sqrt(1 - beta_2 ** t) + epsilon)
 
+    With epsilon_hat=True::
+
+        w -= learning_rate * sqrt(1 - beta_2 ** t) / (1 - beta_1 ** t) * m / (sqrt(v_max) + epsilon)
+
     A row has the slots `m`, `v` and `v_max`. With bias_correction="row" it also has `steps`, one number, which is t.
     While a row is in no step, it does not move, and m and v do not decay.
 
-    The maximum is taken before the bias correction. Defaults are PyTorch's. Keras adds epsilon before the correction.
+    The maximum is taken before the bias correction. Defaults are PyTorch's. Keras has epsilon_hat=True.
 
     Args:
         learning_rate: Step size. Default: 0.001.
         beta_1: Decay rate of m, at most 0.999999. Default: 0.9.
         beta_2: Decay rate of v, at most 0.999999. Default: 0.999.
-        epsilon: Added to the corrected root, so that nothing is divided by 0. Default: 1e-08.
+        epsilon: Added to the root, so that nothing is divided by 0. Default: 1e-08.
     """
 
     name: ClassVar[str] = "amsgrad"
@@ -168,10 +191,12 @@ class AMSGrad(WeightDecayed, BiasCorrected):
         beta_1: np.float64,
         beta_2: np.float64,
         epsilon: Number,
+        epsilon_hat: Number,
     ) -> None:
         """See Optimizer."""
         rate = rounded(learning_rate / (1 - power(beta_1, t)), g)
         root = rounded(sqrt(1 - power(beta_2, t)), g)
+        small = where_positive(epsilon_hat, epsilon / root, epsilon)
         keep_m = rounded(beta_1, g)
         take_m = rounded(1 - beta_1, g)
         keep_v = rounded(beta_2, g)
@@ -183,4 +208,4 @@ class AMSGrad(WeightDecayed, BiasCorrected):
         for j in range(dim):
             mean = keep_m * m[j] + take_m * g[j]
             m[j] = mean
-            w[j] = w[j] - rate * mean / (sqrt(v_max[j]) / root + epsilon)
+            w[j] = w[j] - rate * mean / (sqrt(v_max[j]) / root + small)

@@ -168,7 +168,7 @@ def test_a_formula_names_slots_and_numbers_as_the_optimizer_does(kind):
     counts = any(read(function).count for function in optimizer.formulas)
     assert {slot.name for slot in optimizer.slots} | {"w", "g"} == rows | ({"steps"} if counts else set())
     for found in map(read, optimizer.formulas):
-        assert all(isinstance(getattr(optimizer, name), float) for name in set(found.numbers) - found.tables)
+        assert all(isinstance(getattr(optimizer, name), (float, bool)) for name in set(found.numbers) - found.tables)
         assert all(isinstance(getattr(optimizer, name), np.ndarray) for name in found.tables)
     assert not {"key", "value", "score", "step", "scale"} & rows, "columns of exports"
     assert "learning_rate" in optimizer.to_json()

@@ -32,7 +32,11 @@ EVERY = [
     *(kind() for kind in KINDS.values()),
     *(SGD(0.1), SGD(0), Adagrad(0.3, 0.1, 1e-7), Adagrad(learning_rate=5e-324), RowWiseAdagrad(0.3, 0.1, 1e-7)),
     *(Adam(0.1, 0.5, 0.75, 0.0, bias_correction="global"), SGD(clip_value=1, clip_norm=2, weight_decay=3)),
-    *(AdamW(weight_decay=0.5), RMSProp(momentum=0.5, centered=True), SGD(weight_decay=0.1, decoupled=True)),
+    *(
+        AdamW(weight_decay=0.5, epsilon_hat=True),
+        RMSProp(momentum=0.5, centered=True),
+        SGD(weight_decay=0.1, decoupled=True),
+    ),
 ]
 # Name, defaults in the order of arguments, and the widths of slots for a dim of 7.
 DOCUMENTED: dict[str, tuple[dict[str, object], dict[str, int]]] = {
@@ -94,6 +98,7 @@ DOCUMENTED: dict[str, tuple[dict[str, object], dict[str, int]]] = {
     "lion": ({"learning_rate": 0.001, "beta_1": 0.9, "beta_2": 0.99, "weight_decay": 0.0}, {"m": 7}),
 }
 BY_KEYWORD = {"clip_value": None, "clip_norm": None, "bias_correction": "row", "weight_decay": 0.0, "decoupled": False}
+BY_KEYWORD |= {"epsilon_hat": False}
 
 
 def test_defaults_and_slots_are_the_documented_ones():
@@ -124,8 +129,9 @@ def test_slots_start_as_documented():
 def test_numbers_are_those_that_a_formula_names():
     (formula,) = Adam().formulas
     numbers = Adam(0.1).numbers(formula, np.dtype(np.float32))
-    assert numbers == {"learning_rate": 0.1, "beta_1": 0.9, "beta_2": 0.999, "epsilon": np.float32(1e-8)}
-    assert [type(number) for number in numbers.values()] == [np.float64, np.float64, np.float64, np.float32]
+    epsilons = {"epsilon": np.float32(1e-8), "epsilon_hat": 0}
+    assert numbers == {"learning_rate": 0.1, "beta_1": 0.9, "beta_2": 0.999} | epsilons
+    assert [type(number) for number in numbers.values()] == [np.float64] * 3 + [np.float32] * 2
 
 
 def test_options_that_are_off_add_no_formula():
@@ -154,6 +160,7 @@ def test_numbers_may_change_and_slots_may_not():
     assert not RowWiseAdagrad().fits(Adagrad())
     assert not Adam().fits(Adam(bias_correction="global"))
     assert not RMSProp().fits(RMSProp(momentum=0.5))
+    assert Adam(epsilon_hat=True).fits(Adam())
     assert RMSProp(momentum=0.1).fits(RMSProp(momentum=0.5, clip_norm=1.0, weight_decay=0.1))
 
 

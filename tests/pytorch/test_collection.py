@@ -136,11 +136,11 @@ def test_only_features_that_were_used_are_trained(tables):
 def test_a_step_is_of_the_rows_that_torchs_sparse_gradients_name(store, ones, fused):
     """Those of features that the loss leaves out stay as they are; rows whose gradient is 0 take part."""
     features = ("a", "b", "none")
-    variable = store.get_variable("v", dim=2, optimizer=Adam(0.5, epsilon=1e-12, bias_correction="global"))
+    variable = store.get_variable("v", dim=2, optimizer=Adam(0.5, bias_correction="global", epsilon_hat=True))
     module = kt.EmbeddingBagCollection({"t": variable}, dict.fromkeys(features, "t"), fused=fused)
     ours = kt.Optimizer(module)
     theirs = torch.nn.EmbeddingBag.from_pretrained(torch.zeros(20, 2), freeze=False, mode="sum", sparse=True)
-    optimizer = torch.optim.SparseAdam([theirs.weight], lr=0.5, eps=1e-12)
+    optimizer = torch.optim.SparseAdam([theirs.weight], lr=0.5)
     stepped: set[int] = set()
     losses = [
         lambda out: out["a"].sum(),

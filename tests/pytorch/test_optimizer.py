@@ -13,7 +13,7 @@ import torch
 
 import kvemb
 import kvemb.torch as kt
-from kvemb.optimizers import SGD, Adagrad
+from kvemb.optimizers import SGD, Adagrad, Adam
 from kvemb.torch import gradients
 
 KEYS, DIM = 20, 3
@@ -58,6 +58,26 @@ def test_gradients_accumulate_over_backwards(loaded):
         assert len(pair.ours[0].pending.waiting) <= 9, "bounded"
         pair.step()
         pair.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", [1.0, 1e-7])
+def test_rows_are_those_of_sparse_adam_also_with_small_gradients(loaded, scale):
+    theirs = torch.nn.EmbeddingBag(KEYS, DIM, mode="sum", sparse=True)
+    variable = loaded(theirs.weight, optimizer=Adam(0.01, bias_correction="global", epsilon_hat=True))
+    ours = kt.EmbeddingBag(variable, mode="sum")
+    optimizers = torch.optim.SparseAdam(theirs.parameters(), lr=0.01), kt.Optimizer(ours)
+    before = theirs.weight.detach().clone()
+    for seed in range(160):
+        chance = torch.Generator().manual_seed(seed)
+        ids, target = torch.randint(0, KEYS, (3, 4), generator=chance), torch.randn(3, DIM, generator=chance)
+        for bags, optimizer in zip((theirs, ours), optimizers, strict=True):
+            ((bags(ids) * target).sum() * scale).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    rows = torch.from_numpy(variable.lookup(np.arange(KEYS)))
+    torch.testing.assert_close(rows, theirs.weight.detach(), rtol=1e-5, atol=1e-5)
+    assert (rows - before).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("bags", [False, True])
