@@ -6,6 +6,7 @@ what it promises. A page is skipped where a package that it imports is not insta
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -39,7 +40,7 @@ def needed(code: str) -> list[pytest.MarkDecorator]:
     [pytest.param(page, marks=needed(code), id=str(page.relative_to(DOCS))) for page, code in CODE.items()],
 )
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", CODE[page]], cwd=tmp_path, capture_output=True, text=True, timeout=600
-    )
+    command = [sys.executable, "-W", "error", "-c", CODE[page]]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # PyTorch's threads wait busily, on cores that others need
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
