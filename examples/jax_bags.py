@@ -1,8 +1,9 @@
-"""Bags of ids in JAX: the table is looked up outside `jit`, and JAX differentiates with respect to its rows.
+"""Bags of ids in JAX: lookups outside `jit`, and gradients of the rows that were looked up.
 
-The distinct keys' rows enter the compiled step, padded to a power of two, so that `jit` compiles for few shapes. Keys
-stay in NumPy: JAX without `jax_enable_x64` would turn int64 keys into int32. The table and the dense parameters are
-saved in one checkpoint, and another run continues from it.
+The rows of the distinct keys enter the compiled step, padded to a power of two, so that
+`jit` compiles for few shapes. Keys stay in NumPy: JAX without `jax_enable_x64` would turn
+int64 keys into int32. The table and the dense parameters are saved in one checkpoint, and
+another run continues from it.
 
     pip install 'kvemb[tools]' jax
     python examples/jax_bags.py
@@ -23,8 +24,10 @@ from rich.progress import track
 import kvemb
 
 
-def loss_of(dense: jax.Array, rows: jax.Array, positions: jax.Array, clicked: jax.Array) -> jax.Array:
-    """Return the mean loss of bags. rows: (padded, dim); positions: int32 (n, m), where the rows of each bag are."""
+def loss_of(
+    dense: jax.Array, rows: jax.Array, positions: jax.Array, clicked: jax.Array
+) -> jax.Array:
+    """Return the mean loss of bags; `positions` (n, m) says where in `rows` theirs are."""
     logits = rows[positions].sum(1) @ dense
     return jnp.mean(jnp.logaddexp(0.0, logits) - clicked * logits)
 
@@ -33,7 +36,7 @@ step = jax.jit(jax.value_and_grad(loss_of, argnums=(0, 1)))
 
 
 def clicks(size: int, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Return bags of words (n, 4), and whether they were clicked. Replace this with your log."""
+    """Return bags of words (n, 4), and which were clicked. Replace this with your log."""
     ids = np.minimum(draw.zipf(1.3, (size, 4)), 10**6)
     return ids, (ids.min(axis=1) == 1).astype(np.float32)
 
@@ -45,14 +48,19 @@ def padded_rows(table: kvemb.Variable, keys: np.ndarray) -> np.ndarray:
     return padded
 
 
+class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Help with the defaults, and with this file's description as it stands."""
+
+
 def main() -> None:
     """Train and save."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=300, help="batches to train on (default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=256, help="bags in a batch (default: %(default)s)")
-    parser.add_argument("--dim", type=int, default=8, help="values in a row (default: %(default)s)")
-    parser.add_argument("--memory-budget", default="64MiB", help="for the table (default: %(default)s)")
-    parser.add_argument("--path", type=Path, default="jax_bags", help="folder (default: %(default)s)")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
+    option = parser.add_argument
+    option("--steps", type=int, default=300, help="batches to train on")
+    option("--batch", type=int, default=256, help="bags in a batch")
+    option("--dim", type=int, default=8, help="values in a row")
+    option("--memory-budget", default="64MiB", help="for the table")
+    option("--path", type=Path, default="jax_bags", help="folder")
     options = parser.parse_args()
 
     series = kvemb.CheckpointManager(options.path / "checkpoints", keep=2)
@@ -66,7 +74,8 @@ def main() -> None:
         )
         dense, done = jnp.ones(options.dim), 0
         if last is not None:
-            dense, done = jnp.asarray(np.load(last.files["dense.npy"])), last.extra["steps"]
+            dense = jnp.asarray(np.load(last.files["dense.npy"]))
+            done = last.extra["steps"]
             print(f"continues after step {done}")
 
         losses, draw = [], np.random.default_rng(done + 1)
@@ -74,7 +83,8 @@ def main() -> None:
             ids, clicked = clicks(options.batch, draw)
             keys, positions = np.unique(ids, return_inverse=True)
             positions = positions.reshape(ids.shape).astype(np.int32)
-            loss, (dense_grad, rows_grad) = step(dense, padded_rows(words, keys), positions, clicked)
+            rows = padded_rows(words, keys)
+            loss, (dense_grad, rows_grad) = step(dense, rows, positions, clicked)
             # Only the rows of keys are trained, not the padding.
             words.apply_gradients(keys, np.asarray(rows_grad)[: len(keys)])
             dense -= 0.1 * dense_grad

@@ -1,14 +1,15 @@
-"""Next-item prediction: a GRU over the last items of a user, trained with a sampled softmax over the item table.
+"""Next-item prediction: a GRU over a user's last items, trained with a sampled softmax.
 
-The table may have hundreds of millions of items, so the softmax compares the right item with sampled ones, which all
-sequences of a batch share. Frequent items are sampled more often. The log of how often each is expected is therefore
-subtracted from its score ("logQ correction"), so that the loss estimates that of the softmax over all items (Bengio and
+The table may have hundreds of millions of items, so the softmax compares the right item
+with sampled ones, which all sequences of a batch share. Frequent items are sampled more
+often. The log of how often each is expected is therefore subtracted from its score ("logQ
+correction"), so that the loss estimates that of the softmax over all items (Bengio and
 Senécal, 2008). One lookup reads the rows of histories, answers and samples.
 
     pip install 'kvemb[tools,torch]'
     python examples/sequences.py
 
-The sequences are generated: after each item one of three others follows, or at times any item.
+The sequences are generated: one of three items follows each item, or at times any item.
 """
 
 from __future__ import annotations
@@ -29,27 +30,24 @@ PADDING = -1
 
 
 class NextItem(torch.nn.Module):
-    """Reads items, and gives a vector for each place whose dot product with an item's row is that item's score."""
+    """Gives a vector for each place: the dot product with a row is that item's score."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
+        rule, start = kvemb.optimizers.Adagrad(0.1), kvemb.RandomNormal(0.0, 0.1)
         self.items = kt.Embedding(
-            "items",
-            dim,
-            padding_idx=PADDING,
-            optimizer=kvemb.optimizers.Adagrad(0.1),
-            initializer=kvemb.RandomNormal(0.0, 0.1),
+            "items", dim, padding_idx=PADDING, optimizer=rule, initializer=start
         )
         self.reader = torch.nn.GRU(dim, 2 * dim, batch_first=True)
         self.out = torch.nn.Linear(2 * dim, dim)
 
     def forward(self, history: torch.Tensor) -> torch.Tensor:
-        """Return the vectors (n, length, dim) of the rows (n, length, dim) of the items before each place."""
+        """Return vectors (n, length, dim), of rows (n, length, dim) up to each place."""
         return self.out(self.reader(history)[0])
 
 
 def sequences(count: int, length: int, draw: np.random.Generator) -> torch.Tensor:
-    """Return items (count, length), shorter ones padded at the end. Replace this with your log."""
+    """Return items (count, length), padded at the end. Replace this with your log."""
     items = np.empty((count, length), np.int64)
     items[:, 0] = sampled(count, draw)
     for place in range(1, length):
@@ -61,52 +59,62 @@ def sequences(count: int, length: int, draw: np.random.Generator) -> torch.Tenso
 
 
 def sampled(count: int, draw: np.random.Generator) -> np.ndarray:
-    """Draw items; the chance of item k is log((k + 2) / (k + 1)) / log(ITEMS + 1), as by Zipf's law."""
-    return np.minimum(np.exp(draw.random(count) * math.log(ITEMS + 1)).astype(np.int64) - 1, ITEMS - 1)
+    """Draw item k with chance log((k + 2) / (k + 1)) / log(ITEMS + 1), near Zipf's law."""
+    drawn = np.exp(draw.random(count) * math.log(ITEMS + 1)).astype(np.int64) - 1
+    return np.minimum(drawn, ITEMS - 1)
 
 
 def log_expected(items: torch.Tensor, samples: int) -> torch.Tensor:
     """Return the log of how often each item is expected among so many samples."""
-    return (samples * torch.log((items + 2) / (items + 1)) / math.log(ITEMS + 1)).log()
+    chance = torch.log((items + 2) / (items + 1)) / math.log(ITEMS + 1)
+    return (samples * chance).log()
 
 
 def loss_of(model: NextItem, batch: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
     """Return the mean loss of every place whose next item is known."""
-    # One lookup for all. The rows of an item that is there twice are equal, and its gradients are summed.
+    # One lookup for all. Gradients of an item that is there twice are summed.
     rows = model.items(torch.cat([batch.flatten(), samples]))
-    sequence, negatives = rows[: batch.numel()].view(*batch.shape, -1), rows[batch.numel() :]
+    sequence, negatives = rows.split([batch.numel(), len(samples)])
+    sequence = sequence.view(*batch.shape, -1)
     known = batch[:, 1:] != PADDING
-    asked, answers, right = model(sequence[:, :-1])[known], sequence[:, 1:][known], batch[:, 1:][known]
-    # The right item is always among the compared ones, so its score is not corrected.
-    positive = (asked * answers).sum(1)
+    right, answers = batch[:, 1:][known], sequence[:, 1:][known]
+    asked = model(sequence[:, :-1])[known]
+    # The right item is always among those that are compared, so its score is not corrected.
+    positive = (asked * answers).sum(1, keepdim=True)
     negative = asked @ negatives.T - log_expected(samples, len(samples))
-    negative = negative.masked_fill(right[:, None] == samples, -torch.inf)  # the answer was sampled
-    scores = torch.cat([positive[:, None], negative], dim=1)
-    return torch.nn.functional.cross_entropy(scores, torch.zeros(len(scores), dtype=torch.int64))
+    # The right item may have been sampled, too.
+    negative = negative.masked_fill(right[:, None] == samples, -torch.inf)
+    scores = torch.cat([positive, negative], dim=1)
+    return torch.nn.functional.cross_entropy(scores, scores.new_zeros(len(scores)).long())
 
 
 @torch.no_grad()
 def hits(model: NextItem, batch: torch.Tensor, best: int = 10) -> float:
-    """Return how often the last item of a sequence is among the best of all items, without the correction."""
+    """Return how often a sequence's last item is among the best, without the correction."""
     model.eval()  # lookups record no uses
     last = (batch != PADDING).sum(1) - 1
     sequence = torch.arange(len(batch))
     vectors = model(model.items(batch))[sequence, last - 1]
-    scores = vectors @ model.items(torch.arange(ITEMS)).T  # many items: an index of the rows
+    scores = vectors @ model.items(torch.arange(ITEMS)).T  # a large table needs an index
     found = scores.topk(best).indices
     return (found == batch[sequence, last][:, None]).any(1).float().mean().item()
 
 
+class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Help with the defaults, and with this file's description as it stands."""
+
+
 def main() -> None:
     """Train, evaluate and save."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=400, help="batches to train on (default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=64, help="sequences in a batch (default: %(default)s)")
-    parser.add_argument("--length", type=int, default=20, help="items in a sequence (default: %(default)s)")
-    parser.add_argument("--samples", type=int, default=256, help="sampled items of a batch (default: %(default)s)")
-    parser.add_argument("--dim", type=int, default=32, help="values in a row (default: %(default)s)")
-    parser.add_argument("--memory-budget", default="64MiB", help="for the table (default: %(default)s)")
-    parser.add_argument("--path", type=Path, default="sequences", help="folder (default: %(default)s)")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
+    option = parser.add_argument
+    option("--steps", type=int, default=400, help="batches to train on")
+    option("--batch", type=int, default=64, help="sequences in a batch")
+    option("--length", type=int, default=20, help="items in a sequence")
+    option("--samples", type=int, default=256, help="sampled items of a batch")
+    option("--dim", type=int, default=32, help="values in a row")
+    option("--memory-budget", default="64MiB", help="for the table")
+    option("--path", type=Path, default="sequences", help="folder")
     options = parser.parse_args()
 
     series = kvemb.CheckpointManager(options.path / "checkpoints", keep=2)
@@ -127,7 +135,8 @@ def main() -> None:
         draw = np.random.default_rng(done + 1)
         for _ in track(range(options.steps), "training"):
             batch = sequences(options.batch, options.length, draw)
-            loss = loss_of(model, batch, torch.from_numpy(sampled(options.samples, draw)))
+            samples = torch.from_numpy(sampled(options.samples, draw))
+            loss = loss_of(model, batch, samples)
             loss.backward()
             for optimizer in (rows, dense):
                 optimizer.step()
@@ -138,10 +147,11 @@ def main() -> None:
         files = {"train.pt": lambda file: torch.save(state, file)}
         saved = series.save(store, files=files, extra={"steps": done + options.steps})
         stats = store.stats
-        found = hits(model, sequences(1_000, options.length, np.random.default_rng(0)))
+        new = sequences(1_000, options.length, np.random.default_rng(0))
+        found = hits(model, new)
     part = max(1, len(losses) // 10)
     print(f"loss     {np.mean(losses[:part]):.3f} -> {np.mean(losses[-part:]):.3f}")
-    print(f"hits@10  {found:.3f} of next items in sequences that were not trained on")
+    print(f"hits@10  {found:.3f} of the last items of new sequences")
     print(f"rows     {stats.rows:,} items; hot when looked up: {stats.hit_rate:.1%}")
     print(f"saved    {saved.path}")
 

@@ -1,8 +1,9 @@
-"""Retrieval with two towers: a network for users, one for items, and the other items of a batch as negatives.
+"""Retrieval with two towers: one for users, one for items, and negatives from the batch.
 
-Popular items are negatives more often than others. The log of the chance that an item is drawn is therefore subtracted
-from its scores ("logQ correction": Yi and others, RecSys 2019). The rows of the next batch are read while this one
-trains. The tables and the dense part are saved in one checkpoint, and another run continues from it.
+Popular items are negatives more often than others. The log of the chance that an item is
+drawn is therefore subtracted from its scores ("logQ correction": Yi and others, RecSys
+2019). The rows of the next batch are read while this one trains. The tables and the dense
+part are saved in one checkpoint, and another run continues from it.
 
     pip install 'kvemb[tools,torch]'
     python examples/two_towers.py
@@ -34,11 +35,12 @@ class Towers(torch.nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        table = {"optimizer": kvemb.optimizers.Adagrad(0.1), "initializer": kvemb.RandomNormal(0.0, 0.1)}
-        self.users = kt.Embedding("users", dim, **table)
-        self.items = kt.Embedding("items", dim, **table)
-        self.user_tower, self.item_tower = torch.nn.Linear(dim, dim), torch.nn.Linear(dim, dim)
-        # How often each item was seen. As a buffer it is in the state dict, so it is saved and restored.
+        rule, start = kvemb.optimizers.Adagrad(0.1), kvemb.RandomNormal(0.0, 0.1)
+        self.users = kt.Embedding("users", dim, optimizer=rule, initializer=start)
+        self.items = kt.Embedding("items", dim, optimizer=rule, initializer=start)
+        self.user_tower = torch.nn.Linear(dim, dim)
+        self.item_tower = torch.nn.Linear(dim, dim)
+        # How often each item was seen. A buffer is saved and restored with the state dict.
         self.register_buffer("seen", torch.zeros(BUCKETS, dtype=torch.int64))
 
     def forward(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
@@ -46,14 +48,14 @@ class Towers(torch.nn.Module):
         return self.user_tower(self.users(users)) @ self.item_tower(self.items(items)).T
 
     def log_chance(self, items: torch.Tensor) -> torch.Tensor:
-        """Count items, and return the log of the share of each among all that were counted."""
+        """Count items, and return the log of each one's share of all that were counted."""
         buckets = items % BUCKETS
         self.seen.index_add_(0, buckets, torch.ones_like(items))
         return (self.seen[buckets] / self.seen.sum()).log()
 
 
 def clicks(batches: int, size: int, seed: int) -> Iterator[Batch]:
-    """Yield batches of users and the items that they clicked. Replace this with your log."""
+    """Yield batches of users and the items they clicked. Replace this with your log."""
     draw = np.random.default_rng(seed)
     for _ in range(batches):
         users = draw.integers(0, USERS, size)
@@ -63,31 +65,38 @@ def clicks(batches: int, size: int, seed: int) -> Iterator[Batch]:
 
 
 def loss_of(model: Towers, batch: Batch) -> torch.Tensor:
-    """Return the loss of a softmax over the items of the batch; the item in the same place is the right one."""
+    """Return the loss of a softmax over the batch's items; each user's own is right."""
     items = batch["item"]
     scores = model(batch["user"], items) - model.log_chance(items)
     # Another click on the same item is no negative.
     same = (items[None, :] == items[:, None]) & ~torch.eye(len(items), dtype=torch.bool)
-    return torch.nn.functional.cross_entropy(scores.masked_fill(same, -torch.inf), torch.arange(len(items)))
+    scores = scores.masked_fill(same, -torch.inf)
+    return torch.nn.functional.cross_entropy(scores, torch.arange(len(items)))
 
 
 @torch.no_grad()
 def recall(model: Towers, batch: Batch, best: int = 10) -> float:
-    """Return how often the clicked item is among the best of all items, without the correction."""
+    """Return how often the clicked item is among the best, without the correction."""
     model.eval()  # lookups record no uses
-    keys = torch.from_numpy(model.items.variable.export()[0])  # a large table: export_batches, and an index
+    # A large table needs export_batches and an index.
+    keys = torch.from_numpy(model.items.variable.export()[0])
     found = keys[model(batch["user"], keys).topk(min(best, len(keys))).indices]
     return (found == batch["item"][:, None]).any(1).float().mean().item()
 
 
+class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Help with the defaults, and with this file's description as it stands."""
+
+
 def main() -> None:
     """Train, evaluate and save."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=400, help="batches to train on (default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=256, help="clicks in a batch (default: %(default)s)")
-    parser.add_argument("--dim", type=int, default=16, help="values in a row (default: %(default)s)")
-    parser.add_argument("--memory-budget", default="64MiB", help="for both tables (default: %(default)s)")
-    parser.add_argument("--path", type=Path, default="two_towers", help="folder (default: %(default)s)")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
+    option = parser.add_argument
+    option("--steps", type=int, default=400, help="batches to train on")
+    option("--batch", type=int, default=256, help="clicks in a batch")
+    option("--dim", type=int, default=16, help="values in a row")
+    option("--memory-budget", default="64MiB", help="for both tables")
+    option("--path", type=Path, default="two_towers", help="folder")
     options = parser.parse_args()
 
     series = kvemb.CheckpointManager(options.path / "checkpoints", keep=2)
@@ -110,7 +119,7 @@ def main() -> None:
         for batch in track(ahead, "training", total=options.steps):
             loss = loss_of(model, batch)
             loss.backward()
-            # The gradients of rows are not the model's parameters: rows.leaves has them.
+            # The gradients of rows are not those of the model's parameters.
             torch.nn.utils.clip_grad_norm_([*model.parameters(), *rows.leaves], 10.0)
             for optimizer in (rows, dense):
                 optimizer.step()
@@ -125,8 +134,8 @@ def main() -> None:
         users, items = (table.variable.size() for table in (model.users, model.items))
     part = max(1, len(losses) // 10)
     print(f"loss       {np.mean(losses[:part]):.3f} -> {np.mean(losses[-part:]):.3f}")
-    print(f"recall@10  {found:.3f} of clicks that were not trained on (chance: {10 / items:.3f})")
-    print(f"rows       {users:,} users, {items:,} items; hot when looked up: {hit_rate:.1%}")
+    print(f"recall@10  {found:.3f} of new clicks (chance: {10 / items:.3f})")
+    print(f"rows       {users:,} and {items:,}; hot when looked up: {hit_rate:.1%}")
     print(f"saved      {saved.path}")
 
 
