@@ -207,12 +207,13 @@ def test_no_process_imports_from_the_folder_where_it_is_started():
 
 # What belongs to an object is asked of it.
 
-# The one door from what users hold to what it stands for; numba's cache, and PyTorch's running backward pass (as
-# torch.utils.checkpoint asks for it), to which they give no other way.
+# The one door from what users hold to what it stands for; numba's cache; PyTorch's running backward pass (as
+# torch.utils.checkpoint asks for it), and conversions of a module (which torch.nn.RNN overrides, too): to these there
+# is no other way.
 REACHES = {
     "kvemb/handle.py": {"_inside"},
     "kvemb/kernels/compiling.py": {"_cache", "_rebuild", "_reduce"},
-    "kvemb/torch/module.py": {"_C", "_current_graph_task_id"},
+    "kvemb/torch/module.py": {"_C", "_apply", "_current_graph_task_id"},
 }
 # Public names in spite of how they are spelt: of modules, of named tuples, and of PyTorch's tensors.
 PUBLIC = {"os._exit", "data._version", "_asdict", "_replace", "_fields", "_make"}

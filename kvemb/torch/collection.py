@@ -42,7 +42,8 @@ class EmbeddingBagCollection(RowsModule):
         check_finite: Raise ValueError for a step whose gradients have a NaN or an infinity. Such a step changes
             nothing.
         output_dtype: The dtype of results: ``torch.float32``, ``float64``, ``float16`` or ``bfloat16``. None: float32,
-            or float64 for float64 values, also under autocast.
+            or float64 for float64 values, also under autocast. ``half()``, ``bfloat16()``, ``double()``, ``float()``
+            and ``to(dtype)`` then change it, as they change that of torch.nn's modules.
 
     Raises:
         TypeError: For an argument of the wrong type.

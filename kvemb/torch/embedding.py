@@ -42,7 +42,8 @@ class Embedding(TableModule):
         check_finite: Raise ValueError for a step whose gradients have a NaN or an infinity. Such a step changes
             nothing.
         output_dtype: The dtype of results: ``torch.float32``, ``float64``, ``float16`` or ``bfloat16``. None: float32,
-            or float64 for float64 values, also under autocast.
+            or float64 for float64 values, also under autocast. ``half()``, ``bfloat16()``, ``double()``, ``float()``
+            and ``to(dtype)`` then change it, as they change that of torch.nn's modules.
         **arguments: Other arguments of ``kvemb.Store.get_variable``, such as ``optimizer`` and ``initializer``. New
             rows are zeros without an initializer; those of torch.nn.Embedding are normally distributed.
 

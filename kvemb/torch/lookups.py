@@ -26,6 +26,11 @@ _ANCHOR = torch.zeros((), requires_grad=True)
 _WIDE = {"float16": torch.float32, "bfloat16": torch.float32, "float32": torch.float32, "float64": torch.float64}
 
 
+def dtype_of_rows(variable: Variable) -> torch.dtype:
+    """Return the dtype of a variable's looked-up rows."""
+    return _WIDE[variable.value_dtype.name]
+
+
 class RowRequest(NamedTuple):
     """Rows of a variable to look up. keys (n,). padding: the key whose rows are zeros, neither read nor trained.
 

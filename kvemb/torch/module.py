@@ -6,7 +6,7 @@ backward passes, but not while another thread takes the optimizer's step, and on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self, cast
 
 import torch
@@ -16,7 +16,7 @@ from kvemb.defaults import store_or_default
 from kvemb.handle import inside
 from kvemb.store import Store
 from kvemb.torch.gradients import PendingGradients
-from kvemb.torch.lookups import RowRequest, fetch
+from kvemb.torch.lookups import RowRequest, dtype_of_rows, fetch
 from kvemb.torch.weights import Destination, take_weights
 from kvemb.variable import Variable
 from kvemb.variable_scope import get_variable_scope
@@ -47,7 +47,8 @@ class RowsModule(torch.nn.Module):
             cannot be in a part of the model that activation checkpointing computes again.
         check_finite: Raise ValueError for a step whose gradients have a NaN or an infinity. Such a step changes
             nothing.
-        output_dtype: The dtype of results. None: float32, or float64 for float64 values, also under autocast.
+        output_dtype: The dtype of results. None: float32, or float64 for float64 values, also under autocast; after
+            ``half()`` and the like, theirs.
 
     Raises:
         ValueError: For a variable of integers, another output_dtype, or ``fused=True`` for a variable without an
@@ -69,6 +70,8 @@ class RowsModule(torch.nn.Module):
             raise ValueError(f"output_dtype must be a torch float dtype or None, got {brief(output_dtype)}")
         self.variables: list[Variable] = list({id(variable): variable for variable in variables}.values())
         self.output_dtype = output_dtype
+        # The dtype of results, by that of looked-up rows.
+        self._dtypes: dict[torch.dtype, torch.dtype] = {dtype: dtype for dtype in map(dtype_of_rows, variables)}
         self.pending: PendingGradients = PendingGradients(bool(fused), bool(check_finite))
         self.frozen: bool = False
         self.register_load_state_dict_pre_hook(_take_weights)
@@ -97,6 +100,12 @@ class RowsModule(torch.nn.Module):
                 "checkpointed part, or make it without fused=True and train it with a kvemb.torch.Optimizer"
             )
         return fetch(requests, None if self.frozen else self.pending, touch=self.training)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        """Follow half(), to(dtype) and the like: fn converts a weight, here an empty tensor that stands for one."""
+        super()._apply(fn, recurse)
+        self._dtypes = {rows: fn(torch.empty(0, dtype=out)).dtype for rows, out in self._dtypes.items()}
+        return self
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         """Freeze the rows, so that lookups collect no gradients for them, or train them again.
@@ -144,7 +153,7 @@ class RowsModule(torch.nn.Module):
 
     def _as_output(self, out: torch.Tensor, device: torch.device) -> torch.Tensor:
         """Return a result (any shape) on a device and in the module's output dtype."""
-        return out.to(device, self.output_dtype or out.dtype)
+        return out.to(device, self.output_dtype or self._dtypes[out.dtype])
 
     # The state_dict has the store's identity and its durable point; the store's checkpoints save the rows.
 
