@@ -138,7 +138,7 @@ def _filesystem(url: str) -> tuple[Any, str]:
     try:
         found: tuple[Any, str] = fsspec.core.url_to_fs(url)
         if in_bucket and not found[0].exists(bucket := found[1].partition("/")[0]):
-            raise BadInput(f"there is no bucket {bucket!r}, which {url} names; create it, or correct the URL")
+            raise BadInput(f"the bucket {bucket!r} of {url} does not exist; create it, or correct the URL")
         return found
     except BadInput:
         raise

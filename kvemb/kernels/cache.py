@@ -2,8 +2,8 @@
 
 A file is a SHA-256 digest and the code. It is written under another name, then renamed; a damaged one counts as
 absent. So a failure costs seconds but changes no result; the first failed write of a process is logged. Files of one
-environment (versions, processor, sources) share a folder. A process that makes a folder removes all but the last used
-ones.
+environment (versions, processor, sources) share a folder. A process that makes a folder removes all but the folders
+used last.
 
 Code is executed as it is read, so folders are made for their user alone. The cache is never in a package or a
 checkout: pip would leave it there, and Python then takes the folder for the package.
@@ -82,8 +82,8 @@ def keep(environment: str, name: str, code: bytes) -> None:
         if not _warned:
             _warned.append(str(error))
             _logger.warning(
-                "compiled code is not kept on disk, so each process compiles for some seconds at the first call of "
-                "each kind; set NUMBA_CACHE_DIR to a directory that can be written to (%s)",
+                "cannot write compiled kernels to disk, so each process compiles them again, which takes some seconds; "
+                "set NUMBA_CACHE_DIR to a writable directory (%s)",
                 error,
             )
 

@@ -50,7 +50,7 @@ class Embedding(TableModule):
     Raises:
         TypeError: For an argument of the wrong type, or one of torch.nn's that does not exist here.
         ValueError: For an argument out of range, a variable of integers, ``fused=True`` for a variable without an
-            optimizer, or arguments beside a Variable, which exists as it is.
+            optimizer, or arguments beside a Variable, which exists already.
         KvembError: What ``kvemb.Store.get_variable`` raises.
 
     Example:

@@ -51,7 +51,7 @@ class EmbeddingBag(TableModule):
     Raises:
         TypeError: For an argument of the wrong type, or one of torch.nn's that does not exist here.
         ValueError: For an argument out of range, ``scale_grad_by_freq`` with mode "max", a variable of integers,
-            ``fused=True`` for a variable without an optimizer, or arguments beside a Variable, which exists as it is.
+            ``fused=True`` for a variable without an optimizer, or arguments beside a Variable, which exists already.
         KvembError: What ``kvemb.Store.get_variable`` raises.
 
     Example:

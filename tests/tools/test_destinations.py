@@ -50,7 +50,7 @@ def s3(monkeypatch) -> Any:
 @pytest.mark.slow
 def test_a_bucket_that_is_not_there_is_told_and_not_made(made, s3):
     for call in (lambda url: export("store", url), lambda url: import_table(url, "new")):
-        with pytest.raises(BadInput, match=r"there is no bucket 'typo', which s3://typo/folder/rows\.npy names"):
+        with pytest.raises(BadInput, match=r"the bucket 'typo' of s3://typo/folder/rows\.npy does not exist"):
             call("s3://typo/folder/rows.npy")
         for url in ("s3:///rows.npy", "s3://"):
             with pytest.raises(BadInput, match=f"{url} names no bucket; write s3://BUCKET/NAME"):
