@@ -13,20 +13,15 @@ import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from kvemb import errors
 
-# What stands before each example of a docstring: an open store, which is the default store, with three rows of dim 2.
-SETUP = """
-import numpy as np
-import kvemb
-store = kvemb.open("store")
-policy = kvemb.FrequencyRestrictPolicy()
-users = store.get_variable("users", dim=2, optimizer=kvemb.optimizers.SGD(0.5), restrict_policy=policy)
-users.upsert([1, 2, 3], [[1, 1], [2, 2], [3, 3]])
-"""
+# What stands before each example of a docstring, as the reference says: a store with a variable of three rows of dim 2.
+_PAGE = Path(__file__).parents[1] / "docs" / "reference" / "python.md"
+SETUP = _PAGE.read_text(encoding="utf-8").partition("```python\n")[2].partition("```")[0]
 
 # In this order in a docstring.
 SECTIONS = ("Args", "Attributes", "Returns", "Yields", "Raises", "Warns", "Example")
