@@ -67,4 +67,4 @@ def result_of(future: Future[Result], timeout: float | None = None) -> Result:
                 if future.done():  # the future may have failed with a TimeoutError
                     return future.result()
         if end is not None and time.monotonic() >= end:
-            raise TimeoutError(f"not done after {timeout} seconds; call result() again to wait longer, or done() to ask")
+            raise TimeoutError(f"not done after {timeout} seconds; call result() again to wait, or done() to ask")
