@@ -33,10 +33,11 @@ import kvemb  # noqa: E402
 sys.path.insert(0, str(Path(__file__).parent / "_extensions"))
 
 project = "kvemb"
-author = "The kvemb maintainers"
+author = project_copyright = "The kvemb maintainers"
 version = release = kvemb.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "command_line"]
 exclude_patterns = ["_build"]
+highlight_language = "none"  # of blocks that name none, such as commands
 
 html_theme = "furo"
 html_title = f"kvemb {release}"
