@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from kvemb.options import format_bytes, format_count
 
 # Names of a variable's tiers: the host's memory, and rows that are in the cold store only.
 HOST, DISK = "host", "disk"
+# What the name of a field of Stats begins with if it is a size, which can shrink; all others only grow.
+_SIZES = ("rows", "bytes", "tiers")
+
+
+def is_size(name: str) -> bool:
+    """Whether a field of Stats, by its name, is a size. Otherwise it is a count or a time, and only grows."""
+    return name.partition("_")[0] in _SIZES
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,15 @@ class Stats:
         seconds_spill: Wall-clock time of writing the cold store.
         tiers: The size of each tier, by name: ``"gpu:0"``, ``"host"``, ``"disk"``. A row is counted in one tier only,
             so a hot row does not count for ``"disk"``.
+
+    Example:
+        ``later - earlier`` has what was counted in between, and the sizes of ``later``:
+
+        >>> earlier = users.stats
+        >>> rows = users.lookup([1, 2, 3, 99])
+        >>> between = users.stats - earlier
+        >>> between.hits, between.absent, between.hit_rate, between.rows
+        (3, 1, 1.0, 3)
     """
 
     hits: int = 0
@@ -117,6 +133,10 @@ class Stats:
         names = {**self.tiers, **other.tiers}
         tiers = {name: self.tiers.get(name, TierSize()) + other.tiers.get(name, TierSize()) for name in names}
         return Stats(**numbers, tiers=tiers)
+
+    def __sub__(self, earlier: Stats) -> Stats:
+        grown = {f.name: getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self) if not is_size(f.name)}
+        return replace(self, **grown, tiers=dict(self.tiers))
 
     def __str__(self) -> str:
         return (

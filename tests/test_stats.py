@@ -30,6 +30,25 @@ def test_stats_add_up_field_by_field():
     assert [getattr(one + two, name) for name in names] == [3 * at for at in range(len(names))]
 
 
+def test_a_difference_has_the_counts_in_between_and_the_sizes_of_the_later_one():
+    names = [field.name for field in dataclasses.fields(Stats) if field.name != "tiers"]
+    tiers = {"host": TierSize(3, 16, 30)}
+    earlier, later = Stats(*range(len(names))), Stats(*range(0, 3 * len(names), 3), tiers=tiers)
+    between = later - earlier
+    grown = [name for at, name in enumerate(names) if getattr(between, name) == 2 * at]
+    kept = [name for at, name in enumerate(names) if at and getattr(between, name) == 3 * at]
+    assert sorted(grown + kept) == sorted(names)
+    assert kept == ["rows", "rows_hot", "rows_waiting", "bytes_hot", "bytes_cold", "bytes_sightings"]
+    assert between.tiers == tiers
+    assert between.tiers is not later.tiers, "a Stats can be changed"
+
+
+def test_a_difference_has_the_hit_rate_of_the_interval():
+    earlier, later = Stats(hits=0, misses=90), Stats(hits=9, misses=91)
+    assert later.hit_rate == 0.09
+    assert (later - earlier).hit_rate == 0.9
+
+
 def test_every_figure_has_its_name():
     stats = Stats(hits=1, misses=3, bytes_hot=2048, rows=1234)
     figures = stats.as_dict()

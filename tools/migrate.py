@@ -111,12 +111,14 @@ def _plan_optimizer(found: MigrationPlan, asked: str | None, slots: str) -> None
     if asked is not None:
         _change_optimizer(found, asked)
     before, after = _slots(found.before), _slots(found.after)
+    names_before, names_after = ({name for name, _ in each} for each in (before, after))
     for slot in before:
-        if slot not in after:
+        if slot[0] not in names_after:
             found.steps.append(f"slot {slot[0]!r} is dropped: training cannot continue without it")
     for slot in after:
         if slot not in before:
-            found.steps.append(f"slot {slot[0]!r} is added, with its initial value")
+            told = "has another width: it begins at" if slot[0] in names_before else "is added, with"
+            found.steps.append(f"slot {slot[0]!r} {told} its initial value")
         elif slots == "reset":
             found.steps.append(f"slot {slot[0]!r} is reset: its values are lost")
     found.resets_slots = slots == "reset"

@@ -21,7 +21,7 @@ from typing import Any
 
 from kvemb.checks.numeric import as_int
 from kvemb.checks.ranges import MAX_ROWS
-from kvemb.durability import cold_databases, fresh_files, inventory, layout, manifest, paths
+from kvemb.durability import cold_databases, fresh_files, inventory, journal_segments, layout, manifest, paths
 from kvemb.durability.attachments import AttachedFiles
 from kvemb.durability.delta import Change, differences, epochs_since
 from kvemb.durability.epochs import dropped_variables
@@ -199,12 +199,12 @@ class Checkpoint(Handle[Manifest], os.PathLike[str]):
 def warn_if_not_closed(store: Path, point: Manifest) -> None:
     """Log a warning if a store that is read was not closed: a reader sees its durable point, not its log."""
     if layout.was_not_closed(store):
-        when = format_time(point.created)
+        later = journal_segments.has_writes(store / layout.LOG, point.point, begun=layout.current(store)[1])
         _logger.warning(
-            "the store %s was not closed; it is read as of its durable point of %s: open it for writing to recover "
-            "the rest",
+            "the store %s was not closed; it is read as of its durable point of %s%s",
             store,
-            when,
+            format_time(point.created),
+            ": open it for writing to recover the later writes in its log" if later else "",
         )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvemb.durability import layout
-from kvemb.errors import Corruption, UnsupportedFormat
+from kvemb.errors import Corruption, KvembError, UnsupportedFormat
 
 MAGIC, VERSION = b"kvemblog", 3  # on disk
 READABLE = (2, VERSION)  # version 2 has no entries of the kind COUNTED
@@ -64,6 +64,17 @@ def segments(directory: Path, number: int, *, begun: bool) -> list[Path]:
     if (begun and not later) or (later and later[0][0] != number):
         raise _missing(directory / layout.segment_name(number))
     return [path for _, path in later]
+
+
+def has_writes(directory: Path, number: int, *, begun: bool) -> bool:
+    """Whether there may be writes after a durable point: the log has one, or is damaged or missing.
+
+    begun: see segments.
+    """
+    try:
+        return next(read(segments(directory, number, begun=begun), begun=begun), None) is not None
+    except (KvembError, OSError):
+        return True
 
 
 def _missing(path: Path) -> Corruption:

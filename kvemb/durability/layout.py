@@ -234,7 +234,7 @@ def locked_for_reading(store: Path) -> Iterator[None]:
 
 
 def was_not_closed(store: Path) -> bool:
-    """Whether the last owner of a store ended without closing it, so that its log may have newer writes."""
+    """Whether the last owner of a store ended without closing it, so that its log, if any, may have newer writes."""
     if not (store / LIVE).exists():
         return False
     with suppress(Locked), locked_for_reading(store):

@@ -17,7 +17,7 @@ from kvemb.defaults import DefaultStore
 from kvemb.engine.table import Table
 from kvemb.errors import Closed, KvembError
 from kvemb.handle import inside
-from kvemb.stats import Stats, TierSize
+from kvemb.stats import Stats, TierSize, is_size
 from kvemb.store import Store
 
 # A store, or a cluster's store.
@@ -68,7 +68,7 @@ def _of_field(name: str) -> Figure:
     """Return the figure of a field of kvemb.Stats: units stand at the end, and what is no size only grows."""
     unit, _, what = name.partition("_")
     spelt = f"{what}_{unit}" if unit in ("bytes", "seconds") else name
-    return Figure(spelt, _MEANING[name], unit not in ("bytes", "rows"), ("store", "variable"))
+    return Figure(spelt, _MEANING[name], not is_size(name), ("store", "variable"))
 
 
 def _of_tier_field(name: str) -> Figure:

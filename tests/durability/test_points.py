@@ -7,6 +7,7 @@ from contextlib import ExitStack
 
 import numpy as np
 import pytest
+from crashes import copy_of_open
 from manifests import ID, entry_of
 
 import kvemb
@@ -158,7 +159,31 @@ def test_a_point_is_read_and_its_database_closed(tmp_path, caplog):
         assert described.point == 1
         assert not database.closed
     assert database.closed
-    assert f"the store {store} was not closed; it is read as of its durable point of" in caplog.text
+    (told,) = caplog.messages
+    assert told.startswith(f"the store {store} was not closed; it is read as of its durable point of")
+    assert "open it for writing" not in told, "it has no log"
+
+
+def test_a_reader_is_told_to_recover_a_log_only_if_it_may_have_later_writes(tmp_path, caplog):
+    with kvemb.open(tmp_path / "store", memory_budget="4MiB", durability="write") as store:
+        table = store.get_variable("table", dim=1)
+        table.upsert([1], [[1.0]])
+        store.flush()
+        nothing = copy_of_open(tmp_path / "store", tmp_path / "nothing")
+        table.upsert([2], [[1.0]])
+        left = [
+            nothing,
+            *(copy_of_open(tmp_path / "store", tmp_path / name) for name in ("write", "damaged", "headless")),
+        ]
+    for copied, size in zip(left[2:], (-1, 9), strict=True):
+        (segment,) = (copied / layout.LOG).iterdir()
+        segment.write_bytes(segment.read_bytes()[:size])
+    for copied in left:
+        kvemb.Checkpoint.at(copied)
+    told = [
+        message.endswith(": open it for writing to recover the later writes in its log") for message in caplog.messages
+    ]
+    assert told == [False, True, True, True]
 
 
 @pytest.mark.parametrize("error", [ColdStoreError("unreadable"), FileNotFoundError("unreadable")])

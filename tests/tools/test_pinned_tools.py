@@ -137,6 +137,7 @@ def test_who_reads_a_store_that_was_not_closed_is_told(tmp_path, caplog, capsys)
         caplog.clear()
         read()
         assert "was not closed; it is read as of its durable point of" in caplog.messages[0]
+        assert caplog.messages[0].endswith(": open it for writing to recover the later writes in its log")
     with kvemb.open(tmp_path / "left", memory_budget=BUDGET) as opened:
         assert opened.variables["table"].size() == 1
         with pytest.raises(KeyError, match="there is no variable 'tabel'; there is table"):
