@@ -35,8 +35,10 @@ SLOW_FILES, STOP_FILES = 48, 96
 # many bytes; both count in full. RocksDB's own blocks of up to 1 MiB and filters of a tenth would take all the memory
 # of 26 families, whose memtables would then be flushed with 64 rows in each.
 FILTER_SHARE, ARENA_BYTES = 0.01, 16 << 10
-# The size at which RocksDB begins a new log of its own. A log begins with the options of every family made so far, up
-# to 10 KiB each; if these exceeded this size, each line would begin a new log.
+# The size at which RocksDB begins a new log of its own. A log begins with the options of every family that was made
+# while there were fewer than ten; if these exceeded this size, each line would begin a new log. RocksDB keeps them in
+# memory for that, about 20 KB each, until the database is closed, also those of families that were dropped. Without a
+# size it would keep none, but the log would grow without limit; and rocksdict cannot set the level of what is logged.
 LOG_BYTES = 64 << 20
 # Keys of an index per restart point: each but the first is stored without the prefix shared with the key before it.
 INDEX_RESTART_KEYS = 16

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
 import threading
 import time
+import weakref
 from typing import Any
 
 import numpy as np
@@ -31,6 +33,19 @@ def fill(store: kvemb.Store, name: str, count: int = 500, value: float = 1.0, di
 def tables_bytes(store: kvemb.Store) -> int:
     point = layout.current_point(store.path)
     return sum(file.stat().st_size for file in (point / "rows").glob("*.sst"))
+
+
+def test_a_dropped_variable_leaves_no_object(open_store, tmp_path):
+    store = open_store(tmp_path / "store")
+    fill(store, "kept")
+    table = inside(fill(store, "users"))
+    store.flush()
+    parts = table, table.operations, table.storage, table.storage.cold, table.hot_tables, *table.hot_tables.tables
+    left = [weakref.ref(part) for part in parts]
+    del table, parts
+    store.drop_variable("users")
+    gc.collect()
+    assert [part() for part in left] == [None] * len(left)
 
 
 @pytest.mark.parametrize("durability", ["checkpoint", "write"])
