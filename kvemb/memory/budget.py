@@ -63,7 +63,7 @@ class Budget:
     @property
     def most_for_reads(self) -> int:
         """Bytes for which reads ahead go before growing tables and other leases."""
-        return self.total // 16
+        return self.total // 8
 
     @property
     def for_growth(self) -> int:
@@ -89,7 +89,7 @@ class Budget:
         """
         with self._lock:
             for_reads, kept = self._needed_by_reads.value, self._kept_for_reads()
-            grows = nbytes <= self._free + self._lent - for_reads - self.kept_from_growth
+            grows = nbytes <= self._free + self._lent - max(for_reads, self.kept_from_growth)
             if grows and nbytes <= self._free - kept:
                 self._free -= nbytes
                 self._promised = max(0, self._promised - nbytes)
@@ -187,7 +187,7 @@ class Budget:
             self._needed_by_reads.note(min(self.most_for_reads, self._lent_to_reads + lacking))
             owing = self._ask(nbytes, self._leases, 0) if lacking else []
             needed = self._needed_by_reads.value
-            missing = needed + self.kept_from_growth - self._free - self._lent if lacking or needed > had else 0
+            missing = max(needed, self.kept_from_growth) - self._free - self._lent if lacking or needed > had else 0
             giving = self._ask_tables(missing) if missing > 0 else []
         _notify(owing)
         _wake(giving)

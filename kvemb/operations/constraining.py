@@ -17,7 +17,7 @@ from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import Positions
 from kvemb.rows.host_arrays import as_values
 from kvemb.tiers.hot_tables import HotTables
-from kvemb.tiers.locate import Located
+from kvemb.tiers.located import Located
 
 # fn(values (n, dim)) -> projected values (n, dim), row by row.
 Constraint = Callable[[npt.NDArray[Any]], npt.ArrayLike]

@@ -210,7 +210,7 @@ class TableReads:
             ]
             at[missing] = len(rows) + distinct.inverse
             rows, now = np.concatenate([rows, *found]), None  # the uses of all keys are recorded by now
-            with self._storage.reading():
+            with self._storage.reading(in_flight=True):
                 owners, beside = self._hot_tables.owners(keys), RowsBeside(at, rows)
                 missing = self._hot_tables.pool(keys, owners, bags, beside, out, None, self._storage.step)
             if not len(missing):
@@ -237,9 +237,9 @@ class TableReads:
                 storage.counts.misses -= uses
             there = found.present
             if len(absent) < len(found.cold):
-                cold = found.only(found.exists)
-                values[cold.cold] = cold.rows.embeddings()
-                storage.promote(cold, by_score=now is None)
+                values[found.cold[found.exists]] = found.rows.embeddings()[found.exists]
+            if len(found.cold):
+                storage.promote(found, by_score=now is None)
         return values, there
 
     @repeat_if_refreshed

@@ -12,7 +12,7 @@ from kvemb.restrict import FrequencyRestrictPolicy, MissingPolicy, RestrictPolic
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.hashing import Keys, Positions, Unique
 from kvemb.tiers.hot_tables import HotTables, Owners
-from kvemb.tiers.locate import Located
+from kvemb.tiers.located import Located
 
 _ONCE = np.ones(1, np.int64)
 

@@ -27,7 +27,7 @@ from kvemb.optimizers import Optimizer
 from kvemb.progress import Meter, Progress
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.hashing import Keys, Positions, Sums, Unique
-from kvemb.tiers.locate import Located
+from kvemb.tiers.located import Located
 from kvemb.tiers.storage import TieredStorage
 
 
@@ -62,7 +62,7 @@ class TableUpdates(TableReads):
 
     def _upsert(self, keys: Keys, values: Values) -> None:
         storage = self._storage
-        with storage.writing():
+        with storage.updating():
             score, owners = self._scoring.first(storage.step), self._hot_tables.owners(keys)
             storage.snapshot.copy_before_change(keys, None, owners)
             self._hot_tables.prepare(owners, len(keys), PlannedChange(embeddings=1, matching=self._matching))
@@ -79,7 +79,7 @@ class TableUpdates(TableReads):
         """Upsert keys that were not hot; some may be hot by now."""
         storage, distinct = self._storage, Unique(keys)
         values = values[distinct.last]
-        with storage.writing():
+        with storage.updating():
             found = storage.locate(distinct.keys)
             self._create(found, score)
             change = PlannedChange(embeddings=1, matching=self._matching)
@@ -100,7 +100,7 @@ class TableUpdates(TableReads):
     def _accum(self, keys: Keys, old: Values, new: Values, exists: Mask) -> None:
         storage, distinct, n = self._storage, Unique(keys), len(keys)
         inverse = distinct.inverse
-        with storage.writing():
+        with storage.updating():
             found = storage.locate(distinct.keys)
             score = self._scoring.first(storage.step)
             present = found.present
@@ -145,7 +145,7 @@ class TableUpdates(TableReads):
     ) -> int:
         """Take the step on a chunk; return its number. count: that number; 0 for the first chunk, which counts it."""
         storage = self._storage
-        with storage.writing():
+        with storage.updating():
             found = self._admitted(storage.locate(keys), occurrences)
             self._create(found, self._scoring.first(storage.step))
             before = None if self._constraining is None else self._constraining.copies(found)

@@ -54,12 +54,12 @@ class TableAccess:
                     return
 
     @contextmanager
-    def held_if_free(self, seconds: float = 0, *, unless_deferred: bool = False) -> Iterator[bool]:
+    def held_if_free(self, seconds: float = 0, *, unless_deferred: bool = False, rows: bool = True) -> Iterator[bool]:
         """Like held(), but waits at most `seconds`; yields whether the lock is held. For threads that others wait for.
 
-        unless_deferred: do not take the lock if work was deferred to its next holder.
+        unless_deferred: do not take the lock if work was deferred to its next holder. rows: see held.
         """
-        if not self.take(seconds, unless_deferred=unless_deferred):
+        if not self.take(seconds, unless_deferred=unless_deferred, rows=rows):
             yield False
             return
         try:
@@ -169,13 +169,13 @@ class Held(Deferral):
 class HeldForCall(Held):
     """A held() block for one call on the rows. timed: counts the seconds that the lock is held.
 
-    begin: called first, under the lock; if it raises, the lock is released.
+    begin: called first, under the lock; if it raises, the lock is released. rows: see TableAccess.held.
     """
 
     __slots__ = ("_begin", "_timed")
 
-    def __init__(self, access: TableAccess, begin: Callable[[], None], timed: Timed) -> None:
-        super().__init__(access)
+    def __init__(self, access: TableAccess, begin: Callable[[], None], timed: Timed, *, rows: bool = True) -> None:
+        super().__init__(access, rows)
         self._begin, self._timed = begin, timed
 
     def __enter__(self) -> None:
@@ -206,7 +206,7 @@ class Released:
         return self
 
     def __exit__(self, *failure: object) -> None:
-        self._access.take()
+        self._access.take(rows=False)  # what others left in flight meanwhile is looked at, too
         self.alone = self._access.acquisitions == self._acquisitions + 1
 
 

@@ -22,6 +22,7 @@ from kvemb.rows.schema import Schema
 from kvemb.tiers.access import TableAccess
 from kvemb.tiers.background_mover import TURN_SECONDS, BackgroundMover
 from kvemb.tiers.fetch import Fetch
+from kvemb.tiers.in_flight import RowsInFlight
 from kvemb.tiers.locate import Locator
 
 # How many reads ahead are kept, and how many may wait: one for the present call, one for the next.
@@ -41,13 +42,15 @@ class ReadsAhead:
         self,
         schema: Schema,
         locator: Locator,
+        in_flight: RowsInFlight,
         access: TableAccess,
         readers: Executor,
         lease: Lease,
         max_rows: int,
         mover: BackgroundMover,
     ) -> None:
-        self._locator, self._access, self._readers, self._mover = locator, access, readers, mover
+        self._locator, self._in_flight, self._access, self._readers = locator, in_flight, access, readers
+        self._mover = mover
         self._lease, self._max_rows = lease, max_rows
         self._row_bytes = RowBlock.bytes_per_row(schema)
         self._kept = locator.ahead
@@ -153,7 +156,9 @@ class ReadsAhead:
     def _start(self, keys: Keys) -> None:
         fetch = None
         with suppress(Exception):
-            with self._access.held_if_free(TURN_SECONDS) as held:
+            # If no update is expected, this thread promotes what the lookup left in flight.
+            rows = self._mover.active or not self._in_flight.expected
+            with self._access.held_if_free(TURN_SECONDS, rows=rows) as held:
                 if held and not self._access.state.gone:
                     self.forget_spent()
                     fetch = self._begin(keys)

@@ -1,11 +1,9 @@
-"""Locating rows by key: in the hot tables, in the spill buffer, or in the cold store.
+"""Locating rows by key: in the hot tables, in flight, in the spill buffer, or in the cold store.
 
 The variable's lock guards everything here; locate() releases it during cold reads, and then looks again.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,57 +14,12 @@ from kvemb.rows.hashing import Keys, Positions
 from kvemb.stats import Stats
 from kvemb.tiers.access import TableAccess
 from kvemb.tiers.fetch import Fetch
-from kvemb.tiers.hot_tables import HotTables, Owners
+from kvemb.tiers.hot_tables import HotTables
+from kvemb.tiers.in_flight import RowsInFlight
+from kvemb.tiers.located import Located
 from kvemb.tiers.spill import SpillBuffer
 
 _NONE: Mask = np.empty(0, np.bool_)
-
-
-@dataclass
-class Located:
-    """The locations of the rows of some distinct keys, valid while the lock is held.
-
-    owners: each key's table (kvemb.tiers.hot_tables). cells (n,): each key's hot cell, or -1. cold (m,): the positions
-    in keys of the keys that are not hot. rows (m): the rows of those keys, in that order. exists (m,): which of these
-    rows exist; in the others only the key is set. known (m,): for which of them rows and exists are final; after
-    locate(), for all.
-    """
-
-    keys: Keys
-    owners: Owners
-    cells: Positions
-    cold: Positions
-    rows: RowBlock
-    exists: Mask
-    known: Mask
-
-    @property
-    def present(self) -> Mask:
-        """Which keys have a row, hot or not (n,)."""
-        present = self.cells >= 0
-        present[self.cold] = self.exists
-        return present
-
-    @property
-    def hot(self) -> Positions:
-        """The positions in keys of those that are hot."""
-        return (self.cells >= 0).nonzero()[0]
-
-    def owners_of(self, positions: Positions) -> Owners:
-        """Return the tables of the keys at these positions."""
-        return HotTables.part(self.owners, positions)
-
-    @property
-    def cold_owners(self) -> Owners:
-        """The table of each of the rows (m,)."""
-        return self.owners_of(self.cold)
-
-    def only(self, chosen: Mask) -> Located:
-        """Return the same without some of the keys that are not hot. chosen (m,): which of these stay."""
-        if np.count_nonzero(chosen) == len(chosen):
-            return self
-        cold, rows = self.cold[chosen], self.rows.select(chosen)
-        return Located(self.keys, self.owners, self.cells, cold, rows, self.exists[chosen], self.known[chosen])
 
 
 class Locator:
@@ -76,11 +29,12 @@ class Locator:
         self,
         hot_tables: HotTables,
         spill: SpillBuffer,
+        in_flight: RowsInFlight,
         cold: ColdStore,
         access: TableAccess,
         stats: Stats,
     ) -> None:
-        self._hot_tables, self._spill, self._cold = hot_tables, spill, cold
+        self._hot_tables, self._spill, self._in_flight, self._cold = hot_tables, spill, in_flight, cold
         self._access, self._stats = access, stats
         self._schema = hot_tables.tables[0].schema
         self._no_rows = RowBlock(self._schema, 0)
@@ -137,7 +91,7 @@ class Locator:
         return True
 
     def _look(self, keys: Keys) -> Located:
-        """Look in the hot tier and in the spill buffer; rows that are in neither stay unknown."""
+        """Look in the hot tier, in the spill buffer and among rows in flight; rows that are elsewhere stay unknown."""
         owners = self._hot_tables.owners(keys)
         cells = self._hot_tables.find(keys, owners)
         cold = (cells < 0).nonzero()[0]
@@ -146,6 +100,7 @@ class Locator:
         rows = RowBlock(self._schema, len(cold))
         rows.keys[:] = keys[cold]
         known, exists = self._spill.read(rows.keys, rows)
+        self._in_flight.read(rows, known, exists)  # newer than those that wait to be spilled
         return Located(keys, owners, cells, cold, rows, exists, known)
 
     def _take_fetched(self, found: Located, own: list[Fetch]) -> tuple[Positions, Fetch | None]:

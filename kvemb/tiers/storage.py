@@ -2,10 +2,10 @@
 
 Longer than 300 lines: all entries to a variable's rows and all their moves are here, under one lock.
 
-Exactly one copy of a row counts: that in its hot cell, else that in the spill buffer (dirty, readable from memory),
-else that in the cold store. One lock per variable makes each call atomic per key (kvemb.tiers.access). It is released
-while cold rows are read; rows that changed meanwhile are read again (kvemb.tiers.locate). What a call does to the rows
-that it finds is defined in kvemb.operations.
+Exactly one copy of a row counts: that in its hot cell, else that in flight (kvemb.tiers.in_flight), else that in the
+spill buffer (dirty, readable from memory), else that in the cold store. One lock per variable makes each call atomic
+per key (kvemb.tiers.access). It is released while cold rows are read; rows that changed meanwhile are read again
+(kvemb.tiers.locate). What a call does to the rows that it finds is defined in kvemb.operations.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ from kvemb.tiers.background_mover import BackgroundMover
 from kvemb.tiers.checking import tier_findings
 from kvemb.tiers.current_snapshot import CurrentSnapshot
 from kvemb.tiers.hot_tables import HotTables
-from kvemb.tiers.locate import Located, Locator
+from kvemb.tiers.in_flight import RowsInFlight
+from kvemb.tiers.locate import Locator
+from kvemb.tiers.located import Located
 from kvemb.tiers.reclaimer import Reclaimer
 from kvemb.tiers.spill import SpillBuffer, slot_bytes
 from kvemb.tiers.write_logging import WriteLogging
@@ -94,10 +96,11 @@ class TieredStorage:
         self.snapshot = CurrentSnapshot(
             hot_tables, self._spill, self._access, executor, self._forget_reads, slot_rows, lease, limits
         )
-        self._locator = Locator(hot_tables, self._spill, cold, self._access, self.counts)
+        self.in_flight = RowsInFlight(lease.reads)
+        self._locator = Locator(hot_tables, self._spill, self.in_flight, cold, self._access, self.counts)
         self._mover = BackgroundMover(self._access, hot_tables, readers, self._move)
         self.ahead = ReadsAhead(
-            schema, self._locator, self._access, readers, lease.reads, limits.ahead_rows, self._mover
+            schema, self._locator, self.in_flight, self._access, readers, lease.reads, limits.ahead_rows, self._mover
         )
         self._reclaimer = Reclaimer(
             self._access, hot_tables, self._spill, self.ahead, lease, executor, readers, self._leave
@@ -105,10 +108,10 @@ class TieredStorage:
 
     # Entering. The other methods REQUIRE one of these blocks, unless they say otherwise.
 
-    def reading(self) -> AbstractContextManager[None]:
-        """Hold the lock for a call that reads. Raises Closed."""
+    def reading(self, *, in_flight: bool = False) -> AbstractContextManager[None]:
+        """Hold the lock for a call that reads. in_flight: rows in flight stay so. Raises Closed."""
         self._access.wait_for_room()
-        return HeldForCall(self._access, self._begin_reading, self.counts.timed("lookup"))
+        return HeldForCall(self._access, self._begin_reading, self.counts.timed("lookup"), rows=not in_flight)
 
     def begin_reading_if_free(self) -> bool:
         """Enter the block of reading() if the lock is free; return whether it was entered. end_reading() leaves it.
@@ -151,6 +154,15 @@ class TieredStorage:
         if without_snapshot:
             return self._writing_without_snapshot()
         return HeldForCall(self._access, self._begin_writing, self.counts.timed("update"))
+
+    def updating(self) -> AbstractContextManager[None]:
+        """Do what writing() does, for an update, which may follow a lookup of its keys: rows in flight stay so."""
+        self._access.wait_for_room()
+        return HeldForCall(self._access, self._begin_updating, self.counts.timed("update"), rows=False)
+
+    def _begin_updating(self) -> None:
+        self._begin_writing()
+        self.in_flight.expected = True
 
     @contextmanager
     def _writing_without_snapshot(self) -> Iterator[None]:
@@ -224,6 +236,7 @@ class TieredStorage:
                 ):
                     left.append(leaving)
                     self._spill.discard(keys)  # not before they are hot or in `left`
+                    self.in_flight.discard(keys)
                 self.size += len(found.exists) - int(np.count_nonzero(found.exists))
                 self.counts.promotions += len(found.rows)
                 for leaving in left:
@@ -239,23 +252,32 @@ class TieredStorage:
         if len(found.rows):
             with self.changing():
                 waiting = self._spill.update(found.rows, found.exists)
+                self.in_flight.discard(found.rows.keys[waiting])
             self.admit(found.only(~waiting))
 
     def promote(self, found: Located, *, by_score: bool) -> None:
-        """Offer to the hot tier rows that were looked up and exist.
+        """Offer to the hot tier the rows that were looked up and exist, or keep them in flight.
 
-        If a read ahead waits for the lookup's end, its thread promotes them; if the hot tables are on GPUs, another
-        thread does (kvemb.tiers.ahead). In both cases the next call does, if it takes the lock first.
+        They stay in flight if an update is expected to take them, if a read ahead waits for the lookup's end, whose
+        thread then promotes them, or if the hot tables are on GPUs: then, too, another thread promotes them. In each
+        case the next call does, if it takes the lock first.
         """
-        if not (self.ahead.waits or self._mover.active) or self.snapshot.under_way:
-            self._promote(found, by_score)
-            return
+        self.in_flight.discard(found.rows.keys)  # found has a later use of them
+        self._land()
+        later = self.ahead.waits or self._mover.active
+        updated = not by_score and self.in_flight.expected and not self._mover.active
+        left: Located | None = found
+        if (later or updated) and not self.snapshot.under_way:
+            left = self.in_flight.keep(found, by_score, if_paid=not later)
+            self._access.defer_to_next_holder(self._land)
+        if left is not None:
+            self._promote(left.only(left.exists), by_score)
 
-        def later() -> None:
-            with suppress(Exception):  # a failure has poisoned the store
-                self._promote(found, by_score)
-
-        self._access.defer_to_next_holder(later)
+    def _land(self) -> None:
+        """Promote the rows in flight that no update took."""
+        with suppress(Exception):  # a failure has poisoned the store
+            if (left := self.in_flight.land()) is not None:
+                self._promote(left, self.in_flight.by_score)
 
     def _promote(self, found: Located, by_score: bool) -> None:
         if self.state.cause is None:
@@ -287,6 +309,7 @@ class TieredStorage:
             self.size += len(found.exists) - int(np.count_nonzero(found.exists))
             self.step = max(self.step, step)
             self._spill.append([cold])
+            self.in_flight.discard(cold.keys)
             self.log.rows(rows, self.step)
 
     def remove(self, keys: Keys) -> None:
@@ -301,6 +324,7 @@ class TieredStorage:
             # Counted first, because the spill buffer keeps the removals even if a write fails.
             self.size -= len(keys)
             self._spill.append([removals])
+            self.in_flight.discard(keys)
             self.log.removed(keys, self.step)
 
     def clear(self) -> None:
@@ -349,6 +373,7 @@ class TieredStorage:
 
     def write_dirty(self) -> None:
         """Write all dirty rows to the cold store. REQUIRES: no snapshot is being written."""
+        self._land()
         with self.changing():
             self._spill.drain()
         for table in self.hot_tables.tables:
@@ -386,6 +411,7 @@ class TieredStorage:
     def _empty_hot(self) -> None:
         """Empty the hot tier, and invalidate earlier reads of the cold store."""
         self.hot_tables.clear()
+        self.in_flight.clear()
         self._locator.forget(None)
 
     def is_clean(self) -> bool:

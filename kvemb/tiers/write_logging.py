@@ -12,7 +12,7 @@ from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import order_keys
 from kvemb.rows.hashing import Keys, Positions, Unique
 from kvemb.tiers.hot_tables import HotTables, Owners
-from kvemb.tiers.locate import Located
+from kvemb.tiers.located import Located
 
 
 class WriteLogging:

@@ -10,7 +10,7 @@ import kvemb
 from kvemb.operations.scoring import Scorer
 from kvemb.restrict import ScoreRule
 from kvemb.rows.block import DIRTY
-from kvemb.tiers.locate import Located
+from kvemb.tiers.located import Located
 
 
 def located(hot_tables, keys, cold_rows, exists):

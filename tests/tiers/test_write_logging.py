@@ -8,7 +8,7 @@ from blocks import SCHEMA, hot_tables_of, rows_of
 
 from kvemb.rows.codec import unordered_keys
 from kvemb.rows.hashing import Positions
-from kvemb.tiers.locate import Located
+from kvemb.tiers.located import Located
 from kvemb.tiers.write_logging import WriteLogging
 
 

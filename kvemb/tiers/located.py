@@ -1,0 +1,59 @@
+"""Where the rows of some keys are: the answer of kvemb.tiers.locate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvemb.contracts import Mask
+from kvemb.rows.block import RowBlock
+from kvemb.rows.hashing import Keys, Positions
+from kvemb.tiers.hot_tables import HotTables, Owners
+
+
+@dataclass
+class Located:
+    """The locations of the rows of some distinct keys, valid while the lock is held.
+
+    owners: each key's table (kvemb.tiers.hot_tables). cells (n,): each key's hot cell, or -1. cold (m,): the positions
+    in keys of the keys that are not hot. rows (m): the rows of those keys, in that order. exists (m,): which of these
+    rows exist; in the others only the key is set. known (m,): for which of them rows and exists are final; after
+    locate(), for all.
+    """
+
+    keys: Keys
+    owners: Owners
+    cells: Positions
+    cold: Positions
+    rows: RowBlock
+    exists: Mask
+    known: Mask
+
+    @property
+    def present(self) -> Mask:
+        """Which keys have a row, hot or not (n,)."""
+        present = self.cells >= 0
+        present[self.cold] = self.exists
+        return present
+
+    @property
+    def hot(self) -> Positions:
+        """The positions in keys of those that are hot."""
+        return (self.cells >= 0).nonzero()[0]
+
+    def owners_of(self, positions: Positions) -> Owners:
+        """Return the tables of the keys at these positions."""
+        return HotTables.part(self.owners, positions)
+
+    @property
+    def cold_owners(self) -> Owners:
+        """The table of each of the rows (m,)."""
+        return self.owners_of(self.cold)
+
+    def only(self, chosen: Mask) -> Located:
+        """Return the same without some of the keys that are not hot. chosen (m,): which of these stay."""
+        if np.count_nonzero(chosen) == len(chosen):
+            return self
+        cold, rows = self.cold[chosen], self.rows.select(chosen)
+        return Located(self.keys, self.owners, self.cells, cold, rows, self.exists[chosen], self.known[chosen])
