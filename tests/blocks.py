@@ -33,6 +33,18 @@ def hot_tables_of(cells: int = 32, tables: int = 1) -> HotTables:
     return HotTables(made, default_partitioner, np.dtype(np.int64), [Budget(1 << 24)] * tables, min_rows=None)
 
 
+class InFlight:
+    """What kvemb.tiers.access knows of rows in flight. landed: how often they landed."""
+
+    def __init__(self) -> None:
+        self.left, self.expected, self.landed = 0, False, 0
+
+    def land(self) -> None:
+        """See kvemb.tiers.access.InFlight."""
+        self.landed += self.left > 0
+        self.left = 0
+
+
 def values_of(rows: RowBlock) -> dict[int, float]:
     """Return the first element of each row, by key."""
     return dict(zip(rows.keys.tolist(), rows.values[:, 0].tolist(), strict=True))

@@ -197,7 +197,7 @@ class TableUpdates(TableReads):
 
     def set_optimizer(self, optimizer: Optimizer, *, writable: bool = True) -> None:
         """Replace the optimizer by one with the same slots. writable: whether to raise if rows may not change."""
-        with self._storage.held():
+        with self._storage.held(rows=False):
             if writable:
                 self._storage.state.check_writable()
             self.optimizer = optimizer

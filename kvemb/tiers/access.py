@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Self
+from typing import Protocol, Self
 
 from kvemb.errors import ColdStoreError
 from kvemb.stats import Timed
@@ -17,17 +17,30 @@ from kvemb.store_state import StoreState
 from kvemb.threads.interrupts import TURN_SECONDS, Deferral, uninterrupted, wait_for
 
 
+class InFlight(Protocol):
+    """Rows that a call left to the next holder of the lock (kvemb.tiers.in_flight).
+
+    left: how many keys. expected: whether an update is expected to take them.
+    """
+
+    left: int
+    expected: bool
+
+    def land(self) -> None:
+        """Put them where they belong. Raises nothing. REQUIRES: held()."""
+
+
 class TableAccess:
     """The lock of one variable, and the conditions for taking it. Thread-safe.
 
-    state: the store's; a failure while rows move poisons it. acquisitions: how often the lock was taken.
+    state: the store's; a failure while rows move poisons it. in_flight: lands before the block of each holder of the
+    lock, unless the holder says otherwise. acquisitions: how often the lock was taken.
     """
 
-    def __init__(self, state: StoreState) -> None:
-        self.state = state
+    def __init__(self, state: StoreState, in_flight: InFlight) -> None:
+        self.state, self.in_flight = state, in_flight
         self.acquisitions = 0
         self._lock = threading.Lock()
-        self._deferred: Callable[[], None] | None = None
         self._room = threading.Event()
         self._room.set()
         self._no_snapshot = threading.Event()
@@ -36,9 +49,8 @@ class TableAccess:
     def held(self, *, rows: bool = True) -> Held:
         """Hold the variable's lock during the block; no other call on the variable runs meanwhile.
 
-        rows: False if the block uses no rows; then deferred work (defer_to_next_holder) waits for a later holder.
-        Ctrl-C waits for the end of the block.
-        Raises Closed in a forked process.
+        rows: False if rows in flight stay so, because the block uses no rows or finds them there. Ctrl-C waits for the
+        end of the block. Raises Closed in a forked process.
         """
         return Held(self, rows)
 
@@ -54,12 +66,12 @@ class TableAccess:
                     return
 
     @contextmanager
-    def held_if_free(self, seconds: float = 0, *, unless_deferred: bool = False, rows: bool = True) -> Iterator[bool]:
+    def held_if_free(self, seconds: float = 0, *, rows: bool = True) -> Iterator[bool]:
         """Like held(), but waits at most `seconds`; yields whether the lock is held. For threads that others wait for.
 
-        unless_deferred: do not take the lock if work was deferred to its next holder. rows: see held.
+        rows: see held.
         """
-        if not self.take(seconds, unless_deferred=unless_deferred, rows=rows):
+        if not self.take(seconds, rows=rows):
             yield False
             return
         try:
@@ -72,34 +84,17 @@ class TableAccess:
         with self._lock:
             self.acquisitions += 1
             with uninterrupted():
-                self._finish()
+                self.in_flight.land()
             yield
 
-    def take(self, seconds: float = -1, *, unless_deferred: bool = False, rows: bool = True) -> bool:
+    def take(self, seconds: float = -1, *, rows: bool = True) -> bool:
         """Take the lock within `seconds` (-1: no limit); return whether it was taken. See held_if_free and held."""
         if not self._lock.acquire(timeout=seconds):
             return False
-        if self._deferred is not None and rows:
-            if unless_deferred:
-                self._lock.release()
-                return False
-            self._finish()
+        if rows and self.in_flight.left:
+            self.in_flight.land()
         self.acquisitions += 1
         return True
-
-    def defer_to_next_holder(self, work: Callable[[], None]) -> None:
-        """Have the next thread that takes the lock run `work` first. work must not raise. REQUIRES: held()."""
-        self._deferred = work
-
-    @property
-    def has_deferred_work(self) -> bool:
-        """Whether work was deferred to the next holder of the lock."""
-        return self._deferred is not None
-
-    def _finish(self) -> None:
-        work, self._deferred = self._deferred, None
-        if work is not None:
-            work()
 
     def leave(self) -> None:
         """Release the lock. See held()."""
@@ -206,7 +201,7 @@ class Released:
         return self
 
     def __exit__(self, *failure: object) -> None:
-        self._access.take(rows=False)  # what others left in flight meanwhile is looked at, too
+        self._access.take(rows=False)  # what others left in flight meanwhile is found there
         self.alone = self._access.acquisitions == self._acquisitions + 1
 
 

@@ -22,7 +22,6 @@ from kvemb.rows.schema import Schema
 from kvemb.tiers.access import TableAccess
 from kvemb.tiers.background_mover import TURN_SECONDS, BackgroundMover
 from kvemb.tiers.fetch import Fetch
-from kvemb.tiers.in_flight import RowsInFlight
 from kvemb.tiers.locate import Locator
 
 # How many reads ahead are kept, and how many may wait: one for the present call, one for the next.
@@ -42,15 +41,13 @@ class ReadsAhead:
         self,
         schema: Schema,
         locator: Locator,
-        in_flight: RowsInFlight,
         access: TableAccess,
         readers: Executor,
         lease: Lease,
         max_rows: int,
         mover: BackgroundMover,
     ) -> None:
-        self._locator, self._in_flight, self._access, self._readers = locator, in_flight, access, readers
-        self._mover = mover
+        self._locator, self._access, self._readers, self._mover = locator, access, readers, mover
         self._lease, self._max_rows = lease, max_rows
         self._row_bytes = RowBlock.bytes_per_row(schema)
         self._kept = locator.ahead
@@ -104,7 +101,7 @@ class ReadsAhead:
         elif self._mover.active:
             self._mover.after_lookup(spent=bool(self._kept))
         elif self._kept:
-            with self._access.held():
+            with self._access.held(rows=False):
                 if not self._access.state.gone:  # else the lease has ended
                     self.forget_spent()
                     self.give_back_owed()
@@ -156,8 +153,8 @@ class ReadsAhead:
     def _start(self, keys: Keys) -> None:
         fetch = None
         with suppress(Exception):
-            # If no update is expected, this thread promotes what the lookup left in flight.
-            rows = self._mover.active or not self._in_flight.expected
+            # If no update is expected to take them, this thread lands the rows that the lookup left in flight.
+            rows = self._mover.active or not self._access.in_flight.expected
             with self._access.held_if_free(TURN_SECONDS, rows=rows) as held:
                 if held and not self._access.state.gone:
                     self.forget_spent()

@@ -34,7 +34,7 @@ class BackgroundMover:
 
     def after_lookup(self, *, spent: bool) -> None:
         """After a lookup, let another thread make the moves that are due. spent: some may be due. Takes no lock."""
-        if not self._scheduled and (spent or self._access.has_deferred_work or self._hot_tables.has_uses):
+        if not self._scheduled and (spent or self._access.in_flight.left or self._hot_tables.has_uses):
             self._scheduled = True
             with suppress(RuntimeError):  # the store is being closed
                 self._threads.submit(self._move_scheduled)

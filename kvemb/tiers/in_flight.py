@@ -1,101 +1,129 @@
 """Rows in flight: what a lookup found outside of the hot tables, kept for the update that follows.
 
 A training step looks rows up and then updates them. If a lookup made its rows hot at once, later rows of the batch
-would push them out again, and the update would read them a second time. So they wait here. The update takes them and
-offers them to the hot tables once; the next other call offers what is left. The variable's lock guards everything.
+would push them out again, and the update would read them a second time. So they wait here. The update takes them, and
+offers them to the hot tables once. Any other call first lands what is left: it offers these rows to the hot tables
+(kvemb.tiers.access). The variable's lock guards everything here.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 
 from kvemb.contracts import Mask
 from kvemb.memory.lease import Lease
 from kvemb.rows.block import RowBlock
-from kvemb.rows.hashing import KeyIndex, Keys
+from kvemb.rows.hashing import KeyIndex, Keys, Positions
 from kvemb.rows.row_copies import copy_rows
+from kvemb.store_state import StoreState
+from kvemb.tiers.access import Poisoning
 from kvemb.tiers.located import Located
 
-# Bytes per key of the index, at most.
-_INDEX_BYTES = 32
+# Bytes per row beside its block: at most four cells of the index, the number of its table, and two flags.
+_BESIDE_BYTES = 16 + 8 + 2
 
 
 class RowsInFlight:
-    """The rows of one lookup that were not hot, with its recorded uses, and the keys that it found to have no row.
+    """The rows of one lookup that were not hot, with its uses, and the keys that it found to have no row.
 
-    No row here is hot. One here counts, if the spill buffer or the cold store has one of its key, too. lease: pays for
-    the memory. expected: whether an update is expected to follow a lookup, as in training; a lookup whose rows no
-    update took is a sign that none does.
+    No key here is hot. What is here is newer than what the spill buffer and the cold store have of its key: the values
+    are the same, but the uses are recorded here only. left: how many keys are here. expected: whether an update is
+    expected to follow a lookup, as in training; a lookup whose keys no update took is a sign that none does.
+
+    lease: pays for the memory. promote: offers rows to the hot tables; by_score: whether only those that outscore hot
+    rows become hot.
     """
 
-    def __init__(self, lease: Lease) -> None:
-        self._lease, self.expected, self.by_score = lease, True, False
+    def __init__(self, lease: Lease, state: StoreState, promote: Callable[[Located, bool], None]) -> None:
+        self.left, self.expected = 0, True
+        self._lease, self._state, self._promote = lease, state, promote
+        self._paid_bytes = 0
         self._found: Located | None = None
+        self._by_score = False
+        self._here: Mask = np.empty(0, np.bool_)
         self._index: KeyIndex | None = None
-        self._left: Mask = np.empty(0, np.bool_)
-        self._bytes = 0
 
-    def keep(self, found: Located, by_score: bool, *, if_paid: bool) -> Located | None:
-        """Keep what a lookup found; return what is not kept, or None. if_paid: keep what the lease pays for.
+    def keep(self, found: Located, by_score: bool, *, unpaid: bool) -> Located | None:
+        """Keep what a lookup found; return what is not kept, or None. REQUIRES: nothing is in flight.
 
-        by_score: whether its rows become hot only if they outscore hot rows. REQUIRES: nothing is in flight.
+        by_score: how the rows land. unpaid: keep also what the lease does not pay for.
         """
-        count = self._pay(found.rows)
-        kept = np.arange(len(found.rows)) < (count if if_paid else len(found.rows))
-        self._found, self._index, self.by_score = found.only(kept), None, by_score
-        self._left = np.ones(len(self._found.rows), np.bool_)
-        return None if kept.all() else found.only(~kept)
+        count, total = self._pay(found.rows), len(found.rows)
+        if unpaid:
+            count = total
+        if count == 0:
+            return found
+        kept = np.arange(total) < count
+        self._found, self._by_score = found.cold_only(kept), by_score
+        self._here = np.ones(count, np.bool_)
+        self.left = count
+        return found.only(~kept) if count < total else None
 
     def _pay(self, rows: RowBlock) -> int:
         """Lease memory for the rows, or for a part of them; return for how many."""
-        row_bytes = RowBlock.bytes_per_row(rows.schema) + _INDEX_BYTES
+        row_bytes = RowBlock.bytes_per_row(rows.schema) + _BESIDE_BYTES
         for quarters in (4, 3, 2, 1):
             count = len(rows) * quarters // 4
             if self._lease.take(count * row_bytes):
-                self._bytes = count * row_bytes
+                self._paid_bytes += count * row_bytes
                 return count
         return 0
 
     def read(self, into: RowBlock, known: Mask, exists: Mask) -> None:
-        """Copy the rows of into.keys that are here to their positions, and set known and exists there."""
+        """Copy the rows of into.keys that are here to their positions; set known and exists at these positions."""
         if self._found is None:
             return
-        rows = self._found.rows
-        positions = self._indexed(rows.keys).find(rows.keys, into.keys)
-        here = (positions >= 0) & self._left[positions]
-        to, source = here.nonzero()[0], positions[here]
-        copy_rows(rows, source, into, to)
+        positions = self._positions(into.keys)
+        to = np.flatnonzero(positions >= 0)
+        source = positions[to]
+        copy_rows(self._found.rows, source, into, to)
         known[to], exists[to] = True, self._found.exists[source]
 
-    def _indexed(self, keys: Keys) -> KeyIndex:
-        if self._index is None:  # made when an update comes
-            self._index = KeyIndex(len(keys))
-            self._index.put(keys, 0, len(keys))
-        return self._index
+    def has(self, keys: Keys) -> Mask:
+        """Return which of the keys are here (n,)."""
+        if self._found is None:
+            return np.zeros(len(keys), np.bool_)
+        return self._positions(keys) >= 0
 
     def discard(self, keys: Keys) -> None:
-        """Forget the rows of keys, which are hot or in the spill buffer by now."""
+        """Forget the rows of keys, because newer ones are hot or in the spill buffer by now."""
         if self._found is not None:
-            positions = self._indexed(self._found.rows.keys).find(self._found.rows.keys, keys)
-            self._left[positions[positions >= 0]] = False
-            if not self._left.any():
-                self._end()
+            positions = self._positions(keys)
+            self._here[positions[positions >= 0]] = False
+            self.left = int(np.count_nonzero(self._here))
+            if not self.left:
+                self.clear()
 
-    def land(self) -> Located | None:
-        """Return the rows that are left, and forget them. If no update took any, none is expected from now on."""
-        if (found := self._found) is None:
-            return None
-        self.expected = not self._left.all()
-        left = self._left & found.exists
-        self._end()
-        return found.only(left) if left.any() else None
+    def _positions(self, keys: Keys) -> Positions:
+        """Return the position of each key here, -1 if it is not here. REQUIRES: something is in flight."""
+        assert self._found is not None
+        rows = self._found.rows
+        if self._index is None:  # made when the first call looks for rows here
+            self._index = KeyIndex(len(rows))
+            self._index.put(rows.keys, 0, len(rows))
+        positions = self._index.find(rows.keys, keys)
+        positions[(positions >= 0) & ~self._here[positions]] = -1
+        return positions
+
+    def land(self) -> None:
+        """Promote the rows that are left. If no update took any, none is expected from now on.
+
+        Raises nothing: a failure poisons the store.
+        """
+        if self._found is None:
+            return
+        with suppress(Exception), Poisoning(self._state):
+            found, by_score = self._found.only(self._here & self._found.exists), self._by_score
+            self.expected = self.left < len(self._here)
+            self.clear()
+            self._promote(found, by_score)
 
     def clear(self) -> None:
         """Forget everything, because all rows are gone or are elsewhere now."""
-        self._end()
-
-    def _end(self) -> None:
-        self._found = self._index = None
-        if self._bytes:
-            self._lease.give_back(self._bytes)
-            self._bytes = 0
+        self.left, self._found, self._index = 0, None, None
+        if self._paid_bytes:
+            self._lease.give_back(self._paid_bytes)
+            self._paid_bytes = 0

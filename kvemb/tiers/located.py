@@ -51,6 +51,14 @@ class Located:
         """The table of each of the rows (m,)."""
         return self.owners_of(self.cold)
 
+    def cold_only(self, chosen: Mask) -> Located:
+        """Return what `only` returns, but of the chosen keys alone, which are not hot."""
+        if len(rows := self.rows) != (count := int(np.count_nonzero(chosen))):
+            rows = rows.select(chosen)
+        owners, at = self.owners_of(self.cold[chosen]), np.arange(count)
+        cells = np.full(count, -1, np.int64)
+        return Located(rows.keys, owners, cells, at, rows, self.exists[chosen], self.known[chosen])
+
     def only(self, chosen: Mask) -> Located:
         """Return the same without some of the keys that are not hot. chosen (m,): which of these stay."""
         if np.count_nonzero(chosen) == len(chosen):

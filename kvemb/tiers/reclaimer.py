@@ -65,7 +65,7 @@ class Reclaimer:
 
     def _reclaim_if_free(self) -> None:
         self._reclaiming = False
-        with self._access.held_if_free() as held:
+        with self._access.held_if_free(rows=False) as held:
             if held and not self._access.state.closed and self._access.has_room:
                 self.reclaim()
                 if self._hot_tables.memory.has_work and self._access.state.cause is None:
@@ -79,18 +79,23 @@ class Reclaimer:
                 self._writer.submit(self._return_leased)
 
     def _return_leased(self) -> None:
-        # On the writer's thread. Work that a call left to the next holder of the lock may wait for this thread; if
-        # there is such work, another thread does both.
+        # On the writer's thread. Rows in flight give their memory back when they land. That may wait for this thread, so
+        # another one lands them.
         self._returning = False
-        with self._access.held_if_free(unless_deferred=True) as held:
+        with self._access.held_if_free(rows=False) as held:
             if held:
                 self._return_leased_now()
-                return
+                if not self._in_flight_owe:
+                    return
         with suppress(RuntimeError):
             self._others.submit(self._return_leased_elsewhere)
 
+    @property
+    def _in_flight_owe(self) -> bool:
+        return self._lease.reads.owed > 0 and self._access.in_flight.left > 0
+
     def _return_leased_elsewhere(self) -> None:
-        with self._access.held_if_free(TURN_SECONDS) as held:
+        with self._access.held_if_free(TURN_SECONDS, rows=self._lease.reads.owed > 0) as held:
             if held:
                 self._return_leased_now()
 

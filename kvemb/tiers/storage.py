@@ -90,17 +90,17 @@ class TieredStorage:
         self.counts, self.refreshes = Stats(), 0
         self.log, self._recorder = WriteLogging(log, hot_tables), recorder
         self.slot_rows, self.lease = slot_rows, lease
-        self._access = TableAccess(state)
+        self.in_flight = RowsInFlight(lease.reads, state, self._promote)
+        self._access = TableAccess(state, self.in_flight)
         slots = min(limits.spill_rows // slot_rows, lease.most // slot_bytes(schema, slot_rows))
         self._spill = SpillBuffer(schema, slot_rows, slots, lease, executor, self._write, self._forget_reads)
         self.snapshot = CurrentSnapshot(
             hot_tables, self._spill, self._access, executor, self._forget_reads, slot_rows, lease, limits
         )
-        self.in_flight = RowsInFlight(lease.reads)
         self._locator = Locator(hot_tables, self._spill, self.in_flight, cold, self._access, self.counts)
         self._mover = BackgroundMover(self._access, hot_tables, readers, self._move)
         self.ahead = ReadsAhead(
-            schema, self._locator, self.in_flight, self._access, readers, lease.reads, limits.ahead_rows, self._mover
+            schema, self._locator, self._access, readers, lease.reads, limits.ahead_rows, self._mover
         )
         self._reclaimer = Reclaimer(
             self._access, hot_tables, self._spill, self.ahead, lease, executor, readers, self._leave
@@ -245,41 +245,35 @@ class TieredStorage:
                 self._spill.append(left)
 
     def settle(self, found: Located) -> None:
-        """Do what admit does, for changed rows with unchanged scores: those that wait to be spilled may stay there.
+        """Do what admit does, for changed rows: those that wait to be spilled may stay there, if they are not in flight.
 
-        If they became hot, they would soon leave again.
+        Their scores are unchanged, so if they became hot, they would soon leave again.
         """
         if len(found.rows):
             with self.changing():
-                waiting = self._spill.update(found.rows, found.exists)
-                self.in_flight.discard(found.rows.keys[waiting])
+                unused = ~self.in_flight.has(found.rows.keys)
+                waiting = self._spill.update(found.rows, found.exists & unused)
             self.admit(found.only(~waiting))
 
     def promote(self, found: Located, *, by_score: bool) -> None:
-        """Offer to the hot tier the rows that were looked up and exist, or keep them in flight.
+        """Keep in flight what was looked up, or offer to the hot tier the rows of it that exist.
 
-        They stay in flight if an update is expected to take them, if a read ahead waits for the lookup's end, whose
-        thread then promotes them, or if the hot tables are on GPUs: then, too, another thread promotes them. In each
-        case the next call does, if it takes the lock first.
+        What is kept waits for the update that is expected, or for another thread: one that reads ahead when the lookup
+        has ended, or one that moves rows to GPUs. The next other call that takes the lock lands it.
         """
-        self.in_flight.discard(found.rows.keys)  # found has a later use of them
-        self._land()
-        later = self.ahead.waits or self._mover.active
-        updated = not by_score and self.in_flight.expected and not self._mover.active
+        moved = self.ahead.waits or self._mover.active
+        updated = self.in_flight.expected and not by_score
         left: Located | None = found
-        if (later or updated) and not self.snapshot.under_way:
-            left = self.in_flight.keep(found, by_score, if_paid=not later)
-            self._access.defer_to_next_holder(self._land)
-        if left is not None:
-            self._promote(left.only(left.exists), by_score)
-
-    def _land(self) -> None:
-        """Promote the rows in flight that no update took."""
-        with suppress(Exception):  # a failure has poisoned the store
-            if (left := self.in_flight.land()) is not None:
-                self._promote(left, self.in_flight.by_score)
+        with self.changing():
+            self.in_flight.discard(found.rows.keys)  # another lookup's uses of them are in found, too
+            self.in_flight.land()
+            if (moved or updated) and not self.snapshot.under_way:
+                left = self.in_flight.keep(found, by_score, unpaid=moved)
+            if left is not None:
+                self._promote(left.only(left.exists), by_score)
 
     def _promote(self, found: Located, by_score: bool) -> None:
+        """Offer existing rows to the hot tier, unless the store is poisoned."""
         if self.state.cause is None:
             # If a spill fails here, the store is poisoned, but its rows stay in memory and can be read.
             with suppress(Poisoned):
@@ -367,13 +361,13 @@ class TieredStorage:
             self.ahead.start_in_background(given)
         else:
             distinct = Unique(given()).keys
-            with self._access.held():
+            with self._access.held(rows=False):
                 self.state.check_open()
                 self.ahead.start(distinct)
 
     def write_dirty(self) -> None:
         """Write all dirty rows to the cold store. REQUIRES: no snapshot is being written."""
-        self._land()
+        self.in_flight.land()
         with self.changing():
             self._spill.drain()
         for table in self.hot_tables.tables:

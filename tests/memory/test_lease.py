@@ -17,45 +17,45 @@ class Clock:
 
 def test_reads_ahead_go_before_growing_tables_and_other_leases():
     budget = Budget(1600, clock=(clock := Clock()))
-    lease, share, told = budget.lease(), Share(1, 1500, 100), []
+    lease, share, told = budget.lease(), Share(1, 1540, 100), []
     share.notify, share.wake = (lambda: told.append("share")), (lambda: told.append("woken"))
-    budget.reserve(1500, "cells")
+    budget.reserve(1540, "cells")
     budget.join(share)
-    assert lease.take(100)
+    assert lease.take(60)
     assert not lease.reads.take(40), "all of it is taken"
-    assert (share.owed, told) == (187, ["share", "woken"]), "an eighth at least, also if it is never called"
+    assert (share.owed, told) == (192, ["share", "woken"]), "an eighth at least, also if it is never called"
     budget.shrink(share, 30)
     assert not lease.take(1), "it is kept for reads"
     assert not budget.try_grow(1)
     assert not lease.reads.take(40)
-    budget.shrink(share, 157)
+    budget.shrink(share, 162)
     assert lease.reads.take(40)
     lease.reads.give_back(40)
-    assert budget.unused == 0, "of 187 bytes 40 are kept for reads; the others are promised to tables"
-    assert budget.try_grow(147)
+    assert budget.unused == 0, "of 192 bytes 40 are kept for reads; the others are promised to tables"
+    assert budget.try_grow(152)
     assert not budget.try_grow(1)
     assert lease.reads.take(40)
-    assert not lease.reads.take(61), "they may have been read, but never more than a sixteenth goes first"
-    assert budget.most_for_reads == 100
+    assert not lease.reads.take(161), "they may have been read, but never more than an eighth goes first"
+    assert budget.most_for_reads == 200
     clock.now += IDLE_SECONDS
     lease.reads.give_back(40)
     lease.give_back(lease.owed)
     assert lease.take(40)
 
 
-def test_reads_ahead_may_have_more_than_a_sixteenth_of_what_nobody_uses():
+def test_reads_ahead_may_have_more_than_an_eighth_of_what_nobody_uses():
     budget = Budget(1600, clock=(clock := Clock()))
     lease = budget.lease()
     assert lease.reads.take(900)
     assert lease.available == 700
     assert not lease.reads.take(701)
     lease.reads.give_back(900)
-    assert lease.available == 1500, "a sixteenth is kept as long as reads begin"
+    assert lease.available == 1400, "an eighth is kept as long as reads begin"
     clock.now += IDLE_SECONDS
     assert lease.available == 1600
 
 
-def test_what_reads_ahead_have_beside_their_sixteenth_is_given_back_to_tables_and_other_leases():
+def test_what_reads_ahead_have_beside_their_eighth_is_given_back_to_tables_and_other_leases():
     """Nobody may ever use the rows: then no call of their variable gives the memory back."""
     budget = Budget(1600)
     reader, other = budget.lease(), budget.lease()
@@ -66,11 +66,11 @@ def test_what_reads_ahead_have_beside_their_sixteenth_is_given_back_to_tables_an
     assert budget.try_grow(1000)
     assert not other.take(150)
     assert other.take(150)
-    assert not budget.try_grow(401), "a sixteenth is left for variables, and one goes first"
+    assert not budget.try_grow(401), "an eighth goes first"
     assert reader.reads.held == 450
-    assert not budget.try_grow(350)
-    assert reader.reads.held == 100
-    assert budget.try_grow(350)
+    assert not budget.try_grow(250)
+    assert reader.reads.held == 200
+    assert budget.try_grow(250)
 
 
 def test_all_that_reads_ahead_have_is_given_back_once_none_has_begun_for_a_minute():
@@ -96,7 +96,18 @@ def test_other_leases_give_back_what_reads_ahead_lack():
     assert spill.held == 1200, "a quarter at least"
     assert reader.reads.take(40)
     assert not reader.reads.take(400)
-    assert spill.held == 1200, "it would be more than a sixteenth"
+    assert spill.held == 1200, "it would be more than an eighth"
+
+
+def test_what_is_left_for_variables_serves_reads_ahead_too():
+    """Growing tables leave a sixteenth, or what reads need if that is more; never both."""
+    for needed, left in ((40, 100), (160, 160)):
+        budget = Budget(1600)
+        reads = budget.lease().reads
+        assert reads.take(needed)
+        reads.give_back(needed)
+        assert not budget.try_grow(1600 - left + 1)
+        assert budget.try_grow(1600 - left)
 
 
 def test_memory_is_not_kept_for_a_read_that_is_too_large_for_it():

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import pytest
+from blocks import InFlight
 
 from kvemb.errors import Closed, ColdStoreError, Poisoned
 from kvemb.stats import Stats
@@ -21,7 +22,7 @@ SOON = 0.05
 
 @pytest.fixture
 def access() -> TableAccess:
-    return TableAccess(StoreState("test"))
+    return TableAccess(StoreState("test"), InFlight())
 
 
 class Caller(threading.Thread):
@@ -51,35 +52,37 @@ def test_a_lock_that_is_given_up_lets_others_in_and_is_held_again_after(access):
         assert not Caller(access.held).entered.wait(SOON)
 
 
-@pytest.mark.parametrize("how", ["held", "held_without_snapshot", "interruptible", "held_if_free", "released"])
-def test_whoever_takes_the_lock_next_first_does_what_was_left_to_do(access, how):
-    done = []
-    if how == "released":
-        with access.held(), access.released():
-            with access.held():
-                access.defer_to_next_holder(lambda: done.append(1))
-            assert done == []
+@pytest.mark.parametrize("how", ["held", "held_without_snapshot", "interruptible", "held_if_free", "call"])
+def test_whoever_takes_the_lock_next_first_lands_what_is_in_flight(access, how):
+    with access.held():
+        access.in_flight.left = 1
+    if how == "interruptible":
+        block = access.held_without_snapshot(interruptible=True)
+    elif how == "call":
+        block = HeldForCall(access, lambda: None, Stats().timed("lookup"))
     else:
+        block = getattr(access, how)()
+    with block:
+        assert access.in_flight.landed == 1
+    with access.held():
+        assert access.in_flight.landed == 1, "once"
+
+
+@pytest.mark.parametrize("how", ["held", "held_if_free", "call", "released"])
+def test_who_finds_rows_in_flight_or_needs_none_leaves_them_there(access, how):
+    if how == "released":  # by a call that reads cold rows; others come in meanwhile
         with access.held():
-            access.defer_to_next_holder(lambda: done.append(1))
-        block = access.held_without_snapshot(interruptible=True) if how == "interruptible" else getattr(access, how)()
+            with access.released(), access.held():
+                access.in_flight.left = 1
+            assert access.in_flight.landed == 0
+    else:
+        access.in_flight.left = 1
+        timed = Stats().timed("lookup")
+        block = HeldForCall(access, lambda: None, timed, rows=False) if how == "call" else getattr(access, how)(rows=False)
         with block:
-            assert done == [1]
+            assert access.in_flight.landed == 0
     with access.held():
-        assert done == [1], "once"
-
-
-def test_a_thread_that_must_not_do_what_was_left_leaves_it_again(access):
-    done = []
-    with access.held():
-        access.defer_to_next_holder(lambda: done.append(1))
-    with access.held_if_free(unless_deferred=True) as held:
-        assert not held
-    assert done == []
-    with access.held():
-        assert done == [1]
-    with access.held_if_free(unless_deferred=True) as held:
-        assert held
+        assert access.in_flight.landed == 1
 
 
 def test_who_gave_it_up_knows_whether_others_were_in(access):

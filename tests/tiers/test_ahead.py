@@ -208,12 +208,26 @@ def test_only_the_last_reads_wait_and_each_lookup_starts_one():
 def test_rows_of_such_a_lookup_are_made_hot_on_the_readers_thread():
     readers = Later()
     place = Place(readers)
+    place.storage.in_flight.expected = False
     place.prefetch(9, after_lookup=True)
     place.lookup(1, 2)
     assert place.hot.size == 0
     readers.go()
     assert place.hot.size == 2
     assert place.cold.reads == [[1, 2], [9]]
+
+
+def test_rows_that_an_update_is_expected_to_take_are_left_to_it():
+    readers = Later()
+    place = Place(readers)
+    place.prefetch(9, after_lookup=True)
+    place.lookup(1, 2)
+    readers.go()
+    assert (place.hot.size, place.storage.in_flight.left) == (0, 2)
+    assert place.cold.reads == [[1, 2], [9]]
+    place.prefetch(1, 2, 9)
+    assert (place.hot.size, place.storage.in_flight.left) == (0, 2)
+    assert place.cold.reads == [[1, 2], [9]], "rows in flight are in memory"
 
 
 @pytest.mark.parametrize("call", ["lookup", "write", "stats", "scan", "close"])
@@ -240,16 +254,20 @@ def test_any_call_that_comes_first_makes_them_hot_itself(call):
     assert place.kept == ([] if call == "close" else [[9]])
 
 
-def test_the_writers_thread_leaves_them_to_another_before_it_gives_memory_back():
+@pytest.mark.parametrize("owed", ["by reads", "by slots"])
+def test_the_writers_thread_leaves_them_to_another_and_only_if_their_memory_is_owed(owed):
     readers, writer = Later(), Later()
     place = Place(readers, writer)
-    place.prefetch(9, after_lookup=True)
     place.lookup(1, 2)
+    held = place.lease.reads.held
+    assert held > 2 * ROW_BYTES
+    if owed == "by reads":
+        place.lease.reads.owed = 1
     place.lease.notify()
     writer.go()
     assert place.hot.size == 0, "this may wait for the writer's thread"
-    readers.waiting.pop()()
-    assert place.hot.size == 2
+    readers.go()
+    assert (place.hot.size, place.lease.reads.held) == ((2, 0) if owed == "by reads" else (0, held))
 
 
 def test_a_failure_to_make_them_hot_poisons_and_loses_nothing():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from blocks import SCHEMA, Now, hot_tables_of, rows_of, values_of
+from blocks import SCHEMA, InFlight, Now, hot_tables_of, rows_of, values_of
 
 from kvemb.errors import ColdStoreError
 from kvemb.rows.block import DIRTY, PENDING, WRITING, RowBlock
@@ -40,7 +40,7 @@ class Taken:
     """A snapshot of the rows 0 to 9, all dirty but row 9. ingested: what the cold store in use was given."""
 
     def __init__(self, room_rows=100, part_rows=100, file_rows=100, tables=1):
-        self.hot, self.access = hot_tables_of(64, tables), TableAccess(StoreState("test"))
+        self.hot, self.access = hot_tables_of(64, tables), TableAccess(StoreState("test"), InFlight())
         owners = self.hot.owners(np.arange(9))
         list(self.hot.insert(rows_of(range(9), 1.0, flags=DIRTY), owners))
         list(self.hot.insert(rows_of([9]), self.hot.owners(np.array([9]))))

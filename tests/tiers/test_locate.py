@@ -15,6 +15,7 @@ from kvemb.stats import Stats
 from kvemb.store_state import StoreState
 from kvemb.tiers.access import TableAccess
 from kvemb.tiers.fetch import Fetch
+from kvemb.tiers.in_flight import RowsInFlight
 from kvemb.tiers.locate import Locator
 from kvemb.tiers.spill import SpillBuffer
 
@@ -24,12 +25,14 @@ class Place:
 
     def __init__(self):
         self.hot, self.cold, self.state = hot_tables_of(), Watched(), StoreState("test")
-        self.access, lease = TableAccess(self.state), Budget(1 << 20).lease()
+        lease = Budget(1 << 20).lease()
+        self.in_flight = RowsInFlight(lease.reads, self.state, lambda found, by_score: None)
+        self.access = TableAccess(self.state, self.in_flight)
         self.spill = SpillBuffer(SCHEMA, 8, 2, lease, Now(), self.cold.write, lambda keys: None)
         list(self.hot.insert(rows_of([1], 1.0), None))
         self.spill.append([rows_of([2], 2.0, flags=DIRTY), rows_of([4], flags=DIRTY | REMOVED)])
         self.cold.write(rows_of([2, 3, 4], 3.0))
-        self.locator = Locator(self.hot, self.spill, self.cold, self.access, Stats())
+        self.locator = Locator(self.hot, self.spill, self.in_flight, self.cold, self.access, Stats())
 
     def found(self, keys):
         with self.access.held():
