@@ -41,9 +41,9 @@ class TierSize:
 class Stats:
     """Hold the counts of a variable's work since it was opened.
 
-    They are updated under the variable's lock, with two exceptions. The one writing thread updates ``spills`` and
-    ``seconds_spill``. Any thread updates ``seconds_cold_read``, which is therefore approximate. Two ``Stats`` can be
-    added.
+    They are updated under the variable's lock, with two exceptions. The one writing thread updates ``cold_writes`` and
+    ``seconds_cold_write``. A thread that has read cold rows updates ``cold_reads`` and ``seconds_cold_read``, under a
+    lock for these alone. Two ``Stats`` can be added.
 
     Attributes:
         hits: Keys looked up whose row was hot.
@@ -51,7 +51,9 @@ class Stats:
         absent: Keys looked up that had no row. ``hits + misses + absent`` is the number of keys looked up.
         refused: Gradients of keys to which an ``Admission`` has not yet given a row.
         promotions: Rows offered to the hot tier, cold ones and new ones.
-        spills: Rows written to the cold store, removals included.
+        cold_reads: Rows that calls and reads ahead read from the cold store. A key without a row there is not counted.
+        cold_writes: Rows written to the cold store, removals included: those that left the hot tier, and those of
+            checkpoints and flushes.
         rows: Rows in both tiers.
         rows_hot: Rows in the hot tier.
         rows_waiting: Rows in the spill buffer, removals included.
@@ -61,7 +63,7 @@ class Stats:
         seconds_lookup: Wall-clock time of lookups.
         seconds_update: Wall-clock time of updates.
         seconds_cold_read: Wall-clock time of reading the cold store.
-        seconds_spill: Wall-clock time of writing the cold store.
+        seconds_cold_write: Wall-clock time of writing the cold store.
         tiers: The size of each tier, by name: ``"gpu:0"``, ``"host"``, ``"disk"``. A row is counted in one tier only,
             so a hot row does not count for ``"disk"``.
 
@@ -80,7 +82,8 @@ class Stats:
     absent: int = 0
     refused: int = 0
     promotions: int = 0
-    spills: int = 0
+    cold_reads: int = 0
+    cold_writes: int = 0
     rows: int = 0
     rows_hot: int = 0
     rows_waiting: int = 0
@@ -90,7 +93,7 @@ class Stats:
     seconds_lookup: float = 0.0
     seconds_update: float = 0.0
     seconds_cold_read: float = 0.0
-    seconds_spill: float = 0.0
+    seconds_cold_write: float = 0.0
     tiers: dict[str, TierSize] = field(default_factory=dict)
 
     @property
@@ -143,9 +146,10 @@ class Stats:
             f"{format_count(self.rows, 'row')}: {self.hot}, {format_bytes(self.bytes_cold)} cold\n"
             f"{self.hit_rate_in_words}: hits {self.hits:,}, misses {self.misses:,}; absent keys {self.absent:,}\n"
             + (f"refused gradients {self.refused:,}\n" if self.bytes_sightings else "")
-            + f"promotions {self.promotions:,}, spills {self.spills:,}, waiting {self.rows_waiting:,}\n"
+            + f"promotions {self.promotions:,}, cold reads {self.cold_reads:,}, cold writes {self.cold_writes:,}, "
+            f"waiting {self.rows_waiting:,}\n"
             f"seconds: lookups {self.seconds_lookup:.2f}, updates {self.seconds_update:.2f}, "
-            f"cold reads {self.seconds_cold_read:.2f}, spills {self.seconds_spill:.2f}"
+            f"cold reads {self.seconds_cold_read:.2f}, cold writes {self.seconds_cold_write:.2f}"
         )
 
     def timed(self, what: str) -> Timed:

@@ -73,13 +73,13 @@ def test_places_add_up_and_are_told_where_there_is_a_gpu():
 def test_time_is_added_where_it_was_spent_also_after_an_error():
     stats = Stats()
     try:
-        with stats.timed("spill"):
+        with stats.timed("cold_write"):
             raise KeyError
     except KeyError:
         pass
-    first = stats.seconds_spill
+    first = stats.seconds_cold_write
     assert first > 0
-    with stats.timed("spill"):
+    with stats.timed("cold_write"):
         pass
-    assert stats.seconds_spill > first
+    assert stats.seconds_cold_write > first
     assert stats.seconds_lookup == 0

@@ -30,7 +30,8 @@ _MEANING = {
     "absent": "Keys looked up that had no row.",
     "refused": "Gradients dropped because Admission had not given their key a row yet.",
     "promotions": "Rows offered to the hot tier, cold ones and new ones.",
-    "spills": "Rows written to the cold store, removals included.",
+    "cold_reads": "Rows read from the cold store.",
+    "cold_writes": "Rows written to the cold store, removals included.",
     "rows": "Rows, hot and cold.",
     "rows_hot": "Rows in memory.",
     "rows_waiting": "Rows that wait to be written to the cold store, removals included.",
@@ -40,7 +41,7 @@ _MEANING = {
     "seconds_lookup": "Time spent in lookups.",
     "seconds_update": "Time spent in updates.",
     "seconds_cold_read": "Time spent reading the cold store.",
-    "seconds_spill": "Time spent writing rows to the cold store.",
+    "seconds_cold_write": "Time spent writing rows to the cold store.",
 }
 _MEANING_IN_TIER = {
     "rows": "Rows of a tier; each row is in one of them.",

@@ -53,6 +53,11 @@ class Fetch:
         """Whether the read has ended and all of its valid rows were taken."""
         return not self.reading and (self._block is None or not (self._fresh & ~self._taken).any())
 
+    @property
+    def rows(self) -> int:
+        """The number of rows that were read; 0 before."""
+        return 0 if self._block is None else len(self._block)
+
     def read(self, cold: ColdStore) -> None:
         """Read the rows, without the lock. Raises what cold.read() raises, and Corruption if a score is NaN."""
         try:

@@ -5,6 +5,9 @@ The variable's lock guards everything here; locate() releases it during cold rea
 
 from __future__ import annotations
 
+import threading
+import time
+
 import numpy as np
 
 from kvemb.contracts import ColdStore, Mask
@@ -35,7 +38,7 @@ class Locator:
         stats: Stats,
     ) -> None:
         self._hot_tables, self._spill, self._in_flight, self._cold = hot_tables, spill, in_flight, cold
-        self._access, self._stats = access, stats
+        self._access, self._stats, self._counting = access, stats, threading.Lock()
         self._schema = hot_tables.tables[0].schema
         self._no_rows = RowBlock(self._schema, 0)
         self._reads: list[Fetch] = []
@@ -154,6 +157,11 @@ class Locator:
         return positions[np.argsort(order_keys(keys[positions], self._schema))]
 
     def read(self, fetch: Fetch) -> None:
-        """Read the rows of fetch, without the lock. Raises Corruption, ColdStoreError."""
-        with self._stats.timed("cold_read"):
+        """Read the rows of fetch, without the variable's lock. Raises Corruption, ColdStoreError."""
+        began = time.perf_counter()
+        try:
             fetch.read(self._cold)
+        finally:
+            with self._counting:
+                self._stats.seconds_cold_read += time.perf_counter() - began
+                self._stats.cold_reads += fetch.rows

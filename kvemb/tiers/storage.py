@@ -382,7 +382,7 @@ class TieredStorage:
         """Write rows to the cold store. Called on the executor's thread without the lock, or by write_dirty()."""
         self.snapshot.before_write()
         try:
-            with self.counts.timed("spill"):
+            with self.counts.timed("cold_write"):
                 self.record(rows.keys)
                 self.cold.write(rows)
         except ColdStoreError:
@@ -390,7 +390,7 @@ class TieredStorage:
         except Exception as error:
             # Whatever failed, these rows are not in the cold store, so they must stay in memory.
             raise ColdStoreError(f"cannot write {len(rows):,} rows to the cold store: {error}") from error
-        self.counts.spills += len(rows)
+        self.counts.cold_writes += len(rows)
 
     def _leave(self, leaving: RowBlock) -> None:
         """Take over dirty rows that left the hot tier because it shrank or because other rows moved up."""

@@ -222,6 +222,6 @@ def test_a_checkpoint_of_a_spent_budget_has_few_files(tmp_path):
         for _ in range(8):
             for table in tables:
                 table.upsert(chance.integers(0, 10**9, 8192), np.ones((8192, 32), np.float32))
-        assert all(table.stats.spills for table in tables)
+        assert all(table.stats.cold_writes for table in tables)
         found = store.checkpoint(tmp_path / "checkpoint")
         assert len(list(found.path.rglob("*.sst"))) < 60

@@ -39,7 +39,7 @@ def test_a_store_takes_device_memory_and_no_more(tmp_path: Path, monkeypatch: py
             assert device.taken <= limit
             assert budget.free == limit - table.nbytes - table.cells.buffers.nbytes
             assert inside(var).hot_tables.tables[1].size > 0, "dirty rows went below, not to disk"
-        assert var.stats.spills == 0
+        assert var.stats.cold_writes == 0
         assert var.size() == 9000
         store.check()
         hot_tables = inside(var).hot_tables

@@ -152,7 +152,7 @@ def test_after_a_kill_the_store_is_as_it_was_flushed(open_store, tmp_path):
             users.upsert(np.arange(start, start + 20_000), np.full((20_000, 4), -7, np.float32))
         users.remove(np.arange(0, 100_000, 3))
         store.get_variable("later", dim=2).upsert([1], np.ones((1, 2), np.float32))
-        assert users.stats.spills > 100_000
+        assert users.stats.cold_writes > 100_000
         os.kill(os.getpid(), signal.SIGKILL)
         """,
         tmp_path / "store",

@@ -60,6 +60,23 @@ def test_what_was_read_ahead_is_not_read_again_until_it_changes():
     assert place.cold.reads == [[1, 3, 200], [3]]
 
 
+def test_rows_that_are_found_are_counted_wherever_they_were_read():
+    place = Place()
+    place.prefetch(1, 2, 200)
+    assert place.storage.stats().cold_reads == 2, "there is no 200"
+    place.lookup(1, 2, 3)
+    assert place.storage.stats().cold_reads == 3
+
+    def change():
+        place.cold.meanwhile = lambda: None
+        with place.storage.held():
+            place.storage._forget_reads(np.array([4]))
+
+    place.cold.meanwhile = change
+    place.lookup(4)
+    assert place.storage.stats().cold_reads == 5, "it was read twice"
+
+
 def test_one_read_brings_so_many_rows_at_most():
     place = Place()
     place.prefetch(*range(20))

@@ -159,9 +159,9 @@ def test_dirty_rows_that_are_evicted_leave_on_the_other_thread() -> None:
     place.train(range(128))
     place.lookup(range(200, 328))
     spilled = place.storage.counts
-    assert place.storage._spill.rows + spilled.spills == 0
+    assert place.storage._spill.rows + spilled.cold_writes == 0
     readers.go()
-    assert place.storage._spill.rows + spilled.spills >= 128
+    assert place.storage._spill.rows + spilled.cold_writes >= 128
     assert (place.lookup(range(128)) == 0).all()
 
 

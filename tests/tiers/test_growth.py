@@ -65,7 +65,7 @@ def test_a_table_of_wide_rows_stops_growing_at_its_budget_and_still_equals_its_m
     stats = twin.variable.stats
     assert stats.bytes_hot < 4 << 20
     assert 0 < stats.rows_hot < twin.variable.size() / 2
-    assert stats.spills > 1000
+    assert stats.cold_writes > 1000
     twin.check_export()
 
 

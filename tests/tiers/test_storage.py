@@ -64,7 +64,7 @@ def test_rows_that_do_not_fit_are_spilled_and_none_is_lost():
     assert storage.size == 100
     stats = storage.stats()
     assert (stats.rows, stats.rows_hot) == (100, 16)
-    assert stats.spills >= 100 - 16 - 16, "two slots of eight may wait"
+    assert stats.cold_writes >= 100 - 16 - 16, "two slots of eight may wait"
     assert 0 < stats.rows_waiting <= 16
     assert rows(storage, range(100)) == {key: float(key // 10 * 10) for key in range(100)}
     assert storage.check() == []

@@ -102,7 +102,7 @@ def run(
         after = var.stats
         hits, misses = after.hits - before.hits, after.misses - before.misses
         report.facts["hit_rate"] = hits / max(1, hits + misses)
-        report.facts["spills_per_step"] = (after.spills - before.spills) / (2 * runs * steps)
+        report.facts["cold_writes_per_step"] = (after.cold_writes - before.cold_writes) / (2 * runs * steps)
         report.facts["rows_compared"] = _assert_same(var, peer, np.unique(np.concatenate([w[-1] for w in work])))
         peer.close()
     rates, peer_rates = ([steps * batch / each.wall for each in side] for side in taken)

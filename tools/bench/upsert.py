@@ -40,9 +40,9 @@ def _lines(rows: int, dim: int, batch: int, batches: int, runs: int, folder: Pat
                 pair.array[positions] = rows_in
 
         measure_alternately((ours, array), 1)  # warm up
-        promotions, spills = pair.var.stats.promotions, pair.var.stats.spills
+        promotions, writes = pair.var.stats.promotions, pair.var.stats.cold_writes
         taken = measure_alternately((ours, array), runs)
-        if (pair.var.stats.promotions, pair.var.stats.spills) != (promotions, spills):
+        if (pair.var.stats.promotions, pair.var.stats.cold_writes) != (promotions, writes):
             raise AssertionError("some rows were not hot, so the measurement is not valid")
         touched: Ids = np.concatenate([positions for run in work for positions in run])[:1_000_000]
         assert_same(pair, touched)

@@ -17,15 +17,15 @@ def tier_figures(variables: Sequence[kvemb.Variable], row_bytes: int) -> tuple[L
     stats = [variable.stats for variable in variables]
     rows = sum(variable.size() for variable in variables)
     hot = sum(each.rows_hot for each in stats)
-    promotions, spills = sum(each.promotions for each in stats), sum(each.spills for each in stats)
+    promotions, written = sum(each.promotions for each in stats), sum(each.cold_writes for each in stats)
     disk = sum(each.bytes_cold for each in stats)
     lines = [
         ("table", f"{rows:,} rows of {row_bytes} bytes with their slots = {size(rows * row_bytes)}"),
         ("hot", f"{hot:,} rows ({hot / max(1, rows):.1%})"),
-        ("on disk", f"{size(disk)}; {promotions:,} rows promoted, {spills:,} spilled"),
+        ("on disk", f"{size(disk)}; {promotions:,} rows promoted, {written:,} written"),
     ]
     summary = {"rows": rows, "row_bytes": row_bytes, "table_bytes": rows * row_bytes, "rows_hot": hot}
-    return lines, {**summary, "disk_bytes": disk, "promotions": promotions, "spills": spills}
+    return lines, {**summary, "disk_bytes": disk, "promotions": promotions, "cold_writes": written}
 
 
 def speed_figures(meter: Meter) -> tuple[Lines, Summary]:

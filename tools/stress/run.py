@@ -260,7 +260,7 @@ def run(ops: int, seed: int, hot: float, keys: int, batch: int, *, quiet: bool, 
         ("calls", ", ".join(f"{count:,} {name}" for name, count in stress.called.most_common())),
         ("table", ", ".join(f"{name}={value}" for name, value in table.items())),
         ("rows at the end", f"{stress.model.size:,}"),
-        ("since it was last opened", f"{stats.hit_rate_in_words}, {stats.spills:,} spills"),
+        ("since it was last opened", f"{stats.hit_rate_in_words}, {stats.cold_writes:,} rows written"),
         ("seconds", f"{time.perf_counter() - started:.0f}"),
     ]
     summary: dict[str, object] = {

@@ -83,7 +83,7 @@ FACTS = {
     "torch": {"fbgemm", "compile_s", "torch", "torch_threads", "rows_compared"},
     "features": {"compile_s", "torch", "torch_threads", "rows_compared"},
     "prefetch": {"compile_s", "torch", "torch_threads", "model_ms", "rows_compared"},
-    "train": {"compile_s", "hit_rate", "spills_per_step", "rows_compared"},
+    "train": {"compile_s", "hit_rate", "cold_writes_per_step", "rows_compared"},
     "cold": {"compile_s"},
     "tables": {"compile_s", "hot_rows", "rows_in_all"},
     "hitrate": {"compile_s", "promotions", "hit_rate_by_eighth"},
