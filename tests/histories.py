@@ -28,8 +28,9 @@ DIM = 3
 KEYS = np.arange(900)
 _WEIGHTS = {
     "upsert": 0.3,
-    "lookup": 0.25,
-    "train": 0.2,
+    "lookup": 0.2,
+    "train": 0.1,
+    "step": 0.15,
     "remove": 0.1,
     "restrict": 0.04,
     "accum": 0.08,
@@ -59,6 +60,9 @@ def change(twin: LockstepChecker, chance: np.random.Generator, *, touching: bool
     elif what == "lookup":
         twin.lookup(keys, touch=touching and bool(chance.integers(2)))
     elif what == "train":
+        twin.apply_gradients(keys, values)
+    elif what == "step":
+        twin.lookup(keys, touch=touching)
         twin.apply_gradients(keys, values)
     elif what == "remove":
         twin.remove(keys[:20])

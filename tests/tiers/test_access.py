@@ -78,7 +78,9 @@ def test_who_finds_rows_in_flight_or_needs_none_leaves_them_there(access, how):
     else:
         access.in_flight.left = 1
         timed = Stats().timed("lookup")
-        block = HeldForCall(access, lambda: None, timed, rows=False) if how == "call" else getattr(access, how)(rows=False)
+        block = (
+            HeldForCall(access, lambda: None, timed, rows=False) if how == "call" else getattr(access, how)(rows=False)
+        )
         with block:
             assert access.in_flight.landed == 0
     with access.held():

@@ -93,8 +93,13 @@ class Worker:
     def work(self) -> None:
         """Do some of everything, round after round."""
         for turn in range(self.rounds):
-            for act in self.chance.permutation([self.add, self.train, self.read, self.stamp, self.churn, self.insert]):
+            for act in self.chance.permutation(self.acts):
                 act(turn)
+
+    @property
+    def acts(self) -> list[Callable[[int], None]]:
+        """Some of everything."""
+        return [self.add, self.train, self.step, self.read, self.stamp, self.churn, self.insert]
 
     def _pick(self, keys: Any, count: int) -> Any:
         return self.chance.choice(keys, count)
@@ -115,6 +120,17 @@ class Worker:
         keys = self._pick(BORN, 60)
         self.variable.apply_gradients(keys, full(-1, len(keys)))
         np.add.at(self.trained, keys - BORN[0], 1)
+
+    def step(self, turn: int) -> None:
+        """A step of training: uses are recorded by the lookup, and rows changed by the update."""
+        for keys in np.split(np.unique(self._pick(COUNTERS, 90)), [40]):
+            rows = self.variable.lookup(keys)
+            assert_whole(rows)
+            if turn % 3 == 0:
+                self.variable.prefetch(self._pick(COUNTERS, 50), after_lookup=turn % 2 == 0)
+            self.variable.apply_gradients(keys, full(-1, len(keys)))
+            self.added[keys] += 1
+            self.used[keys] += 1
 
     def read(self, turn: int) -> None:
         keys = self._pick(COUNTERS, 200)

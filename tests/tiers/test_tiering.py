@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,21 @@ PLACES = st.integers(0, KEYS + 5)
 RUNS = st.builds(lambda start, length: list(range(start, start + length)), PLACES, st.integers(0, KEYS))
 BATCHES = st.lists(PLACES, max_size=30) | RUNS
 SEEDS = st.integers(0, 2**32 - 1)
+
+
+# What may come between a lookup and its update, by what it is called.
+BETWEEN: dict[str, Callable[[Any, list[int], int], object]] = {
+    "lookup": lambda machine, others, seed: machine.lookup(others, seed % 2 > 0, False, False),
+    "prefetch": lambda machine, others, seed: machine.prefetch(others, seed % 2 > 0),
+    "upsert": lambda machine, others, seed: machine.upsert(others, seed),
+    "accum": lambda machine, others, seed: machine.accum(others, seed, "random"),
+    "remove": lambda machine, others, _: machine.remove(others),
+    "use": lambda machine, others, _: machine.model.policy and machine.record_uses(others),
+    "flush": lambda machine, *_: machine.flush(),
+    "checkpoint": lambda machine, *_: machine.checkpoint_under_way(),
+    "export": lambda machine, *_: machine.export(None),
+    "crash": lambda machine, *_: machine.crash(),
+}
 
 
 class Tiering(RuleBasedStateMachine):
@@ -224,6 +240,26 @@ class Tiering(RuleBasedStateMachine):
         keys = self._keys(places)
         self.twin.apply_gradients(keys, numbers(seed, self.model.state_dtype, (len(keys), self.model.dim)))
 
+    @rule(
+        places=BATCHES, others=BATCHES, seed=SEEDS, between=st.sampled_from([None, *BETWEEN]),
+        how=st.sampled_from(["train", "upsert", "accum", "part of them"]),
+    )  # fmt: skip
+    def change_what_was_looked_up(
+        self, places: list[int], others: list[int], seed: int, between: str | None, how: str
+    ) -> None:
+        keys = self._keys(places)
+        self.twin.lookup(keys, touch=True)
+        if between is not None:
+            BETWEEN[between](self, others, seed)
+        if how == "accum":
+            self.accum(places, seed, "right")
+        elif how == "upsert" or self.model.optimizer is None:
+            self.twin.upsert(keys, self._values(seed, places))
+        else:
+            self.apply_gradients(places[: len(places) // 2] if how == "part of them" else places, seed)
+        if self.model.policy is not None:
+            self.twin.check_status(keys)
+
     @rule(places=BATCHES)
     def remove(self, places: list[int]) -> None:
         self.twin.remove(self._keys(places))
@@ -258,6 +294,11 @@ class Tiering(RuleBasedStateMachine):
     @rule()
     def flush(self) -> None:
         self.store.flush()
+        self.durable = self.model.copy()
+
+    def checkpoint_under_way(self) -> None:
+        self.stores += 1
+        self.store.checkpoint(self.home / f"beside{self.stores}", block=False)
         self.durable = self.model.copy()
 
     @rule()

@@ -27,7 +27,7 @@ DIM = 8
 
 # The weight of each call. Calls without keys take the most time, and are rare.
 CALLS = {
-    "lookup": 300, "lookup without touch": 80, "upsert": 150, "accum": 130, "apply_gradients": 160, "remove": 60,
+    "lookup": 300, "lookup without touch": 80, "upsert": 150, "accum": 130, "apply_gradients": 60, "step": 150, "remove": 60,
     "prefetch": 150, "record uses": 40, "status": 30, "restrict": 6, "export": 3, "flush": 4, "reopen": 2,
     "restore": 1, "crash": 1, "clear": 1,
 }  # fmt: skip
@@ -88,7 +88,7 @@ class Stress:
         """Make one random call, and compare."""
         weights = np.array(list(CALLS.values()), float)
         name = list(CALLS)[self.chance.choice(len(CALLS), p=weights / weights.sum())]
-        if name == "apply_gradients" and self.model.optimizer is None:
+        if name in ("apply_gradients", "step") and self.model.optimizer is None:
             name = "upsert"
         count = 0
         if name in _WITH_KEYS:
@@ -142,6 +142,14 @@ class Stress:
     def train(self, keys: Keys) -> None:
         """Take a training step."""
         self.twin.apply_gradients(keys, self._draw_values(len(keys), self.model.state_dtype))
+
+    def training_step(self, keys: Keys) -> None:
+        """Look up, make another call, one time in four, and take a training step."""
+        self.twin.lookup(keys, touch=True)
+        if self.chance.random() < 0.25:
+            between = list(_BETWEEN)[self.chance.integers(len(_BETWEEN))]
+            _BETWEEN[between](self, self._draw_keys())
+        self.train(keys)
 
     def remove(self, keys: Keys) -> None:
         """Drop keys."""
@@ -220,9 +228,13 @@ def _copy_if_there(source: str, target: str) -> None:
 
 _WITH_KEYS: dict[str, Callable[[Stress, Keys], None]] = {
     "lookup": Stress.lookup, "lookup without touch": Stress.look, "upsert": Stress.upsert, "accum": Stress.accum,
-    "apply_gradients": Stress.train, "remove": Stress.remove, "prefetch": Stress.prefetch, "record uses": Stress.use,
-    "status": Stress.status,
+    "apply_gradients": Stress.train, "step": Stress.training_step, "remove": Stress.remove,
+    "prefetch": Stress.prefetch, "record uses": Stress.use, "status": Stress.status,
 }  # fmt: skip
+# What may come between the lookup and the update of a step.
+_BETWEEN = {name: call for name, call in _WITH_KEYS.items() if name != "step"} | {
+    "flush": lambda stress, _: stress.flush()
+}
 _WITHOUT_KEYS: dict[str, Callable[[Stress], None]] = {
     "restrict": Stress.restrict, "export": Stress.export, "flush": Stress.flush, "reopen": Stress.reopen,
     "restore": Stress.restore, "crash": Stress.crash, "clear": Stress.clear,

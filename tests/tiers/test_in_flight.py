@@ -1,0 +1,621 @@
+"""Rows in flight from a lookup to the update that follows: read once, never lost, never stale, and paid for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from blocks import SCHEMA, hot_tables_of, rows_of, values_of
+from histories import small_spill
+
+import kvemb
+from kvemb.errors import ColdStoreError, Poisoned
+from kvemb.handle import inside
+from kvemb.limits import Limits
+from kvemb.memory.budget import Budget
+from kvemb.rows.block import DIRTY, RowBlock
+from kvemb.store_state import StoreState
+from kvemb.tiers.fetch import Fetch
+from kvemb.tiers.in_flight import RowsInFlight
+from kvemb.tiers.located import Located
+
+Opener = Callable[..., kvemb.Store]
+ROWS = np.arange(200)
+MISSING = np.array([1000, 1001])
+# What a row takes beside its block: four cells of the index, the number of its table, two flags.
+BESIDE = 4 * 4 + 8 + 2
+
+pytestmark = pytest.mark.limits(**small_spill(8))
+
+
+# Alone.
+
+
+class Flight:
+    """Rows in flight with a lease of its own. landed: what was promoted, and whether by score."""
+
+    def __init__(self, total: int = 1 << 20) -> None:
+        self.budget, self.state = Budget(total), StoreState("test")
+        self.lease, self.landed = self.budget.lease(), []
+        self.rows = RowsInFlight(self.lease.reads, self.state, lambda *given: self.landed.append(given))
+
+    def read(self, *keys: int) -> tuple[list[bool], list[bool], dict[int, float]]:
+        """Which keys are known to be here, which exist, and the rows that do."""
+        into = rows_of(keys, -1.0)
+        known, exists = np.zeros(len(keys), np.bool_), np.zeros(len(keys), np.bool_)
+        self.rows.read(into, known, exists)
+        return known.tolist(), exists.tolist(), values_of(into.select(exists))
+
+
+def found(keys: Any, exists: Any, value: float = 1.0) -> Located:
+    """What a lookup of keys found, none of them hot."""
+    count = len(keys)
+    cells, at = np.full(count, -1), np.arange(count)
+    return Located(np.array(keys), None, cells, at, rows_of(keys, value), np.array(exists, bool), np.ones(count, bool))
+
+
+def test_rows_that_are_kept_are_found_until_they_are_discarded():
+    flight = Flight()
+    assert flight.read(1, 2) == ([False, False], [False, False], {})
+    assert flight.rows.keep(found([3, 1, 7], [True, False, True]), by_score=False, unpaid=False) is None
+    assert flight.rows.left == 3
+    assert flight.read(7, 2, 1, 3) == ([True, False, True, True], [True, False, False, True], {7: 1.0, 3: 1.0})
+    flight.rows.discard(np.array([3, 2]))
+    assert (flight.rows.left, flight.rows.has(np.array([1, 2, 3])).tolist()) == (2, [True, False, False])
+    assert flight.read(3, 7) == ([False, True], [False, True], {7: 1.0})
+    flight.rows.land()
+    ((left, by_score),) = flight.landed
+    assert (left.rows.keys.tolist(), left.exists.tolist(), by_score) == ([7], [True], False)
+    assert (flight.rows.left, flight.lease.reads.held) == (0, 0)
+    flight.rows.land()
+    assert len(flight.landed) == 1, "once"
+
+
+def test_the_last_one_that_is_discarded_gives_the_memory_back():
+    flight = Flight()
+    flight.rows.keep(found([3, 1], [True, False]), by_score=False, unpaid=False)
+    assert flight.lease.reads.held == 2 * (RowBlock.bytes_per_row(SCHEMA) + BESIDE)
+    flight.rows.discard(np.array([1, 3]))
+    assert (flight.rows.left, flight.lease.reads.held) == (0, 0)
+
+
+@pytest.mark.parametrize("count", [8, 9, 1000, 1023, 1024, 1025])
+def test_what_is_kept_takes_no_more_memory_than_is_paid(count):
+    flight = Flight()
+    flight.rows.keep(found(range(count), np.ones(count)), by_score=False, unpaid=False)
+    flight.read(0)
+    kept, index = flight.rows._found, flight.rows._index
+    columns = [kept.rows.keys, kept.rows.scores, kept.rows.steps, kept.rows.flags, kept.rows.words]
+    beside = [index._cells, kept.exists, flight.rows._here, np.empty(count, np.int64)]  # the last: kept.owners
+    assert kept.keys is kept.rows.keys
+    assert flight.lease.reads.held >= sum(column.nbytes for column in columns + beside)
+
+
+def test_what_cannot_be_paid_is_returned_a_quarter_at_a_time():
+    row = RowBlock.bytes_per_row(SCHEMA) + BESIDE
+    flight = Flight(5 * row)
+    rest = flight.rows.keep(found(range(8), np.ones(8)), by_score=False, unpaid=False)
+    assert flight.lease.reads.held == 4 * row
+    assert flight.read(3, 4)[0] == [True, False]
+    assert rest.rows.keys.tolist() == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("unpaid", [False, True])
+def test_without_memory_nothing_is_kept_unless_another_thread_is_about_to_take_it(unpaid):
+    flight = Flight()
+    assert flight.lease.take(flight.budget.total)
+    given = found([1, 2], [True, True])
+    rest = flight.rows.keep(given, by_score=True, unpaid=unpaid)
+    assert rest is (None if unpaid else given)
+    assert flight.read(1, 5)[0] == [unpaid, False]
+    flight.rows.land()
+    assert [by_score for _, by_score in flight.landed] == ([True] if unpaid else [])
+    assert flight.lease.reads.held == 0
+
+
+def test_an_update_is_expected_unless_one_took_nothing():
+    flight = Flight()
+    for taken, expected in (([1], True), ([], False), ([1, 2], True), ([2], True)):
+        flight.rows.expected = True
+        flight.rows.keep(found([1, 2], [True, True]), by_score=False, unpaid=False)
+        flight.rows.discard(np.array(taken, np.int64))
+        flight.rows.land()
+        assert flight.rows.expected is expected
+
+
+def test_a_failure_to_land_poisons_and_raises_nothing():
+    flight = Flight()
+    flight.rows._promote = lambda *given: 1 / 0
+    flight.rows.keep(found([1], [True]), by_score=False, unpaid=False)
+    flight.rows.land()
+    assert isinstance(flight.state.cause, ZeroDivisionError)
+    assert flight.lease.reads.held == 0
+
+
+def test_only_what_was_cold_is_kept_of_what_a_lookup_found():
+    hot, tables = hot_tables_of(), np.array([0, 1, 1])
+    assert hot.tables
+    whole = Located(np.array([5, 6, 7]), tables, np.array([3, -1, -1]), np.array([1, 2]), rows_of([6, 7]),
+                    np.array([True, False]), np.ones(2, bool))  # fmt: skip
+    cold = whole.cold_only(np.array([False, True]))
+    assert (cold.keys.tolist(), cold.owners.tolist(), cold.cells.tolist()) == ([7], [1], [-1])
+    assert (cold.cold.tolist(), cold.rows.keys.tolist(), cold.exists.tolist()) == ([0], [7], [False])
+
+
+# In a variable.
+
+
+def column(numbers: Any) -> Any:
+    """Rows of one element."""
+    return np.array(numbers, np.float32).reshape(-1, 1)
+
+
+class Trained:
+    """A variable with 200 rows of the value of their key, 16 of them hot, whose score is the number of their uses.
+
+    keys: five that are cold.
+    """
+
+    def __init__(self, store: kvemb.Store, **arguments: Any) -> None:
+        self.store = store
+        self.variable = store.get_variable(
+            "table", dim=1, restrict_policy=kvemb.FrequencyRestrictPolicy(),
+            **{"hot_rows": 16, "optimizer": kvemb.optimizers.SGD(1.0), **arguments},
+        )  # fmt: skip
+        self.fill()
+        self.storage = inside(self.variable).storage
+        self.keys = self.cold()[:5]
+
+    def fill(self, added: float = 0.0) -> None:
+        """Set each row to its key and this; so few at a time that the last ones wait to be spilled."""
+        for keys in np.split(ROWS, 50):
+            self.variable.upsert(keys, column(keys + added))
+
+    def cold(self) -> Any:
+        """The keys that are in no memory."""
+        with self.storage.held():
+            return self.storage._locator.unknown(ROWS)
+
+    def waiting(self) -> Any:
+        """The keys that wait to be spilled."""
+        with self.storage.held():
+            at = self.storage._locator._look(ROWS)
+        return at.rows.keys[at.known]
+
+    def hot(self, keys: Any) -> list[bool]:
+        """Which keys are hot."""
+        return (self.storage.hot_tables.find(keys, self.storage.hot_tables.owners(keys)) >= 0).tolist()
+
+    @property
+    def left(self) -> int:
+        """Keys in flight."""
+        return self.storage.in_flight.left
+
+    @property
+    def reads(self) -> int:
+        """Rows that were read."""
+        return self.storage.counts.cold_reads
+
+    def look(self, keys: Any = None) -> None:
+        """Look up, and find the rows of before."""
+        keys = self.keys if keys is None else keys
+        assert (self.variable.lookup(keys)[:, 0] == keys).all()
+
+    def train(self, keys: Any = None) -> None:
+        """Subtract 1."""
+        keys = self.keys if keys is None else keys
+        self.variable.apply_gradients(keys, column(np.ones(len(keys))))
+
+    def check(self, rows: Any, uses: Any, keys: Any = None) -> None:
+        """Rows and uses are these, also in the store's own check and in an export."""
+        keys = self.keys if keys is None else keys
+        rows = np.broadcast_to(rows, len(keys)).tolist()
+        assert self.variable.lookup(keys, touch=False)[:, 0].tolist() == rows
+        found = self.variable.restrict_policy.status(keys)
+        assert found.tolist() == np.broadcast_to(uses, len(keys)).tolist()
+        self.store.check()
+        exported, values = self.variable.export()
+        assert len(exported) == self.variable.size()
+        assert values[np.searchsorted(exported, keys), 0].tolist() == rows
+
+
+@pytest.mark.parametrize("durability", ["checkpoint", "write"])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_row_that_is_looked_up_and_then_trained_is_read_once(open_store, tmp_path, durability, devices):
+    at = Trained(open_store(tmp_path / "store", durability=durability), devices=["cpu"] * devices)
+    before = at.reads
+    at.look()
+    assert (at.left, at.hot(at.keys)) == (5, [False] * 5)
+    at.train()
+    assert (at.left, at.reads - before, at.storage.lease.reads.held) == (0, 5, 0)
+    assert at.hot(at.keys) == [True] * 5
+    at.check(at.keys - 1, 2)
+    assert at.reads - before == 5
+
+
+def calls(at: Trained, folder: Path) -> dict[str, tuple[Callable[[], object], bool]]:
+    """Calls that may come between a lookup and its update, and whether they leave its rows in flight."""
+    variable, store, other = at.variable, at.store, at.cold()[10:14]
+    return {
+        "lookup": (lambda: (at.look(other), at.look(other)), False),
+        "untouched": (lambda: variable.lookup(other, touch=False), False),
+        "scores": (lambda: variable.restrict_policy.status(other), False),
+        "uses": (lambda: variable.restrict_policy.apply_update(other), False),
+        "remove": (lambda: variable.remove(other), False),
+        "export": (lambda: variable.export(), False),
+        "stats": (lambda: variable.stats, False),
+        "check": (lambda: store.check(), False),
+        "flush": (lambda: store.flush(), False),
+        "checkpoint": (lambda: store.checkpoint(folder / "checkpoint"), False),
+        "warm": (lambda: inside(variable).operations.warm(other), False),
+        "restrict": (lambda: variable.restrict(199), False),
+        "upsert": (lambda: variable.upsert(other, column(np.zeros(4))), True),
+        "accum": (lambda: variable.accum(other, column(np.zeros(4)), column(np.zeros(4)), np.ones(4, bool)), True),
+        "train": (lambda: at.train(other), True),
+        "prefetch": (lambda: variable.prefetch(other), True),
+        "prefetch of the same": (lambda: variable.prefetch(at.keys), True),
+        "optimizer": (lambda: setattr(variable, "optimizer", kvemb.optimizers.SGD(1.0)), True),
+        "reclaiming": (lambda: at.storage._reclaimer._reclaim_if_free(), True),
+    }
+
+
+CALLS = [
+    *("lookup", "untouched", "scores", "uses", "remove", "export", "stats", "check", "flush", "checkpoint", "warm"),
+    *("restrict", "upsert", "accum", "train", "prefetch", "prefetch of the same", "optimizer", "reclaiming"),
+]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_no_call_in_between_loses_a_use_or_an_update(store, tmp_path, call):
+    at = Trained(store)
+    between, stays = calls(at, tmp_path)[call]
+    at.look()
+    between()
+    assert at.left == (5 if stays else 0)
+    if call == "checkpoint":
+        with kvemb.restore(tmp_path / "checkpoint", tmp_path / "copy") as copy:
+            assert (copy.variables["table"].restrict_policy.status(at.keys) == 2).all(), "the uses are in it"
+    at.train()
+    at.check(at.keys - 1, 2)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda at: at.variable.upsert(at.keys, column([7] * 5)),
+        lambda at: at.variable.accum(at.keys, column([0] * 5), column(7 - at.keys), np.ones(5, bool)),
+        lambda at: at.variable.apply_gradients(at.keys, column(at.keys - 7)),
+        lambda at: inside(at.variable).operations.put(put_of(at, 7.0, 2.0), 9),
+    ],
+    ids=["upsert", "accum", "apply_gradients", "put"],
+)
+def test_every_kind_of_change_takes_them(store, change):
+    at = Trained(store)
+    at.look()
+    before = at.reads
+    change(at)
+    assert (at.left, at.reads) == (0, before)
+    at.check(7.0, 2)
+
+
+def put_of(at: Trained, value: float, score: float) -> RowBlock:
+    rows = RowBlock(at.storage.schema, len(at.keys))
+    rows.keys[:], rows.scores[:], rows.values[:] = at.keys, score, value
+    return rows
+
+
+@pytest.mark.parametrize("how", ["remove", "clear"])
+def test_rows_that_are_removed_in_between_are_gone(store, how):
+    at = Trained(store)
+    at.look()
+    at.variable.remove(at.keys) if how == "remove" else at.variable.clear()
+    assert not at.variable.lookup(at.keys, return_exists=True)[1].any()
+    at.train()
+    at.check(-1.0, 1)
+
+
+@pytest.mark.parametrize("how", ["upsert", "accum", "train", "put"])
+def test_keys_that_had_no_row_are_not_asked_for_again_and_may_get_one(store, monkeypatch, how):
+    at, asked, read = Trained(store), [], Fetch.read
+    monkeypatch.setattr(Fetch, "read", lambda self, cold: asked.extend(self.keys.tolist()) or read(self, cold))
+    assert not at.variable.lookup(MISSING, return_exists=True)[1].any()
+    assert (at.left, sorted(asked)) == (2, MISSING.tolist())
+    if how == "upsert":
+        at.variable.upsert(MISSING[:1], column(-1))
+    elif how == "accum":
+        at.variable.accum(MISSING[:1], column(0), column(-1), [False])
+    elif how == "train":
+        at.train(MISSING[:1])
+    else:
+        at.keys = MISSING[:1]
+        inside(at.variable).operations.put(put_of(at, -1.0, 1.0), 1)
+        asked.clear()
+    assert len(asked) == (0 if how == "put" else 2)
+    at.check(-1.0, 1, MISSING[:1])
+    assert at.variable.lookup(MISSING, return_exists=True)[1].tolist() == [True, False]
+
+
+def test_gradients_that_are_refused_leave_no_row_and_ask_for_nothing(store):
+    at = Trained(store, admission=kvemb.Admission(sightings=2))
+    for left in (False, True):
+        before = at.storage.counts.refused
+        at.variable.lookup(MISSING)
+        at.train(MISSING)
+        assert at.storage.counts.refused - before == (0 if left else 2)
+        assert at.variable.lookup(MISSING, return_exists=True, touch=False)[1].tolist() == [left, left]
+    at.check(-1.0, 1, MISSING)
+
+
+# What fails.
+
+
+def failing(*_: Any, **__: Any) -> Any:
+    raise MemoryError("no memory")
+
+
+@pytest.mark.parametrize("what", ["constraint", "partitioner", "prepare", "policy"])
+def test_an_update_that_fails_before_anything_changed_leaves_rows_and_uses(store, monkeypatch, what):
+    broken = [False]
+
+    def partitioner(keys: Any, count: int) -> Any:
+        if broken[0]:
+            raise MemoryError("no memory")
+        return keys % count
+
+    def constraint(values: Any) -> Any:
+        if broken[0]:
+            raise MemoryError("no memory")
+        return values
+
+    at = Trained(store, devices=["cpu"] * 2, partitioner=partitioner, constraint=constraint)
+    at.look()
+    with monkeypatch.context() as patched:
+        broken[0] = what in ("constraint", "partitioner")
+        if what == "prepare":
+            patched.setattr(at.storage.hot_tables, "prepare", failing)
+        elif what == "policy":
+            patched.setattr(inside(at.variable).operations._scoring, "first", failing)
+        with pytest.raises(MemoryError):
+            at.train()
+    broken[0] = False
+    assert at.left == 5
+    assert store.state.cause is None
+    before = at.reads
+    at.train()
+    assert at.reads == before
+    at.check(at.keys - 1, 2)
+
+
+def test_rows_are_right_where_they_cannot_land(open_store, tmp_path, monkeypatch):
+    store = open_store(tmp_path / "store")
+    at = Trained(store)
+    store.flush()
+    at.look()
+    with monkeypatch.context() as patched:
+        patched.setattr(at.storage.hot_tables, "insert", failing)
+        at.look()
+        assert isinstance(store.state.cause, MemoryError)
+    at.look()
+    at.look(ROWS)
+    with pytest.raises(Poisoned):
+        at.train()
+    assert at.storage.lease.reads.held == 0
+
+
+def test_a_store_that_is_poisoned_meanwhile_reads_the_newest_rows(open_store, tmp_path, monkeypatch):
+    store = open_store(tmp_path / "store")
+    at = Trained(store)
+    store.flush()
+    at.fill(1000.0)
+    keys = np.concatenate([at.waiting(), at.cold()[:5]])
+    assert len(keys) > 5
+    assert (at.variable.lookup(keys)[:, 0] == keys + 1000).all()
+    assert at.left == len(keys)
+    store.state.poison(ColdStoreError("disk full"))
+    for _ in range(2):
+        rows = at.variable.lookup(np.concatenate([ROWS, keys]))[:, 0]
+        assert (rows == np.concatenate([ROWS, keys]) + 1000).all()
+    assert at.left == 0
+    with pytest.raises(Poisoned):
+        at.train()
+
+
+# Other threads.
+
+
+class During:
+    """Calls something during the next cold read, when no thread has the variable's lock."""
+
+    def __init__(self, at: Trained, monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> None:
+        self.call: Callable[[], object] | None = call
+        read = Fetch.read
+
+        def reading(fetch: Fetch, cold: Any) -> None:
+            read(fetch, cold)
+            if (call := self.call) is not None:
+                self.call = None
+                call()
+
+        monkeypatch.setattr(Fetch, "read", reading)
+
+
+@pytest.mark.parametrize("call", ["lookup", "update", "remove", "use"])
+def test_rows_that_another_lookup_left_in_flight_during_the_read_are_the_newest(store, monkeypatch, call):
+    at = Trained(store)
+    During(at, monkeypatch, at.look)
+    if call == "lookup":
+        at.look()
+        assert at.left == 5
+        at.check(at.keys, 3)
+    elif call == "update":
+        at.train()
+        assert at.left == 0
+        at.check(at.keys - 1, 2)
+    elif call == "use":
+        at.variable.restrict_policy.apply_update(at.keys)
+        assert at.left == 0
+        at.check(at.keys, 3)
+    else:
+        at.variable.remove(at.keys)
+        assert at.left == 0
+        assert not at.variable.lookup(at.keys, return_exists=True)[1].any()
+
+
+def test_an_update_leaves_what_another_lookup_left_in_flight_to_its_update(store, monkeypatch):
+    at = Trained(store)
+    other = at.cold()[10:14]
+    During(at, monkeypatch, lambda: at.look(other))
+    at.train()
+    assert at.left == 4
+    before = at.reads
+    at.train(other)
+    assert (at.left, at.reads) == (0, before)
+    at.check(at.keys - 1, 1)
+    at.check(other - 1, 2, other)
+
+
+def test_a_lookup_lands_what_another_lookup_left_in_flight(store, monkeypatch):
+    at = Trained(store)
+    other = at.cold()[10:14]
+    During(at, monkeypatch, lambda: at.look(other))
+    at.look()
+    assert at.hot(other) == [True] * 4
+    at.check(at.keys, 2)
+    at.check(other, 2, other)
+
+
+def test_a_key_that_gets_a_row_while_another_lookup_finds_none_has_one(store, monkeypatch):
+    at = Trained(store)
+    During(at, monkeypatch, lambda: at.variable.upsert(MISSING, column([5, 6])))
+    assert at.variable.lookup(MISSING)[:, 0].tolist() == [5.0, 6.0]
+    at.check([5.0, 6.0], 2, MISSING)
+
+
+@pytest.mark.slow
+def test_threads_that_look_up_and_train_the_same_rows_lose_nothing(store):
+    """Each thread takes steps on its own batches, of few keys, nearly all of which are cold."""
+    at, keys, turns = Trained(store), ROWS[:60], 40
+    used, failures = np.zeros((4, 60)), []
+
+    def work(number: int) -> None:
+        chance = np.random.default_rng(number)
+        try:
+            for _ in range(turns):
+                some = chance.choice(60, 20, replace=False)
+                at.variable.lookup(keys[some])
+                if chance.random() < 0.3:
+                    at.variable.prefetch(keys[chance.choice(60, 20, replace=False)], after_lookup=chance.random() < 0.5)
+                at.train(keys[some])
+                used[number, some] += 1
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    at.check(keys - used.sum(axis=0), 1 + used.sum(axis=0), keys)
+    assert at.storage.lease.reads.held == 0
+
+
+# Where rows go, and their memory.
+
+
+def test_a_row_that_waits_to_be_spilled_and_is_used_again_is_offered_again(store):
+    """Its score has grown since it left; in its slot it would be missed at every use."""
+    at = Trained(store)
+    keys = at.waiting()[:3]
+    at.train(keys)
+    assert at.hot(keys) == [False] * 3, "without a use it stays where it is"
+    at.variable.lookup(keys)
+    at.train(keys)
+    assert at.hot(keys) == [True] * 3
+    at.check(keys - 2, 2, keys)
+
+
+def test_lookups_alone_make_rows_hot_at_once_after_the_first(store):
+    at = Trained(store)
+    keys = at.cold()
+    at.look(keys[:5])
+    at.look(keys[5:8])
+    assert (at.left, at.hot(keys[5:8])) == (0, [True] * 3)
+    at.train(keys[20:22])
+    at.look(keys[8:11])
+    assert (at.left, at.hot(keys[8:11])) == (3, [False] * 3), "an update may follow again"
+
+
+def test_rows_of_a_pooled_lookup_are_in_flight_too(store):
+    at = Trained(store)
+    before = at.reads
+    pooled = kvemb.embedding_lookup_sparse(at.variable, at.keys, offsets=[0, 2], combiner="sum")
+    assert pooled.values[:, 0].tolist() == [at.keys[:2].sum(), at.keys[2:].sum()]
+    assert at.left == 5
+    at.train()
+    assert (at.left, at.reads - before) == (0, 5)
+    at.check(at.keys - 1, 2)
+
+
+def test_a_follower_sees_new_rows_of_keys_that_had_none(open_store, tmp_path):
+    at = Trained(open_store(tmp_path / "store"))
+    at.store.flush()
+    with kvemb.open(tmp_path / "store", follow=True, memory_budget="4MiB") as follower:
+        table = follower.variables["table"]
+        storage = inside(table).storage
+        with storage.held():  # so that the thread that reads ahead does not land them
+            table.prefetch(at.keys, after_lookup=True)
+        storage.ahead._readers = type("Never", (), {"submit": lambda *_: None})()
+        assert not table.lookup(MISSING, return_exists=True)[1].any()
+        assert storage.in_flight.left == 2
+        at.variable.upsert(MISSING, column([5, 6]))
+        at.store.flush()
+        assert follower.refresh()
+        assert table.lookup(MISSING)[:, 0].tolist() == [5.0, 6.0]
+
+
+@pytest.mark.parametrize("how", ["drop", "close"])
+def test_memory_in_flight_is_given_back_once(open_store, tmp_path, how):
+    store = open_store(tmp_path / "store")
+    free = store.budget.free
+    at = Trained(store)
+    at.look()
+    assert at.storage.lease.reads.held > 0
+    if how == "drop":
+        store.drop_variable("table")
+    else:
+        store.close()
+    assert (at.left, at.storage.lease.reads.held) == (0, 0)
+    assert store.budget.free == free if how == "drop" else store.budget.free <= free
+
+
+def test_memory_in_flight_that_is_owed_is_given_back_though_nobody_calls(store):
+    at = Trained(store)
+    at.look()
+    budget = inside(store).budgets.host
+    budget.reserve(budget.free, "another variable")  # waits until it is there
+    assert (at.storage.lease.reads.held, budget.free) == (0, 0)
+    budget.give_back(1)
+    at.check(at.keys, 2)
+
+
+def test_chunks_of_a_large_lookup_are_landed_one_after_the_other(open_store, tmp_path):
+    at = Trained(open_store(tmp_path / "store", limits=Limits(**small_spill(8), call_rows=4)))
+    at.look(at.cold()[:10])
+    assert at.left <= 4
+    at.train()
+    at.check(at.keys - 1, 2)
+
+
+def test_dirty_rows_in_flight_are_not_clean_when_they_land(store):
+    at = Trained(store)
+    at.look()
+    with at.storage.held():
+        pass
+    owners = at.storage.hot_tables.owners(at.keys)
+    (rows,) = at.storage.hot_tables.read(at.storage.hot_tables.find(at.keys, owners), owners)
+    assert (rows.flags & DIRTY == DIRTY).all()
