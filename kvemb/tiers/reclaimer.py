@@ -79,8 +79,8 @@ class Reclaimer:
                 self._writer.submit(self._return_leased)
 
     def _return_leased(self) -> None:
-        # On the writer's thread. Rows in flight give their memory back when they land. That may wait for this thread, so
-        # another one lands them.
+        # On the writer's thread. Rows in flight give their memory back when they land. Landing may wait for this
+        # thread, so another one lands them.
         self._returning = False
         with self._access.held_if_free(rows=False) as held:
             if held:

@@ -245,7 +245,7 @@ class TieredStorage:
                 self._spill.append(left)
 
     def settle(self, found: Located) -> None:
-        """Do what admit does, for changed rows: those that wait to be spilled may stay there, if they are not in flight.
+        """Do what admit does, for changed rows. Those that wait to be spilled and were not used since may stay there.
 
         Their scores are unchanged, so if they became hot, they would soon leave again.
         """

@@ -285,6 +285,25 @@ def tables(
 
 
 @app.command()
+def spent(
+    tables: Annotated[int, typer.Option(min=1, max=1000, help="Number of tables.")] = 26,
+    rows: Rows = 40_000,
+    dim: Dim = 16,
+    batch: Batch = 1_024,
+    steps: Steps = 40,
+    zipf: Zipf = 0.0,
+    budget_mib: BudgetMib = 32,
+    runs: Runs = 5,
+    folder: Folder = None,
+    json: AsJson = False,
+) -> None:
+    """Train tables whose hot rows have grown into the budget. Peer: the same with memory left over."""
+    from kvemb.tools.bench.spent import run
+
+    run(tables, rows, dim, batch, steps, runs, zipf, budget_mib, folder).show(json)
+
+
+@app.command()
 def hitrate(
     rows: Rows = 2_000_000,
     dim: Dim = 4,

@@ -27,8 +27,8 @@ DIM = 8
 
 # The weight of each call. Calls without keys take the most time, and are rare.
 CALLS = {
-    "lookup": 300, "lookup without touch": 80, "upsert": 150, "accum": 130, "apply_gradients": 60, "step": 150, "remove": 60,
-    "prefetch": 150, "record uses": 40, "status": 30, "restrict": 6, "export": 3, "flush": 4, "reopen": 2,
+    "lookup": 300, "lookup without touch": 80, "upsert": 150, "accum": 130, "apply_gradients": 60, "step": 150,
+    "remove": 60, "prefetch": 150, "record uses": 40, "status": 30, "restrict": 6, "export": 3, "flush": 4, "reopen": 2,
     "restore": 1, "crash": 1, "clear": 1,
 }  # fmt: skip
 

@@ -1,0 +1,139 @@
+"""`kvemb bench spent`: training steps on tables whose hot rows have grown into the whole budget.
+
+The budget of a long job is spent: rows that are looked up push others out. A step is a `store.lookup` and a
+`store.apply_gradients` of all tables. It should read each row that was not hot once, and write each row that it changed
+at most once. The peer has the same tables with at most CAPPED_SHARE of the hot rows, so that memory is left for rows on
+their way to and from the disk. The keys of a batch are distinct, so that each miss is that of another row.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+import kvemb
+from kvemb.stats import Stats
+from kvemb.tools.bench.data import Floats, Ids, Zipf, batches_of_ids, ids_of, values_of
+from kvemb.tools.bench.measure import compile_seconds, scratch, until_idle
+from kvemb.tools.bench.results import Comparison, Report, compare, compare_cost
+from kvemb.tools.bench.train import LOAD_BATCH
+
+CAPPED_SHARE = 0.6
+MAX_READS = MAX_WRITES = 1.05
+# Steps in which the hot tables grow, and memory finds its place.
+WARM_UP_STEPS = 60
+
+
+class Cost(NamedTuple):
+    """A run's cost: milliseconds a step of CPU and of time, rows read a miss and written an update, and hit rate."""
+
+    cpu: float
+    wall: float
+    reads: float
+    writes: float
+    hit_rate: float
+
+
+def run(
+    tables: int,
+    rows: int,
+    dim: int,
+    batch: int,
+    steps: int,
+    runs: int,
+    exponent: float,
+    budget_mib: int,
+    folder: Path | None,
+) -> Report:
+    """Train `runs` runs of `steps` steps on each side. rows, batch: of each table; exponent: 0 for uniform keys."""
+    settings: dict[str, object] = {"tables": tables, "rows": rows, "dim": dim, "batch": batch, "steps": steps}
+    report = Report("spent", {**settings, "runs": runs, "zipf": exponent, "budget_mib": budget_mib})
+    report.facts["compile_s"] = compile_seconds(dim)
+    draw = Zipf(rows, exponent, seed=1)
+    gradients = np.ones((batch, dim), np.float32)
+
+    def drawn() -> list[list[Ids]]:
+        return [[ids_of(np.unique(draw.sample(batch))) for _ in range(tables)] for _ in range(steps)]
+
+    with (
+        scratch(folder) as path,
+        kvemb.open(path / "grown", memory_budget=budget_mib << 20) as grown,
+        kvemb.open(path / "capped", memory_budget=budget_mib << 20) as capped,
+    ):
+        ours = _filled(grown, tables, rows, dim, None)
+        warm_up = [drawn() for _ in range(-(-WARM_UP_STEPS // steps))]
+        for batches in warm_up:
+            _train(grown, ours, batches, gradients)
+        hot = sum(variable.stats.rows_hot for variable in ours)
+        peers = _filled(capped, tables, rows, dim, max(1, int(CAPPED_SHARE * hot / tables)))
+        for batches in warm_up:
+            _train(capped, peers, batches, gradients)
+        costs: tuple[list[Cost], list[Cost]] = ([], [])
+        sides = list(zip(costs, (grown, capped), (ours, peers), strict=True))
+        for number in range(runs):
+            batches = drawn()
+            for taken, store, variables in sides if number % 2 == 0 else reversed(sides):
+                taken.append(_cost(store, variables, batches, gradients))
+        report.facts["hot_rows"] = [sum(each.stats.rows_hot for each in side) for side in (ours, peers)]
+    report.lines = _lines(*costs)
+    return report
+
+
+def _filled(store: kvemb.Store, tables: int, rows: int, dim: int, hot_rows: int | None) -> list[kvemb.Variable]:
+    """Return new tables with all their rows. hot_rows: of each; None: they grow."""
+    cap = {} if hot_rows is None else {"hot_rows": hot_rows}
+    opened = [
+        store.get_variable(f"field{number:03}", dim=dim, optimizer=kvemb.optimizers.Adagrad(0.05), **cap)
+        for number in range(tables)
+    ]
+    for variable in opened:
+        for ids in batches_of_ids(rows, LOAD_BATCH):
+            variable.upsert(ids, values_of(ids, dim))
+    return opened
+
+
+def _train(store: kvemb.Store, variables: list[kvemb.Variable], batches: list[list[Ids]], gradients: Floats) -> None:
+    for batch in batches:
+        given = dict(zip(variables, batch, strict=True))
+        store.lookup(given)
+        store.apply_gradients({variable: (ids, gradients[: len(ids)]) for variable, ids in given.items()})
+
+
+def _cost(store: kvemb.Store, variables: list[kvemb.Variable], batches: list[list[Ids]], gradients: Floats) -> Cost:
+    before, began, cpu = _counts(variables), time.perf_counter(), time.process_time()
+    _train(store, variables, batches, gradients)
+    wall = until_idle() - began  # including its work on other threads
+    cpu, after = time.process_time() - cpu, _counts(variables)
+    misses, hits = after.misses - before.misses, after.hits - before.hits
+    return Cost(
+        cpu=1e3 * cpu / len(batches),
+        wall=1e3 * wall / len(batches),
+        reads=(after.cold_reads - before.cold_reads) / max(1, misses),
+        writes=(after.cold_writes - before.cold_writes) / sum(len(ids) for batch in batches for ids in batch),
+        hit_rate=hits / (hits + misses),
+    )
+
+
+def _counts(variables: list[kvemb.Variable]) -> Stats:
+    return sum((variable.stats for variable in variables), Stats())
+
+
+def _lines(ours: list[Cost], peers: list[Cost]) -> list[Comparison]:
+    peer, step = f"hot_rows capped at {CAPPED_SHARE:.0%}", "step of a spent budget"
+    one, other = ([[float(number) for number in each] for each in zip(*side, strict=True)] for side in (ours, peers))
+    cpu, wall, reads, writes, rates = zip(one, other, strict=True)
+
+    def bounded(line: Comparison, most: float) -> Comparison:
+        return replace(line, bar=f"ours ≤ {most:g}", met=line.ours.median <= most)
+
+    return [
+        compare_cost(step, "ms CPU", cpu[0], peer, cpu[1]),
+        compare_cost(step, "ms", wall[0], peer, wall[1]),
+        bounded(compare_cost("rows read", "per distinct miss", reads[0], peer, reads[1]), MAX_READS),
+        bounded(compare_cost("rows written", "per distinct update", writes[0], peer, writes[1]), MAX_WRITES),
+        compare("hit rate", "share", rates[0], peer, rates[1]),
+    ]
