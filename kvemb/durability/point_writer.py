@@ -212,10 +212,8 @@ class PointWriter:
         """Ingest the marked rows into the database and its copy, and drop variables from the copy."""
 
         def ingest(part: VariablePart, file: SortedFile) -> None:
-            counts = part.storage.counts
-            with counts.timed("cold_write"):
+            with part.storage.counting_writes(file.rows):
                 self._database.ingest(part.name, file.path)
-            counts.cold_writes += file.rows
 
         for at, (part, snapshot) in enumerate(self._snapshots):
             for files in snapshot.write(partial(self._new_file, part), partial(ingest, part)):

@@ -367,7 +367,6 @@ class TieredStorage:
 
     def write_dirty(self) -> None:
         """Write all dirty rows to the cold store. REQUIRES: no snapshot is being written."""
-        self.in_flight.land()
         with self.changing():
             self._spill.drain()
         for table in self.hot_tables.tables:
@@ -382,7 +381,7 @@ class TieredStorage:
         """Write rows to the cold store. Called on the executor's thread without the lock, or by write_dirty()."""
         self.snapshot.before_write()
         try:
-            with self.counts.timed("cold_write"):
+            with self.counting_writes(len(rows)):
                 self.record(rows.keys)
                 self.cold.write(rows)
         except ColdStoreError:
@@ -390,7 +389,13 @@ class TieredStorage:
         except Exception as error:
             # Whatever failed, these rows are not in the cold store, so they must stay in memory.
             raise ColdStoreError(f"cannot write {len(rows):,} rows to the cold store: {error}") from error
-        self.counts.cold_writes += len(rows)
+
+    @contextmanager
+    def counting_writes(self, rows: int) -> Iterator[None]:
+        """Count rows that the block writes to the cold store, and its time. REQUIRES: no other write is in progress."""
+        with self.counts.timed("cold_write"):
+            yield
+        self.counts.cold_writes += rows
 
     def _leave(self, leaving: RowBlock) -> None:
         """Take over dirty rows that left the hot tier because it shrank or because other rows moved up."""
@@ -405,7 +410,6 @@ class TieredStorage:
     def _empty_hot(self) -> None:
         """Empty the hot tier, and invalidate earlier reads of the cold store."""
         self.hot_tables.clear()
-        self.in_flight.clear()
         self._locator.forget(None)
 
     def is_clean(self) -> bool:

@@ -23,7 +23,6 @@ from kvemb.backends import cpu
 from kvemb.errors import ColdStoreError, Poisoned
 from kvemb.handle import inside
 from kvemb.limits import Limits
-from kvemb.memory import budget
 from kvemb.memory.budget import Budget
 from kvemb.memory.lease import Lease
 from kvemb.rows.block import RowBlock
@@ -354,10 +353,7 @@ def test_threads_on_variables_that_take_each_others_memory_lose_no_update(open_s
         np.testing.assert_array_equal(table.lookup(np.arange(8000), touch=False), expected)
 
 
-def test_budgets_balance_when_variables_that_shared_are_dropped(
-    open_store: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(budget, "IDLE_SECONDS", 0.0)  # so that nothing is kept for reads
+def test_budgets_balance_when_variables_that_shared_are_dropped(open_store: Opener, tmp_path: Path) -> None:
     store = open_store(tmp_path / "store", memory_budget="8MiB")
     free = store.budget.free
     tables = [filled(store, f"field{number}", 8000) for number in range(3)]
@@ -368,4 +364,5 @@ def test_budgets_balance_when_variables_that_shared_are_dropped(
     assert any(inside(table).storage.in_flight.left for table in tables)
     for number in range(3):
         store.drop_variable(f"field{number}")
-    assert store.budget.free == store.budget.unused == free
+    host = inside(store).budgets.host
+    assert (host.free, host._lent, host._lent_to_reads, host._promised) == (free, 0, 0, 0)

@@ -13,8 +13,8 @@ import numpy as np
 import kvemb
 from kvemb.tools.bench.data import batches_of_ids, ids_of, values_of
 from kvemb.tools.bench.measure import compile_seconds, measure_alternately, scratch, seconds
-from kvemb.tools.bench.pytorch import ADAGRAD, budget_of_hot, import_torch
 from kvemb.tools.bench.results import Comparison, Report, Spread, compare, compare_cost
+from kvemb.tools.bench.torch import ADAGRAD, budget_of_hot, import_torch
 from kvemb.tools.bench.train import EPSILON, LEARNING_RATE, LOAD_BATCH
 
 MIN_RATIO, MAX_FIXED_US, SMALL_CALLS = 2.0, 40.0, 200

@@ -17,8 +17,8 @@ import numpy as np
 import kvemb
 from kvemb.tools.bench.data import Zipf, batches_of_ids, ids_of, values_of
 from kvemb.tools.bench.measure import compile_seconds, scratch, until_idle
-from kvemb.tools.bench.pytorch import import_torch
 from kvemb.tools.bench.results import Report, compare_cost
+from kvemb.tools.bench.torch import import_torch
 from kvemb.tools.bench.train import LOAD_BATCH, open_table
 
 MAX_RATIO = 0.75

@@ -16,7 +16,6 @@ from typing import NamedTuple
 import numpy as np
 
 import kvemb
-from kvemb.stats import Stats
 from kvemb.tools.bench.data import Floats, Ids, Zipf, batches_of_ids, ids_of, values_of
 from kvemb.tools.bench.measure import compile_seconds, scratch, until_idle
 from kvemb.tools.bench.results import Comparison, Report, compare, compare_cost
@@ -85,9 +84,9 @@ def run(
 
 def _filled(store: kvemb.Store, tables: int, rows: int, dim: int, hot_rows: int | None) -> list[kvemb.Variable]:
     """Return new tables with all their rows. hot_rows: of each; None: they grow."""
-    cap = {} if hot_rows is None else {"hot_rows": hot_rows}
+    optimizer = kvemb.optimizers.Adagrad(0.05)
     opened = [
-        store.get_variable(f"field{number:03}", dim=dim, optimizer=kvemb.optimizers.Adagrad(0.05), **cap)
+        store.get_variable(f"field{number:03}", dim=dim, optimizer=optimizer, hot_rows=hot_rows)
         for number in range(tables)
     ]
     for variable in opened:
@@ -98,9 +97,9 @@ def _filled(store: kvemb.Store, tables: int, rows: int, dim: int, hot_rows: int 
 
 def _train(store: kvemb.Store, variables: list[kvemb.Variable], batches: list[list[Ids]], gradients: Floats) -> None:
     for batch in batches:
-        given = dict(zip(variables, batch, strict=True))
-        store.lookup(given)
-        store.apply_gradients({variable: (ids, gradients[: len(ids)]) for variable, ids in given.items()})
+        keys: dict[kvemb.Variable | str, Ids] = dict(zip(variables, batch, strict=True))
+        store.lookup(keys)
+        store.apply_gradients({variable: (ids, gradients[: len(ids)]) for variable, ids in keys.items()})
 
 
 def _cost(store: kvemb.Store, variables: list[kvemb.Variable], batches: list[list[Ids]], gradients: Floats) -> Cost:
@@ -118,8 +117,8 @@ def _cost(store: kvemb.Store, variables: list[kvemb.Variable], batches: list[lis
     )
 
 
-def _counts(variables: list[kvemb.Variable]) -> Stats:
-    return sum((variable.stats for variable in variables), Stats())
+def _counts(variables: list[kvemb.Variable]) -> kvemb.Stats:
+    return sum((variable.stats for variable in variables), kvemb.Stats())
 
 
 def _lines(ours: list[Cost], peers: list[Cost]) -> list[Comparison]:

@@ -15,14 +15,17 @@ from typing import Any
 import numpy as np
 
 import kvemb
+from kvemb.installed import pip_install
 from kvemb.tools.bench.data import Floats, Ids, batches_of_ids, ids_of, values_of
 from kvemb.tools.bench.measure import Work, compile_seconds, measure_alternately, scratch
-from kvemb.tools.bench.pytorch import ADAGRAD, budget_of_hot, import_torch
 from kvemb.tools.bench.results import Report, compare, compare_cost
 from kvemb.tools.bench.train import EPSILON, LEARNING_RATE, LOAD_BATCH, target
+from kvemb.tools.failures import BadInput
 
 MIN_RATIO, MIN_OF_ADAM, MIN_OF_FBGEMM = 3.0, 5.0, 5.0
 MAX_CPU = 0.3
+# Arguments with which torch.optim.Adagrad takes the same steps as kvemb's Adagrad.
+ADAGRAD = {"lr": LEARNING_RATE, "initial_accumulator_value": 0.0, "eps": EPSILON}
 
 
 def run(rows: int, dim: int, batch: int, steps: int, runs: int, folder: Path | None) -> Report:
@@ -164,3 +167,22 @@ class FbgemmTable:
         """Take one step on the rows at these positions."""
         values = self._table(self._torch.from_numpy(positions), self._torch.arange(len(positions) + 1))
         values.backward(values.detach() - self._pull)
+
+
+# Also for the other benchmarks with PyTorch.
+
+
+def import_torch(report: Report) -> Any:
+    """Return the module torch, and note its version and threads in the report. Raises BadInput without PyTorch."""
+    try:
+        import torch
+    except ImportError as error:
+        advice = f"install it: {pip_install('torch')}"
+        raise BadInput(f"kvemb bench {report.bench} needs PyTorch; {advice}") from error
+    report.facts |= {"torch": torch.__version__, "torch_threads": torch.get_num_threads()}
+    return torch
+
+
+def budget_of_hot(rows: int, dim: int) -> int:
+    """Return a memory budget in bytes in which so many float32 rows with one slot are all hot, with empty cells."""
+    return 3 * rows * (8 * dim + 64) + (256 << 20)
