@@ -227,6 +227,20 @@ def test_a_row_that_is_looked_up_and_then_trained_is_read_once(open_store, tmp_p
     assert at.reads - before == 5
 
 
+def test_the_end_of_a_lookup_that_forgets_reads_ahead_leaves_its_rows_in_flight(store):
+    at = Trained(store)
+    at.keys = at.keys[:4]  # as many as are read ahead at a time
+    at.variable.prefetch(at.keys)
+    (fetch,) = at.storage.ahead._kept
+    fetch.wait()
+    before = at.reads
+    at.look()
+    assert at.storage.ahead._kept == [], "all of its rows were taken"
+    assert (at.left, at.reads) == (4, before)
+    at.train()
+    at.check(at.keys - 1, 2)
+
+
 def calls(at: Trained, folder: Path) -> dict[str, tuple[Callable[[], object], bool]]:
     """Calls that may come between a lookup and its update, and whether they leave its rows in flight."""
     variable, store, other = at.variable, at.store, at.cold()[10:14]
