@@ -86,6 +86,11 @@ class HotTables:
         return sum(table.size for table in self.tables)
 
     @property
+    def cells(self) -> int:
+        """Cells of all tables."""
+        return sum(table.capacity_rows for table in self.tables)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all tables' cells."""
         return sum(table.nbytes for table in self.tables)

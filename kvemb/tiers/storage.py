@@ -44,6 +44,9 @@ from kvemb.tiers.reclaimer import Reclaimer
 from kvemb.tiers.spill import SpillBuffer, slot_bytes
 from kvemb.tiers.write_logging import WriteLogging
 
+# Rows of a lookup that are at most 1/FEW_PART of the hot tables' cells push out less than 1/FEW_PART of each other.
+FEW_PART = 64
+
 
 class RefreshedState(NamedTuple):
     """A later state of the rows.
@@ -259,10 +262,12 @@ class TieredStorage:
         """Keep in flight what was looked up, or offer to the hot tier the rows of it that exist.
 
         What is kept waits for the update that is expected, or for another thread: one that reads ahead when the lookup
-        has ended, or one that moves rows to GPUs. The next other call that takes the lock lands it.
+        has ended, or one that moves rows to GPUs. The next other call that takes the lock lands it. So few rows that
+        they would hardly push each other out do not wait for an update.
         """
         moved = self.ahead.waits or self._mover.active
-        updated = self.in_flight.expected and not by_score
+        many = len(found.rows) > self.hot_tables.cells // FEW_PART
+        updated = many and self.in_flight.expected and not by_score
         left: Located | None = found
         with self.changing():
             self.in_flight.discard(found.rows.keys)  # another lookup's uses of them are in found, too

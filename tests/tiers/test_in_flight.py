@@ -22,6 +22,7 @@ from kvemb.store_state import StoreState
 from kvemb.tiers.fetch import Fetch
 from kvemb.tiers.in_flight import RowsInFlight
 from kvemb.tiers.located import Located
+from kvemb.tiers.storage import FEW_PART
 
 Opener = Callable[..., kvemb.Store]
 ROWS = np.arange(200)
@@ -562,6 +563,20 @@ def test_lookups_alone_make_rows_hot_at_once_after_the_first(store):
     at.train(keys[20:22])
     at.look(keys[8:11])
     assert (at.left, at.hot(keys[8:11])) == (3, [False] * 3), "an update may follow again"
+
+
+def test_a_few_rows_of_a_large_table_are_promoted_at_once(store):
+    """They hardly push each other out, and to keep them takes longer than a small call."""
+    at = Trained(store, hot_rows=5 * FEW_PART)
+    keys = 1000 + np.arange(2 * at.storage.hot_tables.cells)
+    for some in np.array_split(keys, 20):
+        at.variable.upsert(some, column(some))
+    few, more = at.storage.hot_tables.cells // FEW_PART, at.storage.hot_tables.cells // FEW_PART + 1
+    cold = keys[~np.array(at.hot(keys))]
+    at.look(cold[:few])
+    assert (at.left, at.hot(cold[:few])) == (0, [True] * few)
+    at.look(cold[few : few + more])
+    assert at.left == more
 
 
 def test_rows_of_a_pooled_lookup_are_in_flight_too(store):
