@@ -103,21 +103,20 @@ def _train(store: kvemb.Store, variables: list[kvemb.Variable], batches: list[li
 
 
 def _cost(store: kvemb.Store, variables: list[kvemb.Variable], batches: list[list[Ids]], gradients: Floats) -> Cost:
-    before, began, cpu = _counts(variables), time.perf_counter(), time.process_time()
+    before, began, cpu = _stats(variables), time.perf_counter(), time.process_time()
     _train(store, variables, batches, gradients)
     wall = until_idle() - began  # including its work on other threads
-    cpu, after = time.process_time() - cpu, _counts(variables)
-    misses, hits = after.misses - before.misses, after.hits - before.hits
+    cpu, done = time.process_time() - cpu, _stats(variables) - before
     return Cost(
         cpu=1e3 * cpu / len(batches),
         wall=1e3 * wall / len(batches),
-        reads=(after.cold_reads - before.cold_reads) / max(1, misses),
-        writes=(after.cold_writes - before.cold_writes) / sum(len(ids) for batch in batches for ids in batch),
-        hit_rate=hits / (hits + misses),
+        reads=done.cold_reads / max(1, done.misses),
+        writes=done.cold_writes / sum(len(ids) for batch in batches for ids in batch),
+        hit_rate=done.hit_rate,
     )
 
 
-def _counts(variables: list[kvemb.Variable]) -> kvemb.Stats:
+def _stats(variables: list[kvemb.Variable]) -> kvemb.Stats:
     return sum((variable.stats for variable in variables), kvemb.Stats())
 
 
