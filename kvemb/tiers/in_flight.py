@@ -56,11 +56,16 @@ class RowsInFlight:
             count = total
         if count == 0:
             return found
-        kept = np.arange(total) < count
-        self._found, self._by_score = found.cold_only(kept), by_score
-        self._here = np.ones(count, np.bool_)
+        try:
+            kept = np.arange(total) < count
+            self._found, self._by_score = found.cold_only(kept), by_score
+            self._here = np.ones(count, np.bool_)
+            left = found.only(~kept) if count < total else None
+        except BaseException:
+            self.clear()  # what was paid is given back
+            raise
         self.left = count
-        return found.only(~kept) if count < total else None
+        return left
 
     def _pay(self, rows: RowBlock) -> int:
         """Lease memory for the rows, or for a part of them; return for how many."""
@@ -102,8 +107,9 @@ class RowsInFlight:
         assert self._found is not None
         rows = self._found.rows
         if self._index is None:  # made when the first call looks for rows here
-            self._index = KeyIndex(len(rows))
-            self._index.put(rows.keys, 0, len(rows))
+            index = KeyIndex(len(rows))
+            index.put(rows.keys, 0, len(rows))
+            self._index = index  # complete, or else rows here would be passed over
         positions = self._index.find(rows.keys, keys)
         positions[(positions >= 0) & ~self._here[positions]] = -1
         return positions
