@@ -273,7 +273,8 @@ class TieredStorage:
             self.in_flight.discard(found.rows.keys)  # another lookup's uses of them are in found, too
             self.in_flight.land()
             if (moved or updated) and not self.snapshot.under_way:
-                left = self.in_flight.keep(found, by_score, unpaid=moved)
+                with suppress(MemoryError):  # then they are offered to the hot tier at once
+                    left = self.in_flight.keep(found, by_score, unpaid=moved)
             if left is not None:
                 self._promote(left.only(left.exists), by_score)
 
