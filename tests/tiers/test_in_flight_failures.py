@@ -1,0 +1,129 @@
+"""Rows in flight when something fails: nothing is lost, nothing older is read, and their memory is given back."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from blocks import SCHEMA, Now, Watched, hot_tables_of, rows_of, values_of
+
+from kvemb.errors import ColdStoreError, Poisoned
+from kvemb.limits import Limits
+from kvemb.memory.budget import Budget
+from kvemb.operations.reads import TableReads
+from kvemb.operations.row_factory import RowFactory
+from kvemb.operations.scoring import Scorer
+from kvemb.restrict import FrequencyRestrictPolicy
+from kvemb.rows.block import DIRTY, RowBlock
+from kvemb.rows.hashing import KeyIndex
+from kvemb.store_state import StoreState
+from kvemb.tiers.located import Located
+from kvemb.tiers.storage import TieredStorage
+from tests.histories import small_spill
+
+
+class Full(Watched):
+    """A cold store on a disk that is full from some moment on."""
+
+    full = False
+
+    def write(self, rows: RowBlock) -> None:
+        """See contracts.ColdStore."""
+        if self.full:
+            raise ColdStoreError("no space left on device")
+        super().write(rows)
+
+
+class Place:
+    """A variable whose rows 0 to 99 are all cold; 16 can be hot, and 32 can wait to be spilled."""
+
+    def __init__(self) -> None:
+        self.cold, state = Full(), StoreState("test")
+        self.cold.write(rows_of(range(100)))
+        hot, self.lease = hot_tables_of(16), Budget(1 << 24).lease()
+        self.storage = TieredStorage(
+            SCHEMA, hot, self.cold, state=state, executor=Now(), readers=Now(),
+            slot_rows=8, lease=self.lease, limits=Limits(**small_spill(16)), size=100,
+        )  # fmt: skip
+        self.reads = TableReads(
+            self.storage, RowFactory(SCHEMA, None, None, None), Scorer(FrequencyRestrictPolicy(), hot)
+        )
+
+    def lookup(self, *keys: int) -> None:
+        self.reads.lookup(np.array(keys), np.empty((len(keys), 2), np.float32), None, touch=True)
+
+    def update(self, value: float, *keys: int) -> None:
+        with self.storage.updating():
+            found = self.storage.locate(np.array(keys))
+            found.rows.values[:], found.rows.flags[:] = value, DIRTY
+            self.storage.settle(found)
+
+    def meanwhile(self, *keys: int) -> None:
+        """Let another call look these keys up during the next cold read, and then let the disk be full."""
+
+        def look_up() -> None:
+            self.cold.meanwhile = lambda: None
+            self.lookup(*keys)
+            assert self.storage.in_flight.left == len(keys)
+            self.cold.full = True
+
+        self.cold.meanwhile = look_up
+
+    def values(self, *keys: int) -> dict[int, float]:
+        with self.storage.reading():
+            found = self.storage.locate(np.array(keys))
+            return values_of(found.only(found.exists).rows)
+
+
+@pytest.mark.parametrize("call", ["remove", "replace"])
+def test_a_change_that_fails_to_be_spilled_is_read_although_older_rows_were_in_flight(call):
+    place, keys = Place(), range(40)
+    storage = place.storage
+
+    def change() -> None:
+        with storage.writing():
+            found = storage.locate(np.array(keys))
+            if call == "remove":
+                storage.remove(found.keys[found.present])
+            else:
+                storage.replace(found, rows_of(keys, 7.0, flags=DIRTY), 1)
+
+    place.meanwhile(*keys)
+    with pytest.raises(Poisoned):
+        change()
+    assert place.values(*keys) == ({} if call == "remove" else dict.fromkeys(keys, 7.0))
+    assert storage.size == (60 if call == "remove" else 100)
+
+
+def test_rows_that_cannot_be_kept_for_lack_of_memory_go_hot_and_what_was_paid_for_them_is_given_back(monkeypatch):
+    place = Place()
+
+    def fail(found: Located, chosen: object) -> Located:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Located, "cold_only", fail)
+        place.lookup(1, 2)
+    assert place.storage.state.cause is None
+    with place.storage.held():
+        assert (place.storage.in_flight.left, place.lease.reads.held) == (0, 0)
+    assert place.storage.hot_tables.size == 2
+    assert place.storage.check() == []
+
+
+def test_an_index_that_could_not_be_filled_is_made_again_so_that_no_row_in_flight_replaces_a_newer_one(monkeypatch):
+    place = Place()
+    place.lookup(1, 2, 3)
+
+    def fail(index: KeyIndex, keys: object, start: int, stop: int) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(KeyIndex, "put", fail)
+        with pytest.raises(MemoryError):
+            place.update(5.0, 1, 2, 3)
+    place.update(7.0, 1, 2, 3)
+    assert place.storage.in_flight.left == 0
+    assert place.cold.reads == [[1, 2, 3]]
+    place.lookup(*range(20, 90))
+    assert place.storage.check() == []
+    assert place.values(1, 2, 3) == dict.fromkeys((1, 2, 3), 7.0)
