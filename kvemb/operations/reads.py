@@ -237,7 +237,8 @@ class TableReads:
                 storage.counts.misses -= uses
             there = found.present
             if len(absent) < len(found.cold):
-                values[found.cold[found.exists]] = found.rows.embeddings()[found.exists]
+                cold = found.only(found.exists)
+                values[cold.cold] = cold.rows.embeddings()
             if len(found.cold):
                 storage.promote(found, by_score=now is None)
         return values, there
