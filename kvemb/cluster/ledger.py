@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -45,6 +45,8 @@ class ExecutedCalls(NamedTuple):
 
 # A client, and the number of its call.
 CallId = tuple[str, int]
+# Executed calls as a checkpoint has them: for each client its `answered`, then the numbers from there on, ascending.
+StoredCalls = dict[str, list[int]]
 
 
 class _Call(NamedTuple):
@@ -86,12 +88,12 @@ class Ledger:
 
     # Calls that were executed.
 
-    def to_json(self) -> dict[str, list[int]]:
-        """Return the calls that were executed: for each client its `answered`, then the numbers from there on."""
+    def to_json(self) -> StoredCalls:
+        """Return the calls that were executed."""
         with self._lock:
             return {name: [client.answered, *sorted(client.made)] for name, client in self._clients.items()}
 
-    def add(self, made: dict[str, list[int]]) -> None:
+    def add(self, made: StoredCalls) -> None:
         """Add calls that to_json() returned: if one arrives again, it is not executed, and its result is None."""
         with self._lock:
             for name, (answered, *numbers) in made.items():
@@ -214,6 +216,22 @@ class Ledger:
 
 # Interval at which admit() checks whether the admitted calls were executed.
 _TURN_SECONDS = 0.002
+
+
+def joined_calls(parts: Iterable[StoredCalls]) -> StoredCalls:
+    """Return the calls that any of some shards has executed.
+
+    In a checkpoint these are the calls of all shards, because it has no partial calls.
+    """
+    joined: dict[str, tuple[int, set[int]]] = {}
+    for part in parts:
+        for client, (answered, *numbers) in part.items():
+            before, known = joined.get(client, (0, set()))
+            joined[client] = max(before, answered), known.union(numbers)
+    return {
+        client: [answered, *sorted(number for number in numbers if number >= answered)]
+        for client, (answered, numbers) in joined.items()
+    }
 
 
 def _done() -> Future[Any]:

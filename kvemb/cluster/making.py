@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from kvemb import opening
 from kvemb.cluster.durability.manifest import ClusterManifest, ranges
 from kvemb.cluster.durability.restoring import ClusterRemote, restored
 from kvemb.cluster.durability.shard_checkpoints import ShardCheckpoints
+from kvemb.cluster.ledger import StoredCalls
 from kvemb.cluster.shard import Shard
 from kvemb.errors import ColdStoreError, Poisoned
 from kvemb.progress import Meter
@@ -44,14 +46,17 @@ class Plan:
             raise ColdStoreError(text) from error
 
     def _made(self, number: int, folder: Path, meter: Meter) -> Shard:
-        calls, end = None, partial(shutil.rmtree, folder, ignore_errors=True)
+        calls, kept = StoredCalls(), folder / "checkpoints"
         series = None if self.url is None else ClusterRemote(self.url, self.options)
         if series is None or self.checkpoint is None:
             store = opening.open(folder / "store", **self.how)
         else:
             at, described = self.checkpoint
-            buckets, kept = ranges(self.shards)[number], folder / "checkpoints"
-            store, calls = restored(series, at, described, buckets, folder / "store", kept, meter, **self.how)
-        if series is None:
-            return Shard(store, end)
-        return Shard(store, end, ShardCheckpoints(store, series.of_shard(store.id), folder / "checkpoints"), calls)
+            calls, buckets = described.calls, ranges(self.shards)[number]
+            store = restored(series, at, described, buckets, folder / "store", kept, meter, **self.how)
+        with ExitStack() as undo:
+            undo.callback(store.close, flush=False)
+            saved = None if series is None else ShardCheckpoints(store, series.of_shard(store.id), kept)
+            shard = Shard(store, partial(shutil.rmtree, folder, ignore_errors=True), saved, calls)
+            undo.pop_all()
+        return shard

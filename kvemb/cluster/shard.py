@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from kvemb import moment
 from kvemb.cluster.durability.shard_checkpoints import ShardCheckpoints
-from kvemb.cluster.ledger import CallId, ExecutedCalls, Ledger, Stamp
+from kvemb.cluster.ledger import CallId, ExecutedCalls, Ledger, Stamp, StoredCalls
 from kvemb.cluster.messages import ChangeRequest, Columns, PushedPart, ReadRequest
 from kvemb.cluster.scans import Scans
 from kvemb.cluster.transport import ShardFailed
@@ -39,7 +39,7 @@ from kvemb.store import Store
 class Shard:
     """A store that is a part of a cluster's tables. release: called when it is closed.
 
-    checkpoints: None if it writes none. made: the calls that the rows of the store already contain (Ledger.to_json).
+    checkpoints: None if it writes none. made: the calls that the rows of the store already contain.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Shard:
         store: Store,
         release: Callable[[], None],
         checkpoints: ShardCheckpoints | None = None,
-        made: dict[str, list[int]] | None = None,
+        made: StoredCalls | None = None,
     ) -> None:
         self._store, self._release, self._checkpoints = store, release, checkpoints
         store.state.of_shard = True
@@ -242,18 +242,19 @@ class Shard:
 
     def snapshot(
         self, stamp: Stamp, number: int, checkpoint: str, steps: dict[str, tuple[int, int]], files: str | None
-    ) -> None:
-        """Begin a checkpoint of the rows as they are now: ShardCheckpoints.begin.
+    ) -> StoredCalls:
+        """Begin a checkpoint of the rows as they are now: ShardCheckpoints.begin. Returns the calls that they contain.
 
         steps: of each variable's token, and of its optimizer.
         """
 
-        def begin() -> None:
+        def begin() -> StoredCalls:
             for token, counts in steps.items():
                 self._table(token).storage.advance(*counts)
-            self._saved().begin(number, checkpoint, {"calls": self._ledger.to_json()}, files)
+            self._saved().begin(number, checkpoint, files)
+            return self._ledger.to_json()
 
-        self._ledger.once(stamp, begin)
+        return self._ledger.once(stamp, begin)  # type: ignore[no-any-return]
 
     def push(self, stamp: Stamp, number: int) -> PushedPart:
         """Complete a checkpoint, and send it to the URL: ShardCheckpoints.push."""

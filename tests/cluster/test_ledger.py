@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from kvemb.cluster.ledger import MAX_CLIENTS, Ledger, Stamp
+from kvemb.cluster.ledger import MAX_CLIENTS, Ledger, Stamp, joined_calls
 
 
 def test_a_call_is_made_once_and_answers_as_often_as_it_arrives():
@@ -80,6 +80,18 @@ def test_clients_that_called_last_are_remembered():
         assert begun(ledger, Stamp(str(number), 0, 0, 1))
     assert not begun(ledger, Stamp("1", 0, 0, 1))
     assert begun(ledger, Stamp("0", 0, 0, 1))
+
+
+def test_calls_that_any_shard_has_made_are_known_to_the_new_ones():
+    """A client sends a call again if it does not know whether a checkpoint has it."""
+    joined = joined_calls([{"a": [2, 2, 5]}, {"a": [3, 3, 5], "b": [0, 1]}, {}])
+    assert joined == {"a": [3, 3, 5], "b": [0, 1]}
+    ledger, made = Ledger(), []
+    ledger.add(joined)
+    assert ledger.to_json() == joined
+    for client, number in [("a", 1), ("a", 2), ("a", 3), ("a", 4), ("a", 5), ("b", 0), ("b", 1)]:
+        ledger.once(Stamp(client, number, 0, 1), lambda call=(client, number): made.append(call))
+    assert made == [("a", 4), ("b", 0)]
 
 
 def test_a_cut_waits_for_calls_that_are_being_executed_and_returns_them():

@@ -21,6 +21,7 @@ from kvemb.cluster.coordination.lease import Lease
 from kvemb.cluster.coordination.opened import steps_of
 from kvemb.cluster.durability.manifest import ClusterManifest, ShardEntry, following, joined, ranges
 from kvemb.cluster.durability.series import ClusterSeries
+from kvemb.cluster.ledger import StoredCalls, joined_calls
 from kvemb.cluster.messages import PushedPart
 from kvemb.durability.lock_file import LockFile
 from kvemb.durability.manifest import VariableEntry, rows_in_words
@@ -80,7 +81,10 @@ class CheckpointRequest(NamedTuple):
 
 
 class _Snapshot(NamedTuple):
-    """A checkpoint whose cut is made. calls: of the shards that have it. changes: Shard.changes() of each, by then."""
+    """A checkpoint whose cut is made. calls: to the shards that have it. changes: Shard.changes() of each, by then.
+
+    contained: the calls that its rows contain.
+    """
 
     calls: Calls
     number: int
@@ -88,6 +92,7 @@ class _Snapshot(NamedTuple):
     created: float
     request: CheckpointRequest
     changes: list[int]
+    contained: StoredCalls
 
 
 class Checkpointing:
@@ -146,12 +151,12 @@ class Checkpointing:
     def _snapshot(self, shards: Shards, calls: Calls, request: CheckpointRequest) -> _Snapshot:
         """Let every shard take its snapshot for the next checkpoint. REQUIRES: shards.alone()."""
         number = self._tried = max(self.series.next_number(), self._tried + 1)
-        snapshot = _Snapshot(calls, number, uuid.uuid4().hex, time.time(), request, calls.all("changes"))
+        id, created, changes = uuid.uuid4().hex, time.time(), calls.all("changes")
         numbers, steps = range(calls.transport.shards), dict(shards.steps().values())
         with calls.stamped(numbers) as stamp:
-            given = (stamp, number, snapshot.id, steps)
-            calls.each("snapshot", {shard: (*given, None if shard else request.files) for shard in numbers})
-        return snapshot
+            given = (stamp, number, id, steps)
+            made = calls.each("snapshot", {shard: (*given, None if shard else request.files) for shard in numbers})
+        return _Snapshot(calls, number, id, created, request, changes, joined_calls(made.values()))
 
     def _write_behind(self, snapshot: _Snapshot) -> None:
         with uninterrupted():  # otherwise a snapshot might never be ended
@@ -194,6 +199,7 @@ class Checkpointing:
             shards,
             following(self._before, shards),
             request.extra,
+            snapshot.contained,
         )
         if isinstance(self._lock, Lease):
             self._lock.check()

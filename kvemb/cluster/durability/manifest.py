@@ -9,13 +9,15 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from kvemb.checks.brief import brief
 from kvemb.checks.fields import Fields
-from kvemb.checks.ranges import END_OF_TIME
+from kvemb.checks.ranges import END_OF_TIME, MAX_STEPS
+from kvemb.cluster.ledger import StoredCalls
 from kvemb.cluster.router import BUCKETS, first_buckets
 from kvemb.durability import manifest
 from kvemb.durability.manifest import VariableEntry, entry_of, rows_in_words
@@ -46,7 +48,7 @@ class ClusterManifest:
 
     created: seconds since 1970. variables: of all shards together. shards: in the order of their buckets; each bucket
     is in exactly one. follows: the ids of the earlier checkpoints that the same shards made, oldest first. extra: the
-    values saved beside the rows.
+    values saved beside the rows. calls: those that its rows contain.
     """
 
     id: str
@@ -56,6 +58,7 @@ class ClusterManifest:
     shards: tuple[ShardEntry, ...]
     follows: tuple[str, ...] = ()
     extra: dict[str, Any] = field(default_factory=dict)
+    calls: StoredCalls = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"<checkpoint of a cluster {self.id}, {len(self.shards)} shards, {rows_in_words(self.variables)}>"
@@ -113,6 +116,7 @@ def text_of(described: ClusterManifest) -> bytes:
         "shards": [asdict(shard) for shard in described.shards],
         "follows": list(described.follows),
         **({"extra": described.extra} if described.extra else {}),
+        **({"calls": described.calls} if described.calls else {}),
     }
     data = json.loads(json.dumps(data))
     return manifest.text_of({"checksum": manifest.checksum_of(data), **data}).encode()
@@ -146,6 +150,8 @@ def parse(text: str, where: str) -> ClusterManifest:
         if fields.has("extra"):
             fields.fields("extra")
             described = replace(described, extra=data["extra"])
+        if fields.has("calls"):
+            described = replace(described, calls=_calls(fields.fields("calls")))
         fields.done()
         _check_cover(described.shards)
     except UnsupportedFormat as error:
@@ -160,6 +166,19 @@ def _shard(fields: Fields) -> ShardEntry:
     entry = ShardEntry(first, last, fields.text("store", *_ID))
     fields.done()
     return entry
+
+
+def _calls(clients: Fields) -> StoredCalls:
+    calls = {}
+    for client in clients.names():
+        if re.fullmatch(_ID[0], client) is None:
+            raise ValueError(f"{clients.where} must have clients' ids of {_ID[1]} as fields, got {brief(client)}")
+        calls[client] = numbers = clients.elements(client)
+        if not numbers or not all(type(number) is int and 0 <= number < MAX_STEPS for number in numbers):
+            raise clients.refused(client, "an array of at least one int from 0 to below 2^62", numbers)
+        if numbers[1:] != sorted({number for number in numbers[1:] if number >= numbers[0]}):
+            raise clients.refused(client, "ascending", numbers)
+    return calls
 
 
 def _check_cover(shards: tuple[ShardEntry, ...]) -> None:

@@ -24,7 +24,7 @@ from kvemb.checks.numeric import as_int
 from kvemb.cluster.durability.epochs import ShardPart
 from kvemb.cluster.durability.manifest import ClusterManifest, ShardEntry, id_of_part, ranges
 from kvemb.cluster.durability.offline import found
-from kvemb.cluster.durability.restoring import ClusterRemote, StoredCalls, made_on, restored
+from kvemb.cluster.durability.restoring import ClusterRemote, restored
 from kvemb.cluster.durability.series import ClusterSeries
 from kvemb.cluster.durability.sightings import join_sightings, stored_by
 from kvemb.cluster.router import BUCKETS, Router
@@ -188,13 +188,11 @@ class _Resharding:
         made = []
         for shard in self._described.shards:
             here, buckets = self._folder / shard.store, (shard.first, shard.last)
-            store, calls = restored(
+            store = restored(
                 self._source, self._at, self._described, buckets, here / "store", here / "received", self._meter,
                 memory_budget=BUDGET,
             )  # fmt: skip
-            made.append(
-                self._pushed(store, calls, buckets, here, here / "received" / series_name(self._at) / layout.FILES)
-            )
+            made.append(self._pushed(store, buckets, here, here / "received" / series_name(self._at) / layout.FILES))
         return made
 
     def divided(self, count: int) -> list[ShardEntry]:
@@ -259,15 +257,13 @@ class _Resharding:
         except BaseException:
             store.close(flush=False)
             raise
-        return self._pushed(store, made_on(part.made), part.buckets, part.folder, self._folder / "attached")
+        return self._pushed(store, part.buckets, part.folder, self._folder / "attached")
 
-    def _pushed(
-        self, store: Store, calls: StoredCalls, buckets: tuple[int, int], folder: Path, attached: Path
-    ) -> ShardEntry:
+    def _pushed(self, store: Store, buckets: tuple[int, int], folder: Path, attached: Path) -> ShardEntry:
         """Push a shard's store; closes it, and deletes its folder. attached: the files that the first shard gets."""
         files = {path.name: path for path in attached.iterdir()} if buckets[0] == 0 and attached.is_dir() else {}
         try:
-            given = Attachments(files, {"calls": calls}, id=id_of_part(self.id, store.id), linked=True)
+            given = Attachments(files, id=id_of_part(self.id, store.id), linked=True)
             checkpoint = inside(store).start(folder / series_name(self.number), attached=given).wait()
             assert checkpoint is not None
             self._target.of_shard(store.id).push(checkpoint, self.number)

@@ -30,8 +30,6 @@ from kvemb.progress import Meter, Progress
 from kvemb.store import Store
 
 RECEIVED = "received"
-# Calls that a checkpoint contains, by client: `answered`, then numbers (kvemb.cluster.ledger).
-StoredCalls = dict[str, list[int]]
 
 
 class ClusterRemote(ClusterSeries):
@@ -161,12 +159,11 @@ def restored(
     scratch: Path,
     meter: Meter,
     **how: Any,
-) -> tuple[Store, StoredCalls]:
+) -> Store:
     """Make and open a store at path with the rows of these buckets, first and last, of checkpoint `number`.
 
-    Also returns the calls that these rows contain. scratch: a folder for pulled files. meter: counts rows. how:
-    arguments of kvemb.open. If a shard has exactly these buckets, its pulled checkpoint stays in scratch, so that the
-    next push shares its files.
+    scratch: a folder for pulled files. meter: counts rows. how: arguments of kvemb.open. If a shard has exactly these
+    buckets, its pulled checkpoint stays in scratch, so that the next push shares its files.
     """
     sources = described.overlapping(*buckets)
     if len(sources) == 1 and (sources[0].first, sources[0].last) == buckets:
@@ -174,25 +171,14 @@ def restored(
         kept = scratch / series_name(number)
         os.rename(part.path, kept)
         fresh_files.remove(scratch / RECEIVED)
-        store = opening.restore(kept, path, **how)
         meter(sum(entry.rows for entry in part.described.variables.values()))
-        return store, made_on([part])
+        return opening.restore(kept, path, **how)
     parts = series.pulled(number, described, sources, scratch / RECEIVED)
     made = gather_buckets(parts, described, buckets, scratch / "gathered", meter)
-    store, calls = opening.restore(made.path, path, **how), made_on(parts)
-    for left in (made.path, scratch / RECEIVED):
-        fresh_files.remove(left)
-    return store, calls
-
-
-def made_on(parts: list[ShardPart]) -> StoredCalls:
-    """Return the calls that any of these shards has executed: as a checkpoint has no partial calls, all shards have."""
-    made: StoredCalls = {}
-    for part in parts:
-        for client, (answered, *numbers) in part.described.extra.get("calls", {}).items():
-            before, *known = made.get(client, [0])
-            made[client] = [max(before, answered), *sorted({*known, *numbers})]
-    return made
+    fresh_files.remove(scratch / RECEIVED)
+    store = opening.restore(made.path, path, **how)
+    fresh_files.remove(made.path)
+    return store
 
 
 def pull_files(

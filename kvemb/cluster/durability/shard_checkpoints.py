@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 from kvemb.cluster.durability.manifest import id_of_part
 from kvemb.cluster.messages import PushedPart
@@ -51,13 +50,13 @@ class ShardCheckpoints:
     def _attached(self, files: str) -> Path:
         return self._folder.with_name("attached") / files
 
-    def begin(self, number: int, checkpoint: str, extra: dict[str, Any], files: str | None) -> None:
+    def begin(self, number: int, checkpoint: str, files: str | None) -> None:
         """Take the snapshot of a checkpoint. checkpoint: the identity of the cluster's checkpoint.
 
         files: the name given to attach(); None: no files. Raises what Store.checkpoint raises.
         """
         received = {} if files is None else {path.name: path for path in self._attached(files).iterdir()}
-        attached = Attachments(received, extra, id=id_of_part(checkpoint, self._store.id), linked=True)
+        attached = Attachments(received, id=id_of_part(checkpoint, self._store.id), linked=True)
         self._pending[number] = inside(self._store).start(self._folder / series_name(number), attached=attached)
 
     def push(self, number: int) -> PushedPart:

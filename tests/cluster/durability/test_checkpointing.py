@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -18,9 +19,14 @@ from twins import ADAM, twin_of
 
 import kvemb
 import kvemb.cluster
+from kvemb import opening
+from kvemb.cluster import making
 from kvemb.cluster.durability.series import ClusterSeries
+from kvemb.cluster.ledger import Stamp
+from kvemb.cluster.messages import ChangeRequest
 from kvemb.cluster.session import Session
 from kvemb.contracts import Memory
+from kvemb.durability.manifest import checksum_of, text_of
 from kvemb.engine.engine import Engine
 from kvemb.errors import (
     BackendUnavailable,
@@ -414,6 +420,68 @@ def test_damage_is_named_and_nothing_is_left(open_cluster, tmp_path):
         with pytest.raises(Corruption, match="damaged"):
             open_cluster(shards, url=tmp_path / "series")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["scratch", "series"]
+
+
+@pytest.mark.slow
+def test_calls_that_a_checkpoint_contains_are_not_executed_again(open_cluster, tmp_path):
+    for shards in (2, 3):
+        with open_cluster(shards, url=tmp_path / "series") as cluster:
+            table = cluster.get_variable("table", dim=1, optimizer=kvemb.optimizers.SGD(1.0))
+            table.apply_gradients(np.arange(9), np.ones((9, 1), np.float32))
+            client = inside(cluster).session.client
+    calls = kvemb.cluster.latest(tmp_path / "series")[1].calls
+    assert len(calls[client]) > 1
+    with open_cluster(2, url=tmp_path / "series") as cluster:
+        table = cluster.get_variable("table")
+        session = inside(cluster).session
+        token, clock, *_ = session.client_variable(inside(table))
+        given = np.arange(9), np.ones((9, 1), np.float32)
+        change = ChangeRequest(token, "apply_gradients", given, clock.now(None))
+        for number in (0, calls[client][-1]):
+            again = session.calls.each("change", {0: (Stamp(client, number, 0, 1), [change])})
+            assert again == {0: None}
+        assert (table.lookup(np.arange(9)) == -2).all()
+
+
+def put_calls(manifest, calls):
+    """Write other calls to a cluster's manifest, with a checksum that fits."""
+    data = json.loads(manifest.read_text())
+    data.pop("checksum")
+    data["calls"] = calls
+    manifest.write_text(text_of({"checksum": checksum_of(data), **data}))
+
+
+def test_hostile_calls_are_damage_and_every_store_is_closed(open_cluster, tmp_path, monkeypatch):
+    """The calls of shards were not checked: AttributeError, and stores stayed open."""
+    with open_cluster(2, url=tmp_path / "series") as cluster:
+        cluster.get_variable("table", dim=1).upsert([1, 2], [[1.0], [2.0]])
+    manifest = tmp_path / "series" / "checkpoints" / "00000001.json"
+    whole, opened = json.loads(manifest.read_text())["calls"], []
+    monkeypatch.setattr(opening, "open", recorded(opening.open, opened))
+    for calls in ([7], 7, None, "x", {"a": [0]}, {"a" * 32: 7}, {"a" * 32: []}, {"a" * 32: [None]}, {"a" * 32: [3, 2]}):
+        put_calls(manifest, calls)
+        for shards in (2, 3):
+            with pytest.raises(Corruption, match=r"00000001\.json is damaged: calls.* must .*; use another checkpoint"):
+                open_cluster(shards, url=tmp_path / "series")
+    put_calls(manifest, whole)
+    assert opened == []
+    monkeypatch.setattr(making, "ShardCheckpoints", lambda *given: given[9])
+    for shards in (2, 3):
+        with pytest.raises(IndexError):  # of whatever kind: the shard cannot be made
+            open_cluster(shards, url=tmp_path / "series")
+    assert {store.state.closed for store in opened} == {True}
+    monkeypatch.undo()
+    assert open_cluster(2, url=tmp_path / "series").variables["table"].size() == 2
+
+
+def recorded(make, made):
+    """Return a function that does what another does, and adds each result to a list."""
+
+    def making(*given, **named):
+        made.append(make(*given, **named))
+        return made[-1]
+
+    return making
 
 
 def test_restore_makes_one_store_of_chosen_variables(open_cluster, tmp_path):

@@ -6,6 +6,7 @@ import json
 import os
 from dataclasses import replace
 
+import hostile
 import pytest
 
 from kvemb.cluster.durability.manifest import (
@@ -48,8 +49,9 @@ def test_what_is_written_is_read(shards):
     assert parse(text_of(made).decode(), "here") == made
 
 
-def test_values_beside_the_rows_are_read():
-    made = replace(described(), extra={"step": 7, "loss": [0.5, None], "of": {"a": "b"}})
+def test_values_beside_the_rows_and_calls_are_read():
+    extra = {"step": 7, "loss": [0.5, None], "of": {"a": "b"}}
+    made = replace(described(), extra=extra, calls={"0" * 32: [0], "f" * 32: [7, 7, 9, 2**62 - 1]})
     assert parse(text_of(made).decode(), "here") == made
 
 
@@ -91,6 +93,18 @@ CHANGES = {
     "strange is not a field": lambda data: data.update(strange=1),
     "id is missing": lambda data: data.pop("id"),
     "created must be": lambda data: data.update(created=-1),
+    "calls must be an object": lambda data: data.update(calls=[["0" * 32, 1]]),
+    "calls must have clients' ids": lambda data: data.update(calls={"client": [1]}),
+    "calls.0{32} must be an array": lambda data: data.update(calls={"0" * 32: {"1": 2}}),
+    r"at least one int .* got \[\]": lambda data: data.update(calls={"0" * 32: []}),
+    "at least one int .* got .*None": lambda data: data.update(calls={"0" * 32: [1, None]}),
+    "at least one int .* got .*True": lambda data: data.update(calls={"0" * 32: [True]}),
+    "at least one int .* got .*-1": lambda data: data.update(calls={"0" * 32: [-1]}),
+    "at least one int .* got .*2.0": lambda data: data.update(calls={"0" * 32: [1, 2.0]}),
+    "at least one int .* got .*99999": lambda data: data.update(calls={"0" * 32: [10**30 - 1]}),
+    r"ascending, got \[1, 3, 2\]": lambda data: data.update(calls={"0" * 32: [1, 3, 2]}),
+    r"ascending, got \[1, 3, 3\]": lambda data: data.update(calls={"0" * 32: [1, 3, 3]}),
+    r"ascending, got \[3, 2\]": lambda data: data.update(calls={"0" * 32: [3, 2]}),
 }
 
 
@@ -98,6 +112,22 @@ CHANGES = {
 def test_a_manifest_that_says_something_impossible_is_refused(message):
     with pytest.raises((Corruption, UnsupportedFormat), match=message):
         parse(changed(text_of(described()).decode(), CHANGES[message]), "here")
+
+
+def test_any_value_in_any_place_is_read_or_refused_in_one_line():
+    """Other JSON as the calls of a shard was an AttributeError or a TypeError."""
+    made = replace(described(), calls={"0" * 32: [1, 3]}, extra={"step": 7})
+    data, refusals = json.loads(text_of(made)), []
+    del data["checksum"]
+    for path in hostile.places(data):
+        for value in (*hostile.VALUES, hostile.MISSING, hostile.EXTRA):
+            other = hostile.changed(data, path, value)
+            try:
+                parse(json.dumps({"checksum": checksum_of(other), **other}), "here")
+            except (Corruption, UnsupportedFormat) as error:
+                refusals.append(str(error))
+    assert len(refusals) > 1000
+    assert [text for text in refusals if not text.startswith("here") or "\n" in text] == []
 
 
 def test_damage_is_seen():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from quick import quick
@@ -12,7 +10,7 @@ import kvemb
 import kvemb.cluster
 from kvemb import bulk
 from kvemb.cluster.durability import resharding
-from kvemb.cluster.durability.restoring import ClusterRemote, made_on
+from kvemb.cluster.durability.restoring import ClusterRemote
 from kvemb.cluster.durability.series import ClusterSeries
 from kvemb.errors import ColdStoreError, Corruption
 from kvemb.limits import Limits
@@ -119,11 +117,3 @@ def test_a_failure_leaves_no_checkpoint_and_no_files_here(open_cluster, tmp_path
     assert list((tmp_path / "reshard").iterdir()) == []
     monkeypatch.undo()  # the directory is not locked any more
     kvemb.cluster.open(tmp_path / "out", shards=1, transport="local", scratch=tmp_path / "scratch").close()
-
-
-def test_calls_that_any_old_shard_has_made_are_known_to_the_new_ones():
-    """A client sends a call again if it does not know whether a checkpoint has it."""
-    shards = [{"a": [2, 2, 5]}, {"a": [3, 5], "b": [0, 1]}]
-    parts = [SimpleNamespace(described=SimpleNamespace(extra={"calls": calls})) for calls in shards]
-    made = made_on(parts)
-    assert made == {"a": [3, 2, 5], "b": [0, 1]}
