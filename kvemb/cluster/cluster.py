@@ -172,7 +172,7 @@ class Cluster:
                 reads.setdefault(shard, []).append(ReadRequest(opened.token, grouped.keys[where], some, moment, nbytes))
                 asked.setdefault(shard, []).append(at)
         exists = any(part.exists is not None for part in wanted)
-        with session.calls.stamped(reads) as stamp:
+        with session.noticing_drops([part.table for part in wanted]), session.calls.stamped(reads) as stamp:
             given = stamp if touch else None
             found = session.calls.each("lookup", {shard: (given, each, exists) for shard, each in reads.items()})
         answers: list[dict[int, Any]] = [{} for _ in wanted]
@@ -277,6 +277,8 @@ def _execute(session: Session, changes: dict[int, list[ChangeRequest]], tokens: 
         for change, failure in zip(changes[shard], results or [], strict=bool(results)):
             if failure is not None:
                 failures.setdefault(change.variable, failure)
+    if any(isinstance(failure, Closed) for failure in failures.values()):
+        session.exchange()  # another client has dropped a variable: the next call does not use it
     return [failures.get(token) for token in tokens]
 
 

@@ -69,7 +69,8 @@ class ClusterOperations:
             dict(cluster.router.split(distinct.keys).positions()),
         )
         asked = {shard: (token, distinct.keys[at], *arguments) for shard, at in positions.items()}
-        found = session.calls.each(name, asked)
+        with session.noticing_drops([self.table]):
+            found = session.calls.each(name, asked)
         if out is not None:
             each = np.empty((len(distinct.keys), *out.shape[1:]), out.dtype)
             for shard, at in positions.items():

@@ -165,7 +165,8 @@ def _made_once(request: OpenRequest, scratch: str | None, meter: Meter, plan: Pl
     except ray.exceptions.RayError as error:
         ray.wait(opened, num_returns=len(opened), timeout=CLOSE_SECONDS)  # the others also delete their files
         made.close()
-        raise cause_of(error) from None
+        found = cause_of(error)
+        raise found from found.__cause__
     except BaseException:
         made.close()
         raise
@@ -200,5 +201,5 @@ def _when_made(made: RayTransport, number: int, rows: Any) -> int:
 
 
 def ended(what: str, error: Unanswered) -> ShardLost:
-    """Return the error for a process that ended while the cluster was opened or recovered."""
-    return ShardLost(f"the process of {what} ended while it was started: {error}; try again")
+    """Return the error for a process that was lost while the cluster was opened or recovered."""
+    return ShardLost(f"{what} was lost while it was started: {error}; try again")

@@ -10,8 +10,13 @@ from kvemb.cluster.pieces import joined
 from kvemb.cluster.transport import GateClosed, ShardFailed, Unanswered
 from kvemb.errors import KvembError
 
-# Ray's messages end with advice on its own set-up, which is cut off.
-_MAX_TEXT = 120
+# The meaning of Ray's errors, by the names of their classes. Ray's own text has a paragraph.
+_MEANINGS = {
+    "ActorDiedError": "its process has ended",
+    "ActorUnavailableError": "its process cannot be reached",
+    "ObjectLostError": "an argument or the result was lost with a process or a node",
+    "LocalRayletDiedError": "Ray has ended on this node",
+}
 
 
 class Answer(Future[Any]):
@@ -36,7 +41,8 @@ class Answer(Future[Any]):
         except self._ray.exceptions.GetTimeoutError:
             raise
         except Exception as error:
-            raise cause_of(error) from None
+            found = cause_of(error)
+            raise found from found.__cause__
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """See Future."""
@@ -63,11 +69,14 @@ class Answer(Future[Any]):
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """Return the exception that a shard raised, or Unanswered if Ray lost the call."""
+    """Return the exception that a shard raised, or Unanswered, whose __cause__ is the error, if Ray lost the call."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, BaseException):
         return cause
     if isinstance(error, (KvembError, ShardFailed, GateClosed, Unanswered)):
         return error
-    text = " ".join(str(error).split())
-    return Unanswered(text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}...")
+    names = [kind.__name__ for kind in type(error).__mro__]
+    meaning = next((_MEANINGS[name] for name in names if name in _MEANINGS), f"Ray raised {names[0]}")
+    found = Unanswered(meaning)
+    found.__cause__ = error
+    return found

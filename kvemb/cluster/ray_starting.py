@@ -58,8 +58,10 @@ def start(request: OpenRequest, scratch: str | None, progress: Progress | None) 
         ray.get(opened)
     except ray.exceptions.RayError as error:
         ray.kill(actor)
-        cause = cause_of(error)
-        raise (ended("the coordinator", cause) if isinstance(cause, Unanswered) else cause) from None
+        found = cause_of(error)
+        if isinstance(found, Unanswered):
+            raise ended("the coordinator", found) from found
+        raise found from None
     except BaseException:
         ray.kill(actor)
         raise

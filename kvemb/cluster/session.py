@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -75,6 +75,20 @@ class Session:
         if (found := self._opened.get(table)) is None:
             raise Closed(f"variable {table.name!r} was dropped by another client; get it again with get_variable")
         return found
+
+    @contextmanager
+    def noticing_drops(self, tables: Iterable[Table]) -> Iterator[None]:
+        """Send a call of these tables in the block. If another client has dropped one, raises Closed with its name.
+
+        Later calls then find the variable that was made again under that name.
+        """
+        try:
+            yield
+        except Closed:
+            self.exchange()
+            for table in tables:
+                self.client_variable(table)
+            raise
 
     def all_opened(self) -> list[tuple[Table, ClientVariable]]:
         """Return all variables that this client has open."""

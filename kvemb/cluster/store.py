@@ -6,6 +6,7 @@ has, too, means is said there once; described_as completes the docstrings here.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
@@ -18,7 +19,7 @@ from kvemb.checks.numeric import as_int
 from kvemb.checks.ranges import MAX_SERIES
 from kvemb.cluster.cluster import Cluster, LookupPart, StepPart
 from kvemb.cluster.coordination.recovery import Recovery
-from kvemb.cluster.durability.checkpointing import Checkpoint
+from kvemb.cluster.durability.checkpointing import Checkpoint, Dropped
 from kvemb.cluster.storage import ClusterStorage
 from kvemb.cluster.variable import OpenVariables, Variable, arguments_of, counts_of, lines_of
 from kvemb.defaults import DefaultStore
@@ -32,6 +33,7 @@ from kvemb.engine.table import Table
 from kvemb.errors import Closed, ShardLost
 from kvemb.handle import inside
 from kvemb.many_tables import arguments as call_arguments
+from kvemb.options import format_count
 from kvemb.signatures import described_as, method_of
 from kvemb.stats import Stats
 from kvemb.store import Store as OneStore
@@ -39,6 +41,8 @@ from kvemb.store_state import StoreState
 from kvemb.threads.interrupts import uninterrupted
 from kvemb.variable import Variable as OneStoresVariable
 from kvemb.variable_scope import get_in_scope
+
+_logger = logging.getLogger("kvemb")
 
 
 class Store(DefaultStore[Cluster]):
@@ -413,7 +417,7 @@ class Store(DefaultStore[Cluster]):
             raise ValueError("the cluster was opened without a url, so it has no checkpoint to return to; open another")
         return self._inside.recover()
 
-    def close(self, *, flush: bool = True) -> None:
+    def close(self, *, flush: bool = True, checkpoint: bool = False) -> None:
         """End this client. If it opened the cluster, write a last checkpoint and end the cluster.
 
         The client that opened the cluster closes every shard, and deletes the shards' files in ``scratch``; Ctrl-C
@@ -422,7 +426,7 @@ class Store(DefaultStore[Cluster]):
 
         No checkpoint is written without a url, when a shard is lost, or if nothing has changed since the newest one. If
         the last checkpoint has files or extra, no newer one is written, which would lack them. Later changes are then
-        lost.
+        lost, and a warning says how many steps.
 
         If the last checkpoint cannot be written, its error is raised, the cluster stays open, and the calls that wait
         are executed. If an earlier checkpoint with ``block=False`` failed and nobody got its error, that error is
@@ -430,8 +434,13 @@ class Store(DefaultStore[Cluster]):
 
         Args:
             flush: With False, no checkpoint is written.
+            checkpoint: Whether a last checkpoint of the rows is also written after one with files or extra. It has
+                none.
 
         Raises:
+            ValueError: ``checkpoint=True`` with ``flush=False``, without a url, or for a client that ``connect``
+                returned.
+            ShardLost: A shard is lost, and ``checkpoint=True``.
             TransferError: The url could not be written to.
             ColdStoreError: A shard's files could not be written.
             Poisoned: A write of a shard's own files failed.
@@ -439,20 +448,44 @@ class Store(DefaultStore[Cluster]):
         if self.state.gone:
             return
         self.state.check_here()
+        if checkpoint:
+            self._check_last_checkpoint(flush)
         with ExitStack() as last:
-            last.callback(self._close, flush)
+            last.callback(self._close, flush, bool(checkpoint))
             self._inside.finish()
 
-    def _close(self, flush: bool) -> None:
+    def _check_last_checkpoint(self, flush: bool) -> None:
+        """Raise unless close(checkpoint=True) can write one."""
+        if not flush:
+            raise ValueError("checkpoint=True does not go with flush=False, which writes no checkpoint; leave one out")
+        if not self._series:
+            raise ValueError("the cluster was opened without a url, so it has no checkpoints; leave checkpoint out")
+        if not self._owner:
+            raise ValueError("only the client that opened the cluster writes one at its end; call checkpoint() before")
+        self._inside.session.calls.check()
+
+    def _close(self, flush: bool, anyway: bool) -> None:
         with uninterrupted():  # between the last cut and the end, other threads' calls wait
             if self._owner and flush and self._series and self._inside.session.calls.lost is None:
                 session = self._inside.begin_call()
                 with suppress(Closed):  # another thread has made the last cut
-                    session.ask("finish", session.generation, session.client, session.own())
+                    own = session.generation, session.client, session.own()
+                    dropped: Dropped | None = session.ask("finish", *own, anyway)
+                    if dropped is not None:
+                        self._warn(dropped)
             with suppress(ShardLost, Closed):
                 for table in self._inside.tables.values():
                     _storage(table).keep_stats()
             self._inside.end(owner=self._owner)
+
+    def _warn(self, dropped: Dropped) -> None:
+        _logger.warning(
+            "the cluster %s is closed without a new checkpoint, because checkpoint %d has files or extra, which a "
+            "newer one would lack; lost since then: %s; end with checkpoint(files=...), or with close(checkpoint=True)",
+            self.path,
+            dropped.number,
+            format_count(dropped.steps, "step") if dropped.steps else "changes",
+        )
 
     @property
     def stats(self) -> Stats:

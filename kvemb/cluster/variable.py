@@ -31,6 +31,7 @@ class OpenVariables(VariableMap):
     """A client's variables, by name: those that this client has open are found without asking the coordinator.
 
     If another client has dropped it since, the call raises Closed, because its token is unknown (coordination.opened).
+    The next call finds the variable that was made again under that name.
     """
 
     def __init__(self, cluster: Cluster, get: Callable[[str], OneStoresVariable]) -> None:

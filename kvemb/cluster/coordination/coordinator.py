@@ -23,7 +23,7 @@ from kvemb.cluster.coordination.counting import StepCounts, TotalSteps
 from kvemb.cluster.coordination.cuts import cut
 from kvemb.cluster.coordination.opened import OpenedVariable, compared, new_token, next_token, steps_of
 from kvemb.cluster.coordination.recovery import Recovery
-from kvemb.cluster.durability.checkpointing import Checkpoint, Checkpointing, CheckpointRequest
+from kvemb.cluster.durability.checkpointing import Checkpoint, Checkpointing, CheckpointRequest, Dropped
 from kvemb.cluster.ledger import Ledger, Stamp
 from kvemb.cluster.making import Plan
 from kvemb.cluster.messages import ChangeRequest, JoinReply, OpenVariable
@@ -238,13 +238,14 @@ class Coordinator:
 
         return self._ledger.once(stamp, start)  # type: ignore[no-any-return]
 
-    def finish(self, generation: int, client: str, own: StepsByToken) -> None:
+    def finish(self, generation: int, client: str, own: StepsByToken, anyway: bool) -> Dropped | None:
         """Write a last checkpoint if one is needed, and execute no call after it: Checkpointing.finish. Idempotent.
 
         generation, client, own: see exchange. Raises ShardLost as checkpoint().
         """
-        if not self.closed and self._checkpointing is not None:
-            self._checkpointing.finish(self, self._calls_of(generation, client, own))
+        if self.closed or self._checkpointing is None:
+            return None
+        return self._checkpointing.finish(self, self._calls_of(generation, client, own), anyway=anyway)
 
     def _calls_of(self, generation: int, client: str, own: StepsByToken) -> Calls:
         """Store a client's counts; returns the calls to the shards that it knows."""

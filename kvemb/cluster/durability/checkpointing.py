@@ -59,6 +59,16 @@ class Checkpoint:
         return f"<kvemb.cluster.Checkpoint {self.number}, {rows_in_words(self.variables)}>"
 
 
+class Dropped(NamedTuple):
+    """Changes that are not saved as the cluster is closed. number: the checkpoint after which they were made.
+
+    steps: the highest number of steps that a variable has taken since.
+    """
+
+    number: int
+    steps: int
+
+
 class Shards(Protocol):
     """The maker of cuts (kvemb.cluster.coordination.coordinator)."""
 
@@ -134,19 +144,28 @@ class Checkpointing:
                 self._write_behind(snapshot)
             return snapshot.number
 
-    def finish(self, shards: Shards, calls: Calls) -> None:
+    def finish(self, shards: Shards, calls: Calls, *, anyway: bool) -> Dropped | None:
         """Make the last cut, and write a checkpoint of it if rows, steps or variables differ from the newest one.
 
-        No checkpoint is written if the last one has files or values beside the rows: the next one would lack them.
-        Returns once it is complete; if it fails, raises its error, and calls are executed again. Raises ShardLost.
+        If the last one has files or values beside the rows, which the next one would lack, none is written unless
+        `anyway`; returns the changes since, None if there are none. Returns once the checkpoint is complete; if it
+        fails, raises its error, and calls are executed again. Raises ShardLost.
         """
         with self._starting:
             self.wait()
             with shards.alone(last=True):
-                if not self._carries() and self._is_unsaved(shards, calls):
-                    snapshot = self._snapshot(shards, calls, CheckpointRequest(None, {}, None))
-                    self._write_behind(snapshot)
-                    self.result(snapshot.number)
+                changes, steps = calls.all("changes"), self._steps_since(shards)
+                if changes == self._changes and not steps:
+                    return None
+                if self.last is not None and not anyway and self._carries(self.last):
+                    before = self._changes
+                    if before is None or len(before) != len(changes):  # the shards are new
+                        before = [0] * len(changes)
+                    return Dropped(self.last, steps) if steps or changes != before else None
+                snapshot = self._snapshot(shards, calls, CheckpointRequest(None, {}, None))
+                self._write_behind(snapshot)
+                self.result(snapshot.number)
+                return None
 
     def _snapshot(self, shards: Shards, calls: Calls, request: CheckpointRequest) -> _Snapshot:
         """Let every shard take its snapshot for the next checkpoint. REQUIRES: shards.alone()."""
@@ -168,19 +187,20 @@ class Checkpointing:
         """Wait until a checkpoint that was started here is complete, and return it. Raises its error if it failed."""
         return result_of(self._writing[number])
 
-    def _is_unsaved(self, shards: Shards, calls: Calls) -> bool:
-        if calls.all("changes") != self._changes:
-            return True
-        # A lookup without keys is a step, and calls no shard.
-        before = {} if self._before is None else self._before.variables
-        return any(name in before and steps_of(before[name]) != steps for name, (_, steps) in shards.steps().items())
+    def _steps_since(self, shards: Shards) -> int:
+        """Return the highest number of steps that a variable has taken since the last checkpoint.
 
-    def _carries(self) -> bool:
-        if self.last is None:
-            return False
-        described = self.series.read(self.last)
+        Not all steps change shards: a lookup without keys is one.
+        """
+        before = {} if self._before is None else self._before.variables
+        taken = ((steps, steps_of(before.get(name))) for name, (_, steps) in shards.steps().items())
+        return max((max(now.uses - then.uses, now.training - then.training) for now, then in taken), default=0)
+
+    def _carries(self, number: int) -> bool:
+        """Whether a checkpoint has files or values beside the rows."""
+        described = self.series.read(number)
         first = self.series.of_shard(described.shards[0].store)
-        return bool(described.extra or first.described(self.last).attached)
+        return bool(described.extra or first.described(number).attached)
 
     def wait(self) -> None:
         """Wait until none is being written. Only result() raises errors."""

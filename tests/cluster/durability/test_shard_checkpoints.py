@@ -12,7 +12,8 @@ from quick import quick
 
 import kvemb
 import kvemb.cluster
-from kvemb.errors import TransferError
+from kvemb.errors import ShardLost, TransferError
+from kvemb.handle import inside
 from kvemb.offline.transfer import Remote
 
 ONES = np.ones((3, 1), np.float32)
@@ -192,11 +193,53 @@ def test_files_that_cannot_be_written_leave_nothing(cluster, tmp_path):
     assert cluster.checkpoint(files={"fine": b"1"}).files == ("fine",)
 
 
+def test_close_saves_the_rows_after_a_checkpoint_with_files_if_asked(open_cluster, cluster, tmp_path, caplog):
+    with open_cluster(1) as other, pytest.raises(ValueError, match="opened without a url"):
+        other.close(checkpoint=True)
+    with kvemb.cluster.connect(tmp_path / "series", transport="local") as client:
+        with pytest.raises(ValueError, match="only the client that opened the cluster"):
+            client.close(checkpoint=True)
+        cluster.checkpoint(files={"model.pt": b"dense"})
+        client.variables["table"].lookup([1])
+        cluster.variables["table"].lookup([1])
+    with pytest.raises(ValueError, match="does not go with flush=False"):
+        cluster.close(flush=False, checkpoint=True)
+    cluster.close(checkpoint=True)
+    number, found = kvemb.cluster.latest(tmp_path / "series")
+    assert (number, found.variables["table"].step) == (2, 2)
+    cluster = open_cluster(None, url=tmp_path / "series", number=1)
+    assert cluster.variables["table"].lookup([1], touch=False).tolist() == [[1.0]]
+    cluster.close()
+    assert caplog.messages == [], "nothing has changed"
+    cluster = open_cluster(None, url=tmp_path / "series", number=1)
+    for _ in range(3):
+        cluster.variables["table"].lookup([1])
+    cluster.close()
+    (line,) = caplog.messages
+    assert (
+        "because checkpoint 1 has files or extra, which a newer one would lack; lost since then: 3 steps; end" in line
+    )
+    assert kvemb.cluster.latest(tmp_path / "series")[0] == 2
+
+
+def test_checkpoint_at_the_end_of_a_lost_cluster_says_so(open_cluster, cluster):
+    inside(cluster).session.calls.lose(ShardLost("gone"))
+    with pytest.raises(ShardLost, match="gone"):
+        cluster.close(checkpoint=True)
+    cluster.close()
+    assert cluster.state.closed
+
+
 @pytest.mark.slow
-def test_close_writes_none_after_one_with_files_so_the_newest_can_be_resumed_from(open_cluster, cluster, tmp_path):
+def test_close_writes_none_after_one_with_files_so_the_newest_can_be_resumed_from(
+    open_cluster, cluster, tmp_path, caplog
+):
     saved = cluster.checkpoint(files={"model.pt": b"dense"})
     cluster.variables["table"].upsert([1], [[5.0]])
     cluster.close()
+    (line,) = caplog.messages
+    assert "because checkpoint 1 has files or extra, which a newer one would lack; lost since then: changes;" in line
+    caplog.clear()
     again = open_cluster(2, url=tmp_path / "series")
     assert again.last_checkpoint == saved.number
     assert again.variables["table"].lookup([1]).tolist() == [[1.0]], "rows and files are of the same step"
