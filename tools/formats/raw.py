@@ -76,8 +76,28 @@ def write_tfra(folder: Path, table: Table, batches: Iterator[Batch]) -> None:
                 copy.write(batch[KEY].tobytes())
 
 
+# Names of slots in TensorFlow's and Keras' optimizers.
+_SLOTS = (
+    *("m", "v", "vhat", "u", "velocity", "momentum", "accumulator", "linear", "rms", "mg", "average_gradient"),
+    *("accum", "accum_update", "accum_grad", "accum_var", "accumulated_grad", "accumulated_delta_var"),
+)
+
+
+def _beside(table: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """Return patterns of the names of tables that TFRA saves beside a table: its slots, and a policy's status.
+
+    TFRA names a slot NAME/OPERATION/SLOT, or NAME/SLOT with short_file_name, and a status SCOPE/status/NAME/timestamp
+    or frequency. In the names of files each / is an underscore. kvemb names a slot NAME-SLOT.
+    """
+    name = re.escape(table)
+    return (
+        re.compile(rf"{name}(-.+|_(.+_)?({'|'.join(_SLOTS)}))"),
+        re.compile(rf"(.+_)?status(_\d+)?_{name}_(timestamp|frequency)"),
+    )
+
+
 def read_tfra(folder: Path, given: SourceOptions) -> tuple[Table, Iterator[Batch]]:
-    """Read a table of TFRA's file system saver, of all ranks; slots are separate tables and are not read.
+    """Read a table of TFRA's file system saver, of all ranks; slots and statuses of policies are not read.
 
     The files do not contain dtypes: int64 keys and float32 values are assumed unless given.
     """
@@ -86,13 +106,37 @@ def read_tfra(folder: Path, given: SourceOptions) -> tuple[Table, Iterator[Batch
     for path in sorted(folder.glob("*_mht_*of*_rank*_size*-keys")) if folder.is_dir() else []:
         stem = re.split(r"_mht_\d+of\d+_rank\d+_size\d+-keys$", path.name)[0]
         found.setdefault(_unescaped(stem), []).append(path)
-    main = {name: paths for name, paths in found.items() if not any(name.startswith(f"{other}-") for other in found)}
-    name = _chosen_table(folder, list(found), list(main), given)
+    name = _chosen_table(folder, list(found), _main_tables(found), given)
     parts = []
     for path in found[name]:
-        values = path.with_name(path.name.removesuffix("keys") + "values")
+        values = _values_of(path)
         parts.append(_shaped(folder, {KEY: _raw(path, key_dtype), VALUE: _raw(values, value_dtype)}))
     return _joined(str(folder), name, parts)
+
+
+def _values_of(keys: Path) -> Path:
+    return keys.with_name(keys.name.removesuffix("keys") + "values")
+
+
+def _main_tables(found: dict[str, list[Path]]) -> list[str]:
+    """Return the tables that are not beside another one. A slot has as many values a row as its table."""
+
+    def nbytes(name: str) -> tuple[int, int]:
+        values = [path for path in map(_values_of, found[name]) if path.is_file()]
+        return sum(path.stat().st_size for path in found[name]), sum(path.stat().st_size for path in values)
+
+    left = set(found)
+    for table in found:
+        slot, status = _beside(table)
+        keys, values = nbytes(table)
+        for name in left - {table}:
+            if status.fullmatch(name):
+                left.discard(name)
+            elif slot.fullmatch(name):
+                own_keys, own_values = nbytes(name)
+                if own_values * keys == values * own_keys:
+                    left.discard(name)
+    return sorted(left)
 
 
 def write_dynamicemb(folder: Path, table: Table, batches: Iterator[Batch]) -> None:
@@ -139,7 +183,8 @@ def _chosen_table(folder: Path, known: list[str], candidates: list[str], given: 
     if not known:
         raise BadInput(f"{folder} has no table in the files of this format")
     if len(candidates) != 1:
-        raise WrongUsage(f"{folder} has the tables {', '.join(sorted(known))}; name one: --variable {min(known)}")
+        names = sorted(candidates or known)
+        raise WrongUsage(f"{folder} has the tables {', '.join(names)}; name one: --variable {names[0]}")
     return candidates[0]
 
 

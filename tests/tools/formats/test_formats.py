@@ -22,7 +22,7 @@ from kvemb.rows.schema import KEY_DTYPES, VALUE_DTYPES, dtype_of
 from kvemb.tools import export as exporting
 from kvemb.tools.cli import run
 from kvemb.tools.export import export
-from kvemb.tools.failures import BadInput
+from kvemb.tools.failures import BadInput, WrongUsage
 from kvemb.tools.formats.known import FORMATS
 from kvemb.tools.importing import import_table
 
@@ -215,6 +215,31 @@ def test_hugectr_and_tfra_are_laid_out_as_theirs(rows, tmp_path):
     assert (tmp_path / "saved" / f"table_{stem}-values").read_bytes() == values.astype("<f4").tobytes()
     slots = (tmp_path / "saved" / f"table-accumulator_{stem}-values").read_bytes()
     assert slots == dump(store)[1][0][4]["accumulator"]
+
+
+def tfra_files(folder, name, width, rows=3):
+    folder.mkdir(exist_ok=True)
+    stem = f"{name.replace('/', '_')}_mht_1of1_rank0_size1"
+    np.arange(rows, dtype="<i8").tofile(folder / f"{stem}-keys")
+    np.full(rows * width, len(name), "<f4").tofile(folder / f"{stem}-values")
+
+
+def test_slots_and_policies_of_tfra_are_told_from_tables(tmp_path):
+    """Only kvemb's own slots were: with those of TFRA the table had to be named."""
+    saved = tmp_path / "saved"
+    beside = ["Adam/m", "Adam/v", "embedding_lookup/Ftrl_1/linear", "accumulator", "a/b/accumulated_delta_var"]
+    for name in ("tower/words", *(f"tower/words/{slot}" for slot in beside), "tower/words-accumulator"):
+        tfra_files(saved, name, 4)
+    for name in ("status/tower/words/timestamp", "scope/status_1/tower/words/frequency"):
+        tfra_files(saved, name, 1)
+    done = import_table(saved, tmp_path / "one", format="tfra")
+    assert (done.variable, done.rows) == ("tower_words", 3)
+    assert import_table(saved, tmp_path / "slot", format="tfra", variable="tower_words_Adam_m").rows == 3
+    # These have names like slots of the table, but rows of another width, or none of an optimizer's names.
+    tfra_files(saved, "tower/words/history/m", 2)
+    tfra_files(saved, "tower/words/tags", 4)
+    with pytest.raises(WrongUsage, match="has the tables tower_words, tower_words_history_m, tower_words_tags; name"):
+        import_table(saved, tmp_path / "several", format="tfra")
 
 
 def test_dynamicemb_is_laid_out_as_theirs(rows, tmp_path):

@@ -17,7 +17,8 @@ from kvemb.tools.formats.known import FORMATS
 
 pytest.importorskip("pyarrow")
 PAGE = (Path(__file__).parents[3] / "docs" / "guides" / "offline.md").read_text(encoding="utf-8")
-CONSOLE = [line[2:] for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
+BLOCKS = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
+CONSOLE = [line[2:] for block in BLOCKS for line in re.sub(r" \\\n *", " ", block).splitlines()]
 PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
