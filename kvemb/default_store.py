@@ -19,7 +19,8 @@ from kvemb.engine.arguments import Arguments
 from kvemb.engine.engine import Engine
 from kvemb.errors import KvembError
 from kvemb.handle import inside
-from kvemb.signatures import described_as, function_of
+from kvemb.shared_docs import described_as
+from kvemb.signatures import function_of
 from kvemb.store import Store
 from kvemb.variable import InStore, Variable
 

@@ -33,7 +33,8 @@ from kvemb.many_tables import calls
 from kvemb.memory.budget import Budget
 from kvemb.options import format_bytes
 from kvemb.replica import apply_delta
-from kvemb.signatures import described_as, method_of
+from kvemb.shared_docs import described_as
+from kvemb.signatures import method_of
 from kvemb.stats import Stats
 from kvemb.store_state import StoreState
 from kvemb.variable import Variable

@@ -32,7 +32,7 @@ FOLDERS = {"kvemb": ROOT / "kvemb", "kvemb.backends": ROOT / "backends", "kvemb.
 LAYERS = " ".join(
     [
         "errors version installed threads kernels",
-        "checks handle signatures rows optimizers initializers moment restrict options",
+        "checks handle signatures shared_docs rows optimizers initializers moment restrict options",
         "limits contracts registry stats store_state progress",
         "memory tiers operations durability engine",
         "defaults variable_scope variable pooling catalog replica many_tables store",

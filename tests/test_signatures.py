@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 
 import pytest
 
-from kvemb.signatures import described_as, function_of, method_of
+from kvemb.signatures import function_of, method_of
 
 
 @dataclass(frozen=True)
@@ -81,59 +81,3 @@ def test_an_owner_may_have_an_argument_of_any_name():
             return named.owner
 
     assert Place().of(owner="me") == "me"
-
-
-def shared(keys: int, *rest: int, touch: bool = True, **others: int) -> int:
-    """Return it.
-
-    Args:
-        keys: The keys.
-            Any shape.
-        *rest: More.
-        touch: Whether it counts:
-
-            as a use.
-        **others: Not known below.
-
-    Returns:
-        The keys.
-    """
-    return keys
-
-
-@pytest.mark.parametrize(
-    ("given", "completed"),
-    [
-        ("Do it.", "Do it.\n\nArgs:\n{rest}{touch}"),
-        ("Do it.\n\nMore: this.\n", "Do it.\n\nMore: this.\n\nArgs:\n{rest}{touch}"),
-        (
-            "Do it.\n\n    Raises:\n        ValueError: No.\n    ",
-            "Do it.\n\nArgs:\n{rest}{touch}\nRaises:\n    ValueError: No.",
-        ),
-        (
-            "Do it.\n\nArgs:\n    own: Its own.\n    touch: Unlike.\n        the other.\n\nReturns:\n    None.",
-            "Do it.\n\nArgs:\n{rest}    touch: Unlike.\n        the other.\n    own: Its own.\n\nReturns:\n    None.",
-        ),
-    ],
-)
-def test_arguments_that_are_not_described_get_the_descriptions_of_another_function(given, completed):
-    def target(*rest: int, touch: bool, unknown: int, own: int) -> None:
-        pass
-
-    class Target:
-        def __init__(self, *rest: int, touch: bool, unknown: int, own: int) -> None:
-            pass
-
-    rest, touch = "    *rest: More.\n", "    touch: Whether it counts:\n\n        as a use.\n"
-    for each in (target, Target):
-        each.__doc__ = given
-        assert described_as(shared)(each) is each
-        assert inspect.getdoc(each) == completed.format(rest=rest, touch=touch).rstrip()
-
-
-def test_a_function_without_a_docstring_gets_none():
-    def target(keys: int) -> None:
-        pass
-
-    described_as(shared)(target)
-    assert target.__doc__ is None

@@ -34,7 +34,7 @@ from kvemb.limits import Limits
 from kvemb.offline import restoring
 from kvemb.options import parse_budget, parse_device_memory
 from kvemb.progress import Progress
-from kvemb.signatures import described_as
+from kvemb.shared_docs import described_as
 from kvemb.store import Store as OneStore
 from kvemb.store_state import StoreState
 

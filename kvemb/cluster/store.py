@@ -34,7 +34,8 @@ from kvemb.errors import Closed, ShardLost
 from kvemb.handle import inside
 from kvemb.many_tables import arguments as call_arguments
 from kvemb.options import format_count
-from kvemb.signatures import described_as, method_of
+from kvemb.shared_docs import described_as
+from kvemb.signatures import method_of
 from kvemb.stats import Stats
 from kvemb.store import Store as OneStore
 from kvemb.store_state import StoreState
@@ -434,8 +435,7 @@ class Store(DefaultStore[Cluster]):
 
         Args:
             flush: With False, no checkpoint is written.
-            checkpoint: Whether a last checkpoint of the rows is also written after one with files or extra. It has
-                none.
+            checkpoint: Whether to write a last checkpoint also after one with files or extra. It has the rows alone.
 
         Raises:
             ValueError: ``checkpoint=True`` with ``flush=False``, without a url, or for a client that ``connect``

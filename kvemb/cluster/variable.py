@@ -21,7 +21,7 @@ from kvemb.errors import Closed, ShardLost
 from kvemb.handle import Handle, StoreHandle, inside
 from kvemb.memory.budget import Budget
 from kvemb.options import format_count
-from kvemb.signatures import described_as
+from kvemb.shared_docs import described_as
 from kvemb.stats import Stats
 from kvemb.tiers.hot_tables import HotTables
 from kvemb.variable import Variable as OneStoresVariable

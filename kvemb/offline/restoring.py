@@ -15,7 +15,7 @@ from kvemb.limits import Limits
 from kvemb.offline.places import Place
 from kvemb.options import parse_budget, parse_device_memory
 from kvemb.progress import Progress
-from kvemb.signatures import described_as
+from kvemb.shared_docs import described_as
 from kvemb.store import Store
 
 _logger = logging.getLogger("kvemb")

@@ -38,7 +38,7 @@ from kvemb.offline.resuming import resume
 from kvemb.offline.saving import PendingSave
 from kvemb.offline.transfer import JOBS, Remote, Transfer
 from kvemb.progress import Progress
-from kvemb.signatures import described_as
+from kvemb.shared_docs import described_as
 from kvemb.store import Store
 
 

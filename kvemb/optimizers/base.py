@@ -13,8 +13,8 @@ import numpy as np
 from kvemb.optimizers.clipping import clip_to_norm, clip_values
 from kvemb.optimizers.field_checks import check_fields
 from kvemb.optimizers.formula import Formula, Function, read, run
-from kvemb.optimizers.inherited_docs import complete
 from kvemb.rows.schema import SlotShape
+from kvemb.shared_docs import describe_inherited
 
 # The slot that counts a row's own steps.
 STEPS = "steps"
@@ -73,7 +73,7 @@ class Optimizer(abc.ABC):
       are generated from it, and NumPy runs it as it is.
     - `match`: a formula that sets the slots that depend on the embedding. It is used for a row whose embedding was set
       other than by a step. None if there are no such slots.
-    - a docstring that describes its fields. The arguments that it inherits are added (kvemb.optimizers.inherited_docs).
+    - a docstring that describes its fields. The arguments that it inherits are added (kvemb.shared_docs).
 
     Args:
         clip_value: Each element of the summed gradient is limited to the range from -clip_value to clip_value, like
@@ -97,7 +97,7 @@ class Optimizer(abc.ABC):
     def __init_subclass__(cls, **arguments: Any) -> None:
         """Describe inherited arguments in the docstring of each subclass."""
         super().__init_subclass__(**arguments)
-        complete(cls)
+        describe_inherited(cls)
 
     def __new__(cls, *_args: Any, **arguments: Any) -> Self:
         """Make an optimizer. Raises TypeError for a name that torch.optim or FBGEMM has, and says the one here."""

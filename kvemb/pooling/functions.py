@@ -36,7 +36,7 @@ from kvemb.pooling.embeddings import Embeddings
 from kvemb.rows.device_arrays import device_of
 from kvemb.rows.hashing import Unique
 from kvemb.rows.host_arrays import as_keys
-from kvemb.signatures import described_as
+from kvemb.shared_docs import described_as
 from kvemb.variable import Variable
 
 Combiner = Literal["mean", "sum", "sqrtn"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 from dataclasses import FrozenInstanceError
@@ -303,3 +304,10 @@ def test_an_optimizer_of_a_user_may_have_torchs_names():
     assert Renamed(lr=0.5).learning_rate == 0.5
     with pytest.raises(TypeError, match="abstract"):
         kvemb.optimizers.Optimizer(lr=0.5)
+
+
+def test_the_signature_is_that_of_the_constructor():
+    """Sphinx asks for it in this way, and would else show that of __new__."""
+    assert list(Optimizer.__signature__.parameters) == ["clip_value", "clip_norm"]
+    assert list(SGD.__signature__.parameters)[:2] == ["learning_rate", "clip_value"]
+    assert inspect.signature(SGD) == SGD.__signature__
