@@ -317,7 +317,7 @@ def test_shards_whose_process_ends_before_they_are_made_are_made_again(monkeypat
     monkeypatch.setattr(ray_actors, "_made_once", made)
     assert ray_actors._made_on_ray(None, None, None, None) == "made"
     ends += [True] * MAX_ATTEMPTS
-    with pytest.raises(ShardLost, match="a shard ended while it was started: the actor died; try again"):
+    with pytest.raises(ShardLost, match="a shard was lost while it was started: the actor died; try again"):
         ray_actors._made_on_ray(None, None, None, None)
     assert ends == []
 
