@@ -58,9 +58,8 @@ class StepPart(NamedTuple):
 
 
 class Cluster:
-    """A client of a cluster. coordinator: the transport to it. path: the cluster's name in messages.
-
-    shared: whether other processes can be clients of the same cluster, because it is on Ray and has a url.
+    """A client of a cluster. coordinator: the transport to it. path: the cluster's name in messages. shared: whether
+    other processes can be clients of the same cluster, because it is on Ray and has a url.
     """
 
     def __init__(self, coordinator: Transport, path: str, *, shared: bool = False) -> None:
@@ -277,8 +276,7 @@ def _execute(session: Session, changes: dict[int, list[ChangeRequest]], tokens: 
         for change, failure in zip(changes[shard], results or [], strict=bool(results)):
             if failure is not None:
                 failures.setdefault(change.variable, failure)
-    if any(isinstance(failure, Closed) for failure in failures.values()):
-        session.exchange()  # another client has dropped a variable: the next call does not use it
+    session.notice(failures.values())
     return [failures.get(token) for token in tokens]
 
 

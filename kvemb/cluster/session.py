@@ -90,6 +90,11 @@ class Session:
                 self.client_variable(table)
             raise
 
+    def notice(self, failures: Iterable[Exception]) -> None:
+        """Learn at once which variables another client has dropped, if changes failed because of that."""
+        if any(isinstance(failure, Closed) for failure in failures):
+            self.exchange()
+
     def all_opened(self) -> list[tuple[Table, ClientVariable]]:
         """Return all variables that this client has open."""
         return list(self._opened.items())
