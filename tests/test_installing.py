@@ -81,7 +81,7 @@ def test_a_wheel_holds_kvemb_and_nothing_else(environment: Environment) -> None:
 def test_one_way_of_installing_follows_another_and_removing_leaves_nothing(environment: Environment) -> None:
     """numba's files stayed in site-packages/kvemb, which Python then took for the package."""
     for words, place in [((), environment.packages), (("-e",), environment.checkout), ((), environment.packages)]:
-        environment.pip("install", "--no-deps", *words, ".")
+        environment.pip("install", "--no-deps", "--no-compile", *words, ".")
         assert environment.used().is_relative_to(place)
     environment.pip("uninstall", "--yes", "kvemb")
     assert environment.left() == []

@@ -1,11 +1,13 @@
 """The Python code of every page of the site runs as it stands, the blocks of a page one after the other.
 
-A page's code runs in a process and a directory of its own. What it prints is compared with nothing, so a page asserts
-what it promises. A page is skipped where a package that it imports is not installed.
+Pages that import the same frameworks run in one process, each in a directory and a namespace of its own. What a page
+prints is compared with nothing, so a page asserts what it promises. A page is skipped where a package that it imports is
+not installed.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -17,6 +19,16 @@ import pytest
 DOCS = Path(__file__).parents[1] / "docs"
 # tests/tools/report/test_page.py runs the code of this page in the place that its commands have made.
 ELSEWHERE = [DOCS / "guides" / "offline.md"]
+# Runs the code of several pages. The traceback of an error names the page.
+PROGRAM = """
+import json, os, sys
+
+for number, (page, code) in enumerate(json.loads(sys.argv[1]).items()):
+    os.mkdir(str(number))
+    os.chdir(str(number))
+    exec(compile(code, page, "exec"), {"__name__": "__main__"})
+    os.chdir("..")
+"""
 FRAMEWORKS = ("torch", "torchrec", "jax", "tensorflow", "keras", "faiss", "duckdb", "pandas", "ray", "tensorboard")
 FRAMEWORKS += ("prometheus_client",)
 
@@ -29,18 +41,28 @@ def code_of(page: Path) -> str:
 CODE = {page: code for page in sorted(DOCS.rglob("*.md")) if page not in ELSEWHERE and (code := code_of(page))}
 
 
-def needed(code: str) -> list[pytest.MarkDecorator]:
-    """The marks of a page: slow, and a framework that it imports."""
-    there = [name for name in FRAMEWORKS if re.search(rf"^(import|from) {name}\b", code, re.MULTILINE)]
-    return [pytest.mark.slow, *([pytest.mark.needs(*there)] if there else [])]
+def frameworks_of(code: str) -> tuple[str, ...]:
+    """The frameworks that a page imports."""
+    return tuple(name for name in FRAMEWORKS if re.search(rf"^(import|from) {name}\b", code, re.MULTILINE))
 
 
+GROUPS = {
+    used: [page for page, code in CODE.items() if frameworks_of(code) == used]
+    for used in sorted({frameworks_of(code) for code in CODE.values()})
+}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "page",
-    [pytest.param(page, marks=needed(code), id=str(page.relative_to(DOCS))) for page, code in CODE.items()],
+    "pages",
+    [
+        pytest.param(pages, marks=[pytest.mark.needs(*used)] if used else [], id=" ".join(used) or "kvemb alone")
+        for used, pages in GROUPS.items()
+    ],
 )
-def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "error", "-c", CODE[page]]
+def test_the_code_of_pages_runs(pages: list[Path], tmp_path: Path) -> None:
+    codes = {str(page): CODE[page] for page in pages}
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # PyTorch's threads wait busily, on cores that others need
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+    command = [sys.executable, "-W", "error", "-c", PROGRAM, json.dumps(codes)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
