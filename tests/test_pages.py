@@ -1,8 +1,8 @@
 """The Python code of every page of the site runs as it stands, the blocks of a page one after the other.
 
-Pages that import the same frameworks run in one process, each in a directory and a namespace of its own. What a page
-prints is compared with nothing, so a page asserts what it promises. A page is skipped where a package that it imports is
-not installed.
+Pages that import the same frameworks run in one process, each in a directory and a namespace of its own. What it
+prints is compared with nothing, so a page asserts what it promises. A page is skipped where a package that it imports
+is not installed.
 """
 
 from __future__ import annotations

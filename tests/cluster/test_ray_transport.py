@@ -178,7 +178,7 @@ def test_when_the_coordinator_is_killed_every_client_is_told_and_the_cluster_ope
 
 
 def test_a_shard_or_a_disk_that_hangs_is_lost_after_the_stated_time(ray, tmp_path):
-    """The time is short only while a call waits for the shard that hangs: a sound one may be slow, on a busy machine."""
+    """The time is short only for calls of the shard that hangs: a sound one may be slow on a busy machine."""
     cluster = kvemb.cluster.open(tmp_path / "series", shards=2, scratch=tmp_path / "scratch", answer_seconds=300, **HOW)
     table = cluster.get_variable("table", dim=2)
     table.upsert(KEYS, np.ones((300, 2), np.float32))
