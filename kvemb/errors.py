@@ -182,3 +182,14 @@ class ShardLost(KvembError, ConnectionError):
 
     Call `recover()`: it goes back to the last checkpoint. Then repeat the steps since that checkpoint.
     """
+
+
+class RankLost(KvembError, ConnectionError):
+    """A rank of a data parallel training does not take part in a step that all ranks take together.
+
+    It is raised by the other ranks, and names the rank: its process has ended, or did not come within the `timeout` of
+    the kvemb.torch.Optimizer. No rank has taken the step, except if rank 0 was lost while it took the step for all. The
+    ranks cannot take another step together.
+
+    End all ranks and start them again: they continue from the last checkpoint.
+    """

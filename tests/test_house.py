@@ -36,7 +36,7 @@ LAYERS = " ".join(
         "limits contracts registry stats store_state progress",
         "memory tiers operations durability engine",
         "defaults variable_scope variable pooling catalog replica many_tables store",
-        "opening default_store offline pickling bulk __init__ torch cluster monitoring",
+        "opening default_store offline pickling bulk __init__ cluster torch monitoring",
     ]
 ).split()
 # A variable says which store it is in: the one name of a layer above, for annotations alone (TYPE_CHECKING).

@@ -26,7 +26,8 @@ ADVICE = "recover() takes the whole cluster back to its last checkpoint; so does
 
 # Calls whose time does not grow with the table: one that takes very long hangs.
 _ON_ROWS = ["lookup", "change", "slot", "scores", "prefetch", "size", "stats", "entry", "next_batch", "end_scan"]
-LIMITED = frozenset([*_ON_ROWS, "hold", "admit", "admits", "release", "changes"])
+_IN_STEP = ["put_part", "joined_norms", "step_together"]
+LIMITED = frozenset([*_ON_ROWS, *_IN_STEP, "hold", "admit", "admits", "release", "changes"])
 
 
 class Timeouts(NamedTuple):

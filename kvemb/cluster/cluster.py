@@ -16,11 +16,11 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 import kvemb
-from kvemb import registry
 from kvemb.cluster.calls import ADVICE, Calls
 from kvemb.cluster.client_state import ClientState
 from kvemb.cluster.coordination.recovery import Recovery
 from kvemb.cluster.durability.checkpointing import Checkpoint, CheckpointRequest
+from kvemb.cluster.gradients import divided
 from kvemb.cluster.messages import ChangeRequest, JoinReply, OpenVariable, ReadRequest
 from kvemb.cluster.router import GroupedKeys, Router
 from kvemb.cluster.session import ENDED, ClientVariable, Session
@@ -88,6 +88,11 @@ class Cluster:
         self._last_call.session = session = self.session
         session.begin()
         return session
+
+    @property
+    def address(self) -> str:
+        """The address of this process's node, at which the nodes of the shards reach it."""
+        return str(getattr(self.session.calls.transport, "address", "127.0.0.1"))
 
     def names(self) -> list[str]:
         """Return the names of all variables. Raises Closed."""
@@ -201,13 +206,8 @@ class Cluster:
             counted = optimizer.counts_steps and len(keys) > 0
             moment = clock.train(table.policy, counted)
             tokens.append(token)
-            grouped = None
-            if not admits:  # an admission counts each occurrence
-                grouped = self.router.group(keys)
-                keys, grads = grouped.keys, summed(grouped, grads)
-            for shard, where in self.router.split(keys).positions() if grouped is None else grouped.parts:
-                change = ChangeRequest(token, "apply_gradients", (keys[where], grads[where]), moment)
-                changes.setdefault(shard, []).append(change)
+            for shard, part in divided(self.router, keys, grads, admits=admits):
+                changes.setdefault(shard, []).append(ChangeRequest(token, "apply_gradients", part, moment))
         return _execute(session, changes, tokens)
 
     def change(self, table: Table, method: str, keys: Keys, *columns: Any, use: bool = False) -> None:
@@ -289,12 +289,3 @@ def _fill(part: LookupPart, grouped: GroupedKeys, answers: dict[int, Any]) -> No
     if part.exists is not None:
         there = np.concatenate([answers[shard][1] for shard, _ in grouped.parts])
         part.exists[:] = there[grouped.inverse]
-
-
-def summed(grouped: GroupedKeys, grads: Values) -> Values:
-    """Return the sum of each distinct key's gradients, added in order, as the optimizer's step does."""
-    if not grouped.repeated:
-        return grads if len(grouped.parts) < 2 else grads[grouped.sums.first]
-    out = np.empty((len(grouped.keys), grads.shape[1]), grads.dtype)
-    registry.row_kernels().row_gradients(grouped.sums, np.arange(len(grads)), np.empty(0, grads.dtype), grads, out)
-    return out

@@ -22,7 +22,7 @@ PINGS = "pings"
 # How long closing a cluster waits for shards to delete their files.
 CLOSE_SECONDS = 20
 # Calls with many rows, and without user-defined functions, which plain pickling refuses.
-_IN_PIECES = ("lookup", "change")
+_IN_PIECES = ("lookup", "change", "put_part")
 _CONNECT_SECONDS = 5
 
 
@@ -72,6 +72,11 @@ class RayTransport:
     def __init__(self, actors: list[Any]) -> None:
         self._ray = ray_here()
         self.actors, self.shards = actors, len(actors)
+
+    @property
+    def address(self) -> str:
+        """The address of this process's node, as Ray knows it."""
+        return str(self._ray.util.get_node_ip_address())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RayTransport, (self.actors,)

@@ -59,11 +59,12 @@ class Session:
         for table, opened in [] if before is None else before.all_opened():
             told = joined.opened.get(table.name)
             if told is not None and are_of_one_variable(opened.token, told.token):
-                self.open(table, told)
+                self.open(table, told, follows=opened.clock.follows)
 
-    def open(self, table: Table, told: OpenVariable) -> None:
-        """Add a variable."""
-        self._opened[table] = ClientVariable(told.token, ClientSteps(StepCounts(*told.steps)), told.admits, told.scores)
+    def open(self, table: Table, told: OpenVariable, *, follows: bool = False) -> None:
+        """Add a variable. follows: see ClientSteps."""
+        clock = ClientSteps(StepCounts(*told.steps), follows=follows)
+        self._opened[table] = ClientVariable(told.token, clock, told.admits, told.scores)
 
     def forget(self, table: Table) -> None:
         """Drop a variable."""

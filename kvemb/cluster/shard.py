@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from kvemb import moment
 from kvemb.cluster.durability.shard_checkpoints import ShardCheckpoints
+from kvemb.cluster.in_step.parts import JoinedNorm, Joint, Part, Parts
 from kvemb.cluster.ledger import CallId, ExecutedCalls, Ledger, Stamp, StoredCalls
 from kvemb.cluster.messages import ChangeRequest, Columns, PushedPart, ReadRequest
 from kvemb.cluster.scans import Scans
@@ -54,7 +55,7 @@ class Shard:
         self._ledger, self._closed = Ledger(), False
         self._ledger.add(made or {})
         self._opened: dict[str, Table] = {}  # by token
-        self._scans = Scans()
+        self._scans, self._parts = Scans(), Parts()
         self._ranked: dict[str, Restriction] = {}
         self._ranking = threading.Lock()  # a repeated call must not read a spool at the same time
 
@@ -153,6 +154,25 @@ class Shard:
     def prefetch(self, token: str, keys: Keys, after_lookup: bool) -> None:
         """Start reading cold rows: TableOperations.prefetch."""
         self._table(token).operations.prefetch(keys, after_lookup)
+
+    # Steps that ranks take together (kvemb.cluster.in_step).
+
+    def put_part(self, part: Part) -> None:
+        """Keep a rank's part of the next step: Parts.put."""
+        self._parts.put(part)
+
+    def joined_norms(self, joint: Joint) -> dict[str, JoinedNorm]:
+        """Return the norm of each variable's joined gradients: Parts.norms."""
+        return self._parts.norms(joint)
+
+    def step_together(self, stamp: Stamp, joint: Joint) -> dict[str, Exception]:
+        """Join the parts of all ranks, and take the step; returns the errors of variables that failed, by token."""
+
+        def step() -> dict[str, Exception]:
+            made = {change.variable: self._changed(change) for change in self._parts.take(joint)}
+            return {token: error for token, error in made.items() if error is not None}
+
+        return self._ledger.once(stamp, step, changes=True)  # type: ignore[no-any-return]
 
     # Scans.
 

@@ -91,7 +91,7 @@ def check_step(gradients: list[Gradient], pendings: Iterable[PendingGradients]) 
     pendings = list(pendings)
     if any(pending.check_finite for pending in pendings):
         for gradient in gradients:
-            _check_finite(gradient)
+            check_finite(gradient)
     variables = list({id(gradient.variable): gradient.variable for gradient in gradients}.values())
     for optimizer in {id(each): each for pending in pendings if (each := pending.optimizer) is not None}.values():
         optimizer.before_step(variables)
@@ -152,7 +152,8 @@ def _summed_on_device(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.T
     return distinct, torch.segment_reduce(values[order], "sum", lengths=counts, unsafe=True)
 
 
-def _check_finite(gradient: Gradient) -> None:
+def check_finite(gradient: Gradient) -> None:
+    """Raise ValueError for a NaN or an infinity."""
     finite = torch.isfinite(gradient.values).all(dim=1)
     if not bool(finite.all()):
         at = int((~finite).nonzero()[0, 0])

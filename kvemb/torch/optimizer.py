@@ -3,7 +3,8 @@
 Each variable is one parameter group with the learning rate of its own optimizer, so every scheduler works. step() takes
 one step of that optimizer on the rows that have pending gradients. Reading `param_groups` sums the gradients of equal
 keys into one tensor for each variable, which appears as a parameter with a `grad`. So the step uses gradients as
-clip_grad_norm_ and GradScaler have changed them. Not thread-safe.
+clip_grad_norm_ and GradScaler have changed them. With a group, kvemb.torch.in_step has the gradients. Not thread-safe.
+Longer than 300 lines: what torch.optim.Optimizer has must be said once more here, with and without a group.
 """
 
 from __future__ import annotations
@@ -17,10 +18,16 @@ import torch
 
 from kvemb.checks.brief import brief
 from kvemb.checks.numeric import as_number
+from kvemb.checks.seconds import as_seconds
+from kvemb.handle import inside
 from kvemb.optimizers import Optimizer as Rule
 from kvemb.torch.gradients import Gradient, check_step, merged, take_step
+from kvemb.torch.in_step import InStep, in_step_with
 from kvemb.torch.module import RowsModule
 from kvemb.variable import Variable
+
+# How long a rank waits for the others by default: as long as NCCL's collectives.
+RANK_SECONDS = 600.0
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -36,16 +43,30 @@ class Optimizer(torch.optim.Optimizer):
     - Put modules that share a variable into one Optimizer, because a variable has one optimizer with one rate.
     - A frozen module whose variable has no optimizer is left out.
 
+    **Several processes.** By default each rank of a data parallel training takes steps of its own. With ``group``, all
+    ranks take one step together, as one process with the batches of all ranks would: ``step()`` waits until every rank
+    has called it. The shards add up the ranks' gradients in the order of ranks. Lookups after ``step()`` see its
+    result, on every rank. All ranks must then make the same calls: the constructor, ``step``, ``clip_grad_norm_``, and
+    ``unscale_`` of a ``GradScaler``. If one rank's gradients are refused, no rank takes the step, and all raise the
+    error.
+
     Not thread-safe.
 
     Args:
         *modules: Modules whose rows are trained, with their submodules: for example the whole model.
         lr: A learning rate for all variables. None: each variable's own.
+        group: The ranks that take each step together, such as ``torch.distributed.group.WORLD``. Their modules must be
+            over one cluster on Ray. False: each rank takes its own steps.
+        average: With a group, whether gradients are divided by the number of ranks, as DDP divides those of dense
+            parameters. False: they are summed.
+        timeout: With a group, seconds that one rank waits for the others. A rank whose process ends is noticed at once.
 
     Raises:
         TypeError: For an argument that is not a module, or an ``lr`` that is not a number.
         ValueError: If no module has a trainable variable, if a trained variable has no optimizer, or if ``lr`` is not
-            finite and at least 0.
+            finite and at least 0. With a group of several ranks: if the variables are not in one cluster on Ray, if a
+            module is fused, or if the ranks' arguments or variables differ.
+        RankLost: A rank of the group has ended, or did not come within ``timeout``.
 
     Example:
         >>> import kvemb, torch
@@ -64,7 +85,14 @@ class Optimizer(torch.optim.Optimizer):
         2
     """
 
-    def __init__(self, *modules: torch.nn.Module, lr: float | None = None) -> None:
+    def __init__(
+        self,
+        *modules: torch.nn.Module,
+        lr: float | None = None,
+        group: Any = False,
+        average: bool = True,
+        timeout: float = RANK_SECONDS,
+    ) -> None:
         found: dict[int, RowsModule] = {}
         for module in modules:
             if not isinstance(module, torch.nn.Module):
@@ -108,6 +136,14 @@ class Optimizer(torch.optim.Optimizer):
         super().__init__(groups, {"lr": groups[0]["lr"]})
         for module in self._modules:
             module.pending.optimizer = self
+        self._in_step: InStep | None = None
+        seconds = as_seconds(timeout, "timeout")
+        if group is not False:
+            given = self._modules, self._variables, bool(average), seconds
+            self._in_step = in_step_with(group, *given, self._checked_rates, self._set_rates)
+        if self._in_step is not None:
+            for of_variable, leaf in zip(self._groups, self._in_step.leaves, strict=True):
+                of_variable["params"] = [leaf]
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -116,6 +152,10 @@ class Optimizer(torch.optim.Optimizer):
         A group is a dict: the variable's name in "variable", its rate in "lr", and in "params" one tensor, whose
         ``grad`` is the pending gradient of its rows, or none. Reading this sums the gradients of equal keys. The next
         step uses each tensor's ``grad`` as it then is.
+
+        With a group there is always one tensor. Its ``grad`` stands for the gradient of all ranks, which is on the
+        shards: it has a norm, can be multiplied by a number in place, and can be unscaled by a ``GradScaler``.
+        Everything else raises TypeError.
         """
         self._merge()
         return self._groups
@@ -128,7 +168,8 @@ class Optimizer(torch.optim.Optimizer):
     def leaves(self) -> list[torch.Tensor]:
         """The pending gradients, for ``clip_grad_norm_``.
 
-        One tensor for each variable that has any; its ``grad`` is that of the variable's rows.
+        One tensor for each variable that has any; its ``grad`` is that of the variable's rows. With a group, see
+        ``param_groups``.
         """
         return [leaf for group in self.param_groups for leaf in group["params"]]
 
@@ -136,7 +177,7 @@ class Optimizer(torch.optim.Optimizer):
     def _merge(self) -> None:
         """Add the gradients that came since the last call to the sums of that call."""
         made = len(self._groups) == len(self._variables)  # otherwise the base class's constructor is reading them
-        if not made or not any(module.pending.waiting for module in self._modules):
+        if not made or self._in_step is not None or not any(module.pending.waiting for module in self._modules):
             return
         before = [Gradient(each.variable, each.keys, leaf.grad) for each, leaf in self._merged if leaf.grad is not None]
         waiting = [gradient for module in self._modules for gradient in module.pending.waiting]
@@ -159,6 +200,9 @@ class Optimizer(torch.optim.Optimizer):
         """
         for module in self._modules:
             module.pending.clear()
+        if self._in_step is not None:
+            self._in_step.clear()
+            return
         self._merged = []
         for group in self._groups:
             group["params"] = []
@@ -177,13 +221,18 @@ class Optimizer(torch.optim.Optimizer):
         Raises:
             TypeError: If a rate is not a number. Nothing has changed then.
             ValueError: If a rate is below 0 or not finite, if a variable's optimizer was changed elsewhere, or if a
-                gradient is not finite and a module has ``check_finite``. Nothing has changed then.
+                gradient is not finite and a module has ``check_finite``. Nothing has changed then. With a group, also
+                if the ranks' rates or calls differ.
+            RankLost: With a group: a rank has ended, or did not come within ``timeout``.
             KvembError: What ``kvemb.Store.apply_gradients`` raises.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self._in_step is not None:
+            self._in_step.step()
+            return loss
         gradients = [
             Gradient(each.variable, each.keys, leaf.grad) for each, leaf in self._merged if leaf.grad is not None
         ]
@@ -205,23 +254,36 @@ class Optimizer(torch.optim.Optimizer):
             ValueError: If a rate is below 0 or not finite, or if a variable's optimizer was changed elsewhere. No rate
                 is changed then.
         """
-        groups = {id(variable): group for variable, group in zip(self._variables, self._groups, strict=False)}
-        changed: list[tuple[Variable, Rule]] = []
-        for variable in variables:
-            if id(variable) not in groups:
-                continue  # it is not trainable, or belongs to another optimizer
-            known, rate = self._rules[id(variable)], _number(groups[id(variable)]["lr"])
-            if variable.optimizer != known:
-                raise ValueError(
-                    f"variable {variable.name!r} now has the optimizer {variable.optimizer!r}, but this "
-                    f"kvemb.torch.Optimizer trains it with {known!r}; change its rate in param_groups; if modules "
-                    "share the variable, make one Optimizer for all of them, as in Optimizer(first, second)"
-                )
-            if rate != _rate(known):
-                changed.append((variable, _with_rate(known, rate)))
-        for variable, rule in changed:
-            variable.optimizer = rule
-            self._rules[id(variable)] = rule
+        # Others are not trainable, or belong to another optimizer.
+        self._set_rates([variable for variable in variables if id(variable) in self._rules])
+
+    def _rule(self, variable: Variable) -> Rule:
+        """Return the optimizer of a variable with the rate of its group. Raises as before_step does."""
+        known = self._rules[id(variable)]
+        at = next(at for at, each in enumerate(self._variables) if each is variable)
+        rate = _number(self._groups[at]["lr"])
+        if variable.optimizer != known:
+            raise ValueError(
+                f"variable {variable.name!r} now has the optimizer {variable.optimizer!r}, but this "
+                f"kvemb.torch.Optimizer trains it with {known!r}; change its rate in param_groups; if modules share "
+                "the variable, make one Optimizer for all of them, as in Optimizer(first, second)"
+            )
+        return known if rate == _rate(known) else _with_rate(known, rate)
+
+    def _set_rates(self, variables: list[Variable], here: bool = False) -> None:
+        """Set the rates of variables to those of their groups. here: on this rank alone (kvemb.torch.in_step)."""
+        rules = [(variable, self._rule(variable)) for variable in variables]  # raises before anything is changed
+        for variable, rule in rules:
+            if rule != self._rules[id(variable)]:
+                if here:
+                    inside(variable).operations.optimizer = rule
+                else:
+                    variable.optimizer = rule
+                self._rules[id(variable)] = rule
+
+    def _checked_rates(self) -> list[float]:
+        """Return the rate of each variable. Raises as before_step does."""
+        return [_rate(self._rule(variable)) for variable in self._variables]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse another group: there is one for each variable.

@@ -2,7 +2,8 @@
 
 A few times a second, while it makes calls, a client sends its counts to the coordinator and receives those of the
 others. So no step waits for the coordinator. With one client, steps are those of a single store; with several, a client
-may not know the others' steps of the last quarter of a second. Thread-safe.
+may not know the others' steps of the last quarter of a second. Ranks that train in step (kvemb.cluster.in_step) count
+as one client: one of them counts, and the others follow its counts. Thread-safe.
 """
 
 from __future__ import annotations
@@ -31,17 +32,24 @@ class StepCounts(NamedTuple):
 
 
 class ClientSteps:
-    """The steps of one variable for one client. others: counts of the other clients and of earlier ones."""
+    """The steps of one variable for one client. others: counts of the other clients and of earlier ones.
 
-    def __init__(self, others: StepCounts) -> None:
-        self._others, self._own = others, StepCounts()
+    follows: whether another client counts the uses of this one, because both train in step.
+    """
+
+    def __init__(self, others: StepCounts, *, follows: bool = False) -> None:
+        self._others, self._own, self.follows = others, StepCounts(), follows
+        self._since = 0  # its uses since the last agreement
         self._lock = threading.Lock()
 
     @property
     def steps(self) -> StepCounts:
         """The steps of all clients."""
         with self._lock:
-            return self._others.plus(self._own)
+            return self._sum()
+
+    def _sum(self) -> StepCounts:
+        return self._others.plus(self._own).plus(StepCounts(self._since if self.follows else 0))
 
     @property
     def own(self) -> StepCounts:
@@ -51,7 +59,31 @@ class ClientSteps:
     def hear(self, others: StepCounts) -> None:
         """Store the counts of the others."""
         with self._lock:
-            self._others = self._others.up_to(others)
+            if not self.follows:
+                self._others = self._others.up_to(others)
+
+    # Ranks that train in step.
+
+    @property
+    def since(self) -> int:
+        """The uses of this client since the last agreement."""
+        return self._since
+
+    def agree(self, uses: int) -> StepCounts:
+        """Count these uses of ranks in step, instead of this client's own since the last agreement.
+
+        Returns the steps of all clients.
+        """
+        with self._lock:
+            self._own = self._own.plus(StepCounts(uses - self._since))
+            self._since = 0
+            return self._sum()
+
+    def follow(self, steps: StepCounts) -> None:
+        """Take over the steps on which ranks agreed, and count no own uses any more."""
+        with self._lock:
+            self.follows, self._since = True, 0
+            self._others = StepCounts(steps.uses - self._own.uses, steps.training - self._own.training)
 
     def now(self, policy: RestrictPolicy | None) -> Moment:
         """Return the moment of a call that records no use and takes no step."""
@@ -67,8 +99,9 @@ class ClientSteps:
 
     def _count(self, more: StepCounts, policy: RestrictPolicy | None) -> Moment:
         with self._lock:
-            self._own = self._own.plus(more)
-            uses, training = self._others.plus(self._own)
+            self._since += more.uses
+            self._own = self._own.plus(StepCounts(0, more.training) if self.follows else more)
+            uses, training = self._sum()
             # The policy's copies on the shards do not know its epoch.
             return Moment(uses, time.time(), training if more.training else 0, int(getattr(policy, "epoch", 0)))
 

@@ -1,0 +1,30 @@
+"""Divides the gradients of a step among the shards. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from kvemb import registry
+from kvemb.cluster.router import GroupedKeys, Router
+from kvemb.contracts import Values
+from kvemb.rows.hashing import Keys
+
+
+def divided(router: Router, keys: Keys, grads: Values, *, admits: bool) -> Iterator[tuple[int, tuple[Keys, Values]]]:
+    """Yield each shard with its keys and gradients. Those of equal keys are summed, unless an admission counts them."""
+    grouped = None if admits else router.group(keys)
+    if grouped is not None:
+        keys, grads = grouped.keys, summed(grouped, grads)
+    for shard, where in router.split(keys).positions() if grouped is None else grouped.parts:
+        yield shard, (keys[where], grads[where])
+
+
+def summed(grouped: GroupedKeys, grads: Values) -> Values:
+    """Return the sum of each distinct key's gradients, added in order, as the optimizer's step does."""
+    if not grouped.repeated:
+        return grads if len(grouped.parts) < 2 else grads[grouped.sums.first]
+    out = np.empty((len(grouped.keys), grads.shape[1]), grads.dtype)
+    registry.row_kernels().row_gradients(grouped.sums, np.arange(len(grads)), np.empty(0, grads.dtype), grads, out)
+    return out
