@@ -4,7 +4,7 @@ Every method is called through a transport, by call(): arguments and results are
 has a Stamp, and is executed once, however often it arrives; a call that only reads may be repeated. A Moment has
 the step and the time of a call, so that scores are those of one table. A variable has a token, which differs from that
 of any later variable of the same name, so that a call that was sent before a drop reaches no other variable.
-Thread-safe, as the store is.
+Thread-safe, as the store is. Longer than 300 lines: every method that clients call is defined here.
 """
 
 from __future__ import annotations
