@@ -29,16 +29,16 @@ class JoinedGradients(Protocol):
 
 
 class JoinedGradient(torch.Tensor):
-    """See the module. Its shape is (1, dim), whatever the number of rows."""
+    """See the module. Its shape is (1, dim), whatever the number of rows. of, at: whose gradient it is, and which."""
 
-    _of: JoinedGradients
-    _at: int
+    of: JoinedGradients
+    at: int
 
     @staticmethod
     def __new__(cls, of: JoinedGradients, at: int, dim: int, dtype: torch.dtype) -> JoinedGradient:
-        """Make one. of, at: whose gradient it is, and which."""
+        """Make one."""
         made = cast(JoinedGradient, torch.Tensor._make_wrapper_subclass(cls, (1, dim), dtype=dtype))
-        made._of, made._at = of, at
+        made.of, made.at = of, at
         return made
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
@@ -50,9 +50,9 @@ class JoinedGradient(torch.Tensor):
     ) -> Any:
         """Do what is possible without the values. Raises TypeError."""
         if func is torch.ops.aten.linalg_vector_norm.default and len(args) <= 2 and not kwargs:
-            return args[0]._norm(float(args[1]) if len(args) == 2 else 2.0)
+            return _norm(args[0], float(args[1]) if len(args) == 2 else 2.0)
         if func in (torch.ops.aten.mul_.Tensor, torch.ops.aten.mul_.Scalar) and isinstance(args[0], JoinedGradient):
-            args[0]._of.multiply(args[0]._at, float(args[1]))
+            args[0].of.multiply(args[0].at, float(args[1]))
             return args[0]
         if func is torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default:
             return _unscale(*args)
@@ -61,17 +61,18 @@ class JoinedGradient(torch.Tensor):
             "norm 2 or infinity, GradScaler, or the clip_norm and clip_value of kvemb.optimizers"
         )
 
-    def _norm(self, order: float) -> torch.Tensor:
-        if order not in (2.0, math.inf):
-            raise TypeError(f"gradients of all ranks have the norms 2 and infinity, got {order:g}")
-        norm = self._of.norm_of(self._at)
-        return torch.tensor(math.sqrt(norm.squares) if order == 2.0 else norm.largest, dtype=self.dtype)
+
+def _norm(gradient: JoinedGradient, order: float) -> torch.Tensor:
+    if order not in (2.0, math.inf):
+        raise TypeError(f"gradients of all ranks have the norms 2 and infinity, got {order:g}")
+    norm = gradient.of.norm_of(gradient.at)
+    return torch.tensor(math.sqrt(norm.squares) if order == 2.0 else norm.largest, dtype=gradient.dtype)
 
 
 def _unscale(gradients: list[JoinedGradient], found_inf: torch.Tensor, inverse_scale: torch.Tensor) -> None:
     """Multiply gradients by a number, and set found_inf to 1 if any is not finite."""
-    norms = gradients[0]._of.all_norms()  # GradScaler calls this for one optimizer at a time
+    norms = gradients[0].of.all_norms()  # GradScaler calls this for one optimizer at a time
     for gradient in gradients:
-        if not norms[gradient._at].finite:
+        if not norms[gradient.at].finite:
             found_inf.fill_(1.0)
-        gradient._of.multiply(gradient._at, float(inverse_scale))
+        gradient.of.multiply(gradient.at, float(inverse_scale))
