@@ -208,11 +208,12 @@ def test_no_process_imports_from_the_folder_where_it_is_started():
 # What belongs to an object is asked of it.
 
 # The one door from what users hold to what it stands for; numba's cache; PyTorch's running backward pass (as
-# torch.utils.checkpoint asks for it), and conversions of a module (which torch.nn.RNN overrides, too): to these there
-# is no other way.
+# torch.utils.checkpoint asks for it), conversions of a module (which torch.nn.RNN overrides, too), and a tensor without
+# memory, with what GradScaler calls: to these there is no other way.
 REACHES = {
     "kvemb/handle.py": {"_inside"},
     "kvemb/kernels/compiling.py": {"_cache", "_rebuild", "_reduce"},
+    "kvemb/torch/joined_gradient.py": {"_make_wrapper_subclass", "_amp_foreach_non_finite_check_and_unscale_"},
     "kvemb/torch/module.py": {"_C", "_apply", "_current_graph_task_id"},
 }
 # Public names in spite of how they are spelt: of modules, of named tuples, and of PyTorch's tensors.
@@ -451,6 +452,7 @@ TESTED_BY = {
             "embedding_bag": ["embedding_bag", "pooling"],
             "optimizer": ["optimizer", "gradients"],
             **{name: [name] for name in ("bags", "collection", "prefetching")},
+            **{name: [name] for name in ("connecting", "in_step", "joined_gradient", "ranks")},
             "weights": ["weights", "table_module"],
         }.items()
         for name in names

@@ -50,14 +50,16 @@ def reach(where: list[Any], rank: int, timeout: float, leader: str) -> socket.so
     return connection
 
 
-def accept(server: socket.socket, token: str, names: list[str], timeout: float) -> dict[int, socket.socket]:
+def accept(
+    server: socket.socket, token: str, names: list[str], timeout: float, greeting_seconds: float = GREETING_SECONDS
+) -> dict[int, socket.socket]:
     """Return the connections of all ranks but the first. Those of others, without the token, are closed."""
     deadline, found = time.monotonic() + timeout, dict[int, socket.socket]()
     try:
         while len(found) < len(names) - 1:
             server.settimeout(max(0.001, deadline - time.monotonic()))
             connection, _ = server.accept()
-            rank = _greeted(connection, token)
+            rank = _greeted(connection, token, greeting_seconds)
             if rank is None or not 0 < rank < len(names) or rank in found:
                 connection.close()
                 continue
@@ -71,10 +73,10 @@ def accept(server: socket.socket, token: str, names: list[str], timeout: float) 
     return found
 
 
-def _greeted(connection: socket.socket, token: str) -> int | None:
+def _greeted(connection: socket.socket, token: str, seconds: float) -> int | None:
     """Return the rank that a connection says it is of; None without the token."""
     try:
-        greeting = received(connection, time.monotonic() + GREETING_SECONDS, 4096)
+        greeting = received(connection, time.monotonic() + seconds, 4096)
         right = hmac.compare_digest(str(greeting.get("token")).encode(), token.encode())
         return int(greeting["rank"]) if right else None
     except (OSError, ValueError, KeyError, TypeError):

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from kvemb.errors import RankLost
-from kvemb.torch import connecting
 from kvemb.torch.connecting import accept, reach
 from kvemb.torch.ranks import Ranks
 
@@ -22,11 +21,10 @@ def server():
         yield made
 
 
-def test_only_ranks_with_the_token_are_let_in(server, monkeypatch):
-    monkeypatch.setattr(connecting, "GREETING_SECONDS", 0.05)
+def test_only_ranks_with_the_token_are_let_in(server):
     where = [*server.getsockname(), "token"]
     with ThreadPoolExecutor(1) as pool:
-        found = pool.submit(accept, server, "token", NAMES, 60.0)
+        found = pool.submit(accept, server, "token", NAMES, 60.0, 0.05)
         strangers = [socket.create_connection(where[:2]) for _ in range(4)]
         for stranger, garbage in zip(
             strangers, (b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\2[]", b"\0\0\0\2{}"), strict=False
