@@ -108,7 +108,9 @@ class CpuTable:
         self._in_ranges(len(keys), lambda start, stop: cpu_probe.find(keys, start, stop, cpu_probe.rings()[0], *table))
         return cells
 
-    def lookup(self, keys: Keys, out: Any, rule: ScoreRule | None, now: float) -> Positions:
+    def lookup(
+        self, keys: Keys, out: Any, rule: ScoreRule | None, now: float, counts: Positions | None = None
+    ) -> Positions:
         """See contracts.HotTable."""
         rows, n = self._rows, len(keys)
         missing: Positions = np.empty(n, np.int64)
@@ -116,9 +118,10 @@ class CpuTable:
         how = cpu_probe.NO_TOUCH if rule is None or rule is ScoreRule.CUSTOM else int(rule)
         seen = out.view(rows.schema.kernel_dtype)
         cells = self._buckets, self._tags, rows.keys, rows.values, rows.scores, rows.flags
+        times = missing[:0] if counts is None else counts
 
         def read(start: int, stop: int) -> None:
-            uses = how, now, stop - start < n
+            uses = how, now, stop - start < n, times
             absent = cpu_probe.lookup(keys, start, stop, cpu_probe.rings(), cells, uses, seen, missing)
             if absent:
                 absences.append(missing[start : start + absent])

@@ -165,18 +165,20 @@ def lookup(
     """Find wanted[start:stop], copy the rows to out (n, dim) and record the uses.
 
     A pipeline: digests, key and row, copy. cells: (buckets, tags, keys, values, scores, flags). uses: (rule, now,
-    shared): the rule, the time, and whether other threads run other ranges of the batch, which may contain the same
-    keys, so that uses must be counted atomically. Plain tuples, because a named one adds half a microsecond to a call.
+    shared, counts): the rule, the time, whether other threads run other ranges of the batch, which may contain the same
+    keys, so that uses must be counted atomically, and the number of uses at each position, or an empty array for one
+    each. Plain tuples, because a named one adds half a microsecond to a call.
 
     Writes the positions of keys that are not found to missing[start:], and returns their number.
     """
     hashes, places = rings
     buckets, tags, keys, values, scores, flags = cells
-    rule, now, shared = uses
+    rule, now, shared, counts = uses
     dim = out.shape[1]
     width = values.shape[1]
     line = LINE_BYTES // item_bytes(values)
     absent = 0
+    more = 1.0
     for t in range(start, stop + FAR + NEAR):
         if t < stop:
             h = mix(wanted[t])
@@ -200,12 +202,14 @@ def lookup(
             if c >= 0:
                 copy_row(out, i * dim, values, c * width, dim)
                 if rule >= 0:
+                    if len(counts):
+                        more = float(counts[i])
                     if rule == LAST_USE:
                         scores[c] = max(scores[c], now)
                     elif shared:
-                        atomic_add(scores, c, 1.0)
+                        atomic_add(scores, c, more)
                     else:
-                        scores[c] += 1.0
+                        scores[c] += more
                     flags[c] |= DIRTY
             else:
                 missing[start + absent] = i

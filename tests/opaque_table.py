@@ -104,12 +104,12 @@ class OpaqueTable:
     def find(self, keys: Any) -> Any:
         return np.array([self._cell_of.get(key, -1) for key in keys.tolist()], np.int64)
 
-    def lookup(self, keys: Any, out: Any, rule: ScoreRule | None, now: float) -> Any:
+    def lookup(self, keys: Any, out: Any, rule: ScoreRule | None, now: float, counts: Any = None) -> Any:
         cells = self.find(keys)
         self.gather(cells, out)
-        for cell in cells[cells >= 0].tolist() if rule in (ScoreRule.LAST_USE, ScoreRule.COUNT) else []:
-            found = self._cells[cell]
-            found.score = max(found.score, now) if rule is ScoreRule.LAST_USE else found.score + 1.0
+        for at in np.flatnonzero(cells >= 0).tolist() if rule in (ScoreRule.LAST_USE, ScoreRule.COUNT) else []:
+            found, more = self._cells[cells[at]], 1.0 if counts is None else float(counts[at])
+            found.score = max(found.score, now) if rule is ScoreRule.LAST_USE else found.score + more
             found.flags |= DIRTY
         return np.flatnonzero(cells < 0)
 

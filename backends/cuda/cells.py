@@ -90,6 +90,7 @@ class Cells:
         exists: int = NULL,
         rule: ScoreRule | None = None,
         now: float = 0.0,
+        counts: int = NULL,
     ) -> int:
         """Do what start_find() does, and wait; return how many keys are missing.
 
@@ -97,7 +98,8 @@ class Cells:
         """
         if not n:
             return 0
-        misses = self.start_find(keys, n, cells=cells, at=at, out=out, exists=exists, rule=rule, now=now)
+        how: dict[str, Any] = {"rule": rule, "now": now, "counts": counts}
+        misses = self.start_find(keys, n, cells=cells, at=at, out=out, exists=exists, **how)
         return int(self.buffers.get(misses, 1, np.int64)[0])
 
     def start_find(
@@ -111,17 +113,18 @@ class Cells:
         exists: int = NULL,
         rule: ScoreRule | None = None,
         now: float = 0.0,
+        counts: int = NULL,
     ) -> int:
         """Begin to find n keys and to write their cells to a buffer; return the address of the number of missing keys.
 
-        cells: the buffer's name. See the kernel for at, out and exists; rule and now as in HotTable.lookup.
+        cells: the buffer's name. See the kernel for at, out, exists and counts; rule and now as in HotTable.lookup.
         """
         buffers = self.buffers
         how = -1 if rule is None or rule is ScoreRule.CUSTOM else int(rule)
         misses = buffers.zeros("count", 1)
         self.run(
             "find", TILE * n, keys, n, at, buffers.of(cells, 8 * n), out, self.value_bytes, self.unit(out), exists,
-            how, float(now), misses, buffers.of("missing", 8 * n),
+            how, float(now), counts, misses, buffers.of("missing", 8 * n),
         )  # fmt: skip
         return misses
 

@@ -41,11 +41,11 @@ __device__ inline int slot_of(const u8* bucket, i64 key, u32 digest, bool lookin
 // Finds n keys. at: null, or for each key a number, at least 0 if the key is to be skipped. cells: null, or set to each
 // key's cell, -1 if it has none or was skipped. out: null, or rows of `bytes` bytes, set to the embeddings found, in
 // units of `unit` bytes. exists: null, or set to whether each key was found. rule: how a use is recorded
-// (kvemb.restrict.ScoreRule), -1: not at all. The positions of keys that are not in the table are written to missing[0]
-// to missing[*misses - 1], in any order.
+// (kvemb.restrict.ScoreRule), -1: not at all. counts: null, or how many uses of each key COUNT records. The positions of
+// keys that are not in the table are written to missing[0] to missing[*misses - 1], in any order.
 FIND_KERNEL find(
     TABLE_PARAMETERS, const i64* wanted, i64 n, const i64* at, i64* cells, u8* out, i64 bytes, i64 unit, u8* exists,
-    i64 rule, double now, u64* misses, i64* missing) {
+    i64 rule, double now, const i64* counts, u64* misses, i64* missing) {
   const Table table = TABLE;
   const int tiles = 32 / TILE;
   for (i64 start = first_warp() * tiles; start < n; start += all_warps() * tiles) {
@@ -72,7 +72,7 @@ FIND_KERNEL find(
     if (exists) exists[i] = slot >= 0;
     if (slot >= 0 && rule >= 0) {
       double* score = &scores(bucket)[slot];
-      if (rule != 0) atomicAdd(score, 1.0);  // the sum is the same in any order
+      if (rule != 0) atomicAdd(score, counts ? (double)counts[i] : 1.0);  // the sum is the same in any order
       else if (relaxed_load(score) < now) relaxed_store(score, now);
       relaxed_store(&flags(bucket)[slot], (u8)(relaxed_load(&flags(bucket)[slot]) | DIRTY));
     }

@@ -131,17 +131,18 @@ class CudaTable:
             found[part] = buffers.get(buffers.of("cells", 8 * n), n, np.int64)
         return found
 
-    def _find(
-        self, keys: Keys, at: int = NULL, out: int = NULL, rule: ScoreRule | None = None, now: float = 0.0
-    ) -> Positions:
-        """Find keys and write their cells to the buffer "cells". Return the positions of missing keys."""
-        count = self.cells.find(self._buffers.put("keys", keys), len(keys), at=at, out=out, rule=rule, now=now)
+    def _find(self, keys: Keys, **how: Any) -> Positions:
+        """Find keys and write their cells to the buffer "cells"; return the positions of missing keys. how: of find."""
+        count = self.cells.find(self._buffers.put("keys", keys), len(keys), **how)
         return self.cells.missing(count)
 
-    def lookup(self, keys: Keys, out: Any, rule: ScoreRule | None, now: float) -> Positions:
+    def lookup(
+        self, keys: Keys, out: Any, rule: ScoreRule | None, now: float, counts: Positions | None = None
+    ) -> Positions:
         """See contracts.HotTable."""
         found = self._buffers.of("out", self._value_bytes * len(keys))
-        missing = self._find(keys, out=found, rule=rule, now=now)
+        times = NULL if counts is None else self._buffers.put("uses", counts)
+        missing = self._find(keys, out=found, rule=rule, now=now, counts=times)
         self._copy_out(found, out, np.delete(np.arange(len(keys)), missing) if len(missing) else None)
         return missing
 

@@ -161,11 +161,14 @@ class HotTable(Protocol):
     def find(self, keys: Keys) -> Positions:
         """Return the cell of each key (n,), -1 where it is not in the table. Scores are not touched."""
 
-    def lookup(self, keys: Keys, out: Values, rule: ScoreRule | None, now: float) -> Positions:
+    def lookup(
+        self, keys: Keys, out: Values, rule: ScoreRule | None, now: float, counts: Positions | None = None
+    ) -> Positions:
         """Find keys, copy their embeddings to out (n, dim), and record one use for each occurrence.
 
-        rule: None or CUSTOM: scores are not changed. Returns the positions of the keys that are not in the table,
-        ascending; their rows of out are not changed.
+        rule: None or CUSTOM: scores are not changed. counts (n,): how many uses COUNT records for each occurrence;
+        None: one. Returns the positions of the keys that are not in the table, ascending; their rows of out are not
+        changed.
         """
 
     def pool(

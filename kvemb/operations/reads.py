@@ -81,8 +81,7 @@ class TableReads:
     ) -> None:
         """Fill out (n, dim) with the rows of keys, the initializer's for missing ones, and exists (n,) if given.
 
-        counts (n,): how often each key is used, at least once; the keys are then distinct. None: each occurrence is one
-        use.
+        counts (n,): how many uses each occurrence is, at least one. None: one each.
         """
         missed = self.lookup_hot(keys, out, exists, touch=touch, counts=counts)
         if missed is not None:
@@ -97,7 +96,7 @@ class TableReads:
     ) -> MissedKeys | None:
         """Fill in the hot rows and record their uses; return what is left for lookup_cold, or None."""
         with self._storage.reading():
-            missed = self._read_hot(keys, touch, self._copying_to(keys, out), counts)
+            missed = self._read_hot(keys, touch, self._copying_to(keys, out, counts), counts)
         if exists is not None:
             exists[:] = True
         return missed
@@ -115,9 +114,9 @@ class TableReads:
         finally:
             storage.end_reading()
 
-    def _copying_to(self, keys: Keys, out: Values) -> _Read:
+    def _copying_to(self, keys: Keys, out: Values, counts: Positions | None = None) -> _Read:
         """Return the `read` argument of _read_hot that copies hot rows of keys to out (n, dim)."""
-        return lambda owners, rule, now: self._hot_tables.lookup(keys, owners, out, rule, now)
+        return lambda owners, rule, now: self._hot_tables.lookup(keys, owners, out, rule, now, counts)
 
     def _read_hot(self, keys: Keys, touch: bool, read: _Read, counts: Positions | None = None) -> MissedKeys | None:
         """Read hot rows and record their uses; return what is not hot. REQUIRES: storage.reading().
@@ -129,30 +128,16 @@ class TableReads:
         if rule is not None:
             storage.snapshot.copy_before_change(keys, None, owners)
         missing = read(owners, rule, now)
+        if rule is ScoreRule.CUSTOM:
+            self._scoring.use_hot(np.delete(keys, missing), now, None if counts is None else np.delete(counts, missing))
         uses, missed = len(keys), len(missing)
         if counts is not None:
-            if rule is not None:
-                self._use_counted(keys, owners, counts, missing, rule, now)
             uses, missed = int(counts.sum()), int(counts[missing].sum())
-        elif rule is ScoreRule.CUSTOM:
-            self._scoring.use_hot(np.delete(keys, missing), now)
         storage.counts.hits += uses - missed
         storage.counts.misses += missed
         if len(missing) == 0:
             return None
         return MissedKeys(missing, None if rule is None else now, None if counts is None else counts[missing])
-
-    def _use_counted(
-        self, keys: Keys, owners: Owners, counts: Positions, missing: Positions, rule: ScoreRule, now: float
-    ) -> None:
-        """Record the uses of distinct hot keys, less those that the table recorded: one per key; none for CUSTOM."""
-        if rule is ScoreRule.LAST_USE:
-            return
-        more = counts.copy() if rule is ScoreRule.CUSTOM else counts - 1
-        more[missing] = 0
-        used = np.flatnonzero(more)
-        owners = self._hot_tables.part(owners, used)
-        self._scoring.use_cells(self._hot_tables.find(keys[used], owners), owners, more[used], now)
 
     def _begin_use(self, touch: bool) -> tuple[ScoreRule | None, float]:
         """Return the rule by which a call's uses are recorded (None: they are not), and their time."""
@@ -165,7 +150,7 @@ class TableReads:
     def lookup_cold(self, keys: Keys, missed: MissedKeys, out: Values, exists: Mask | None) -> None:
         """Fill in what lookup_hot did not find."""
         missing, distinct = missed.positions, Unique(keys[missed.positions])
-        counts = distinct.counts if missed.counts is None else missed.counts
+        counts = distinct.uses(missed.counts)
         for chunk in self._chunks(len(distinct.keys)):
             values, there = self._look_up_chunk(distinct.keys[chunk], counts[chunk], missed.now)
             positions, source = missing, distinct.inverse

@@ -97,6 +97,12 @@ class Unique:
         self.counts = counts[:m]
         self.sums = Sums(first[:m], following, self.inverse, self.counts)
 
+    def uses(self, counts: Positions | None) -> Positions:
+        """Return the sum of counts (n,) over each key's occurrences (m,). None: each occurrence counts one."""
+        if counts is None or not self.repeated:
+            return self.counts if counts is None else counts
+        return np.bincount(self.inverse, counts, len(self.keys)).astype(np.int64)
+
 
 def table_size(entries: int) -> int:
     """Return the cells of an open-addressing table that `entries` entries fill at most half; a power of two."""

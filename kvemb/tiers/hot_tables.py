@@ -162,16 +162,24 @@ class HotTables:
             cells[positions] = table.find(keys[positions])
         return cells
 
-    def lookup(self, keys: Keys, owners: Owners, out: Values, rule: ScoreRule | None, now: float) -> Positions:
+    def lookup(
+        self,
+        keys: Keys,
+        owners: Owners,
+        out: Values,
+        rule: ScoreRule | None,
+        now: float,
+        counts: Positions | None = None,
+    ) -> Positions:
         """See contracts.HotTable.lookup."""
         missing = [_NO_POSITIONS]
         for table, positions in self.by_table(owners):
             if self._host is not None and rule is not None:
                 self._host.use(table, keys[positions])
             if positions is ALL:
-                return table.lookup(keys, out, rule, now)
+                return table.lookup(keys, out, rule, now, counts)
             part = np.empty((len(positions), out.shape[1]), out.dtype)
-            absent = table.lookup(keys[positions], part, rule, now)
+            absent = table.lookup(keys[positions], part, rule, now, None if counts is None else counts[positions])
             found = np.delete(np.arange(len(positions)), absent)
             out[positions[found]] = part[found]
             missing.append(positions[absent])

@@ -88,6 +88,19 @@ def test_a_lookup_records_each_occurrence_as_the_rule_says(kind):
         assert table.read(cells).flags.tolist() == [DIRTY * touched, DIRTY * touched, 0]
 
 
+def test_an_occurrence_may_be_several_uses(kind):
+    schema = schema_of()
+    wanted, counts, out = np.array([1, 2, 1, 9]), np.array([5, 1, 7, 100]), np.empty((4, 3), np.float32)
+    for rule, expected in [
+        *((None, [10.0, 20.0, 30.0]), (ScoreRule.CUSTOM, [10.0, 20.0, 30.0])),
+        *((ScoreRule.COUNT, [22.0, 21.0, 30.0]), (ScoreRule.LAST_USE, [77.5, 77.5, 30.0])),
+    ]:
+        table = kind(schema, 16, 16)
+        table.insert(rows_of(schema, [1, 2, 3], [10.0, 20.0, 30.0]))
+        assert table.lookup(wanted, out, rule, 77.5, counts).tolist() == [3]
+        assert table.scores(table.find(np.array([1, 2, 3]))).tolist() == expected
+
+
 def test_a_use_lowers_no_score_when_the_clock_goes_back(kind):
     table, keys, out = kind(schema_of(), 16, 16), np.array([1, 2, 3]), np.empty((3, 3), np.float32)
     table.insert(rows_of(schema_of(), keys, [10.0, 20.0, 30.0]))
