@@ -29,6 +29,9 @@ class ArrayOnDevice:
     def __dlpack_device__(self) -> tuple[int, int]:
         return 2, self._gpu
 
+    def sum(self) -> Any:
+        return self.array.sum()
+
     @property
     def shape(self) -> Any:
         return self.array.shape

@@ -207,8 +207,10 @@ class Life:
             device_rows.given(ArrayOnDevice(out)),
             device_rows.given(ArrayOnDevice(flags)),
         )
+        times = self.random.integers(1, 5, len(rows)) if self.random.integers(2) else np.ones(len(rows), np.int64)
+        counts = device_rows.given(ArrayOnDevice(times)) if (times > 1).any() else None
         with device_rows.on(keys, filled, exists):
-            missing = device_rows.lookup(keys, filled, exists, rule, float(self.step))
+            missing = device_rows.lookup(keys, filled, exists, rule, float(self.step), counts)
             assert missing.positions.tolist() == np.flatnonzero(~self.hot[rows]).tolist()
             assert (missing.keys == self.rows.keys[rows[missing.positions]]).all()
             values = self._values(len(missing.positions))
@@ -217,7 +219,7 @@ class Life:
         expected[missing.positions] = values
         assert out.tobytes() == expected.tobytes()
         assert (flags == self.hot[rows]).all()
-        self._use(rows, rule)
+        self._use(np.repeat(rows, times), rule)
 
     def _change_on_device(self) -> None:
         rows, device_rows = self._some(int(self.random.integers(1, 80))), self.table.device_rows

@@ -142,14 +142,20 @@ class ArrayRows:
     # Reading rows.
 
     def lookup(
-        self, keys: DeviceArray, out: DeviceArray, exists: DeviceArray | None, rule: ScoreRule | None, now: float
+        self,
+        keys: DeviceArray,
+        out: DeviceArray,
+        exists: DeviceArray | None,
+        rule: ScoreRule | None,
+        now: float,
+        counts: DeviceArray | None = None,
     ) -> MissingKeys:
         """See contracts.DeviceRows."""
-        flags = NULL if exists is None else exists.address
+        flags, times = (NULL if array is None else array.address for array in (exists, counts))
         self._kept = None  # if this fails, the buffer's contents are unknown
         wide = self._wide(keys)
         count = self._cells.find(
-            wide.address, keys.size, cells="kept", out=out.address, exists=flags, rule=rule, now=now
+            wide.address, keys.size, cells="kept", out=out.address, exists=flags, rule=rule, now=now, counts=times
         )
         missing = self._missing(wide, count)
         self._kept = None if keys.version is None else keys

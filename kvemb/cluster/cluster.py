@@ -32,7 +32,7 @@ from kvemb.engine.table import Table
 from kvemb.errors import Closed, KvembError, ShardLost
 from kvemb.moment import Moment
 from kvemb.restrict import ScoreRule
-from kvemb.rows.hashing import Keys
+from kvemb.rows.hashing import Keys, Positions
 from kvemb.threads.pool import Threads
 
 Result = TypeVar("Result")
@@ -41,12 +41,13 @@ MAX_STARTED = 8
 
 
 class LookupPart(NamedTuple):
-    """A lookup of one variable: the arrays to fill with rows (n, dim) and, unless None, existence (n,)."""
+    """A lookup of one variable: the arrays to fill with rows (n, dim) and existence (n,) or None. counts (n,): uses."""
 
     table: Table
     keys: Keys
     out: Values
     exists: Mask | None
+    counts: Positions | None = None
 
 
 class StepPart(NamedTuple):
@@ -169,7 +170,7 @@ class Cluster:
         asked: dict[int, list[int]] = {}
         for at, (part, grouped) in enumerate(parts):
             opened = session.client_variable(part.table)
-            moment, counts = self._used(part.table, opened, grouped, touch)
+            moment, counts = self._used(part, opened, grouped, touch)
             for shard, where in grouped.parts:
                 some = None if counts is None else counts[where]
                 nbytes = (where.stop - where.start) * part.out.shape[1] * part.out.itemsize
@@ -187,12 +188,14 @@ class Cluster:
             _fill(part, grouped, answer)
 
     @staticmethod
-    def _used(table: Table, opened: ClientVariable, grouped: GroupedKeys, touch: bool) -> tuple[Moment, Any]:
+    def _used(part: LookupPart, opened: ClientVariable, grouped: GroupedKeys, touch: bool) -> tuple[Moment, Any]:
         """Return the moment of a lookup, and the uses of each distinct key; None: one each, or not recorded."""
+        policy = part.table.policy
         if not touch or not opened.scores:
-            return opened.clock.now(table.policy), None
-        counts = grouped.repeated and (table.policy is None or table.policy.rule is not ScoreRule.LAST_USE)
-        return opened.clock.use(table.policy), grouped.counts if counts else None
+            return opened.clock.now(policy), None
+        counted = policy is None or policy.rule is not ScoreRule.LAST_USE
+        counts = grouped.uses(part.counts) if counted and (grouped.repeated or part.counts is not None) else None
+        return opened.clock.use(policy), counts
 
     def train(self, steps: list[StepPart]) -> list[Exception | None]:
         """Take an optimizer's step on each variable; returns the error of each, None for those that succeeded."""

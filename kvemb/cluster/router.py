@@ -71,6 +71,12 @@ class GroupedKeys:
             position[order] = np.arange(len(order))
             self.inverse = position[self.inverse]
 
+    def uses(self, counts: Positions | None) -> Positions:
+        """Return the sum of counts (n,) over each key's occurrences (m,). None: each occurrence counts one."""
+        if counts is None:
+            return self.counts
+        return np.bincount(self.inverse, counts, len(self.keys)).astype(np.int64)
+
 
 class Router:
     """The shards of a table. firsts: first_buckets(shards). Thread-safe."""

@@ -226,7 +226,7 @@ class Store(DefaultStore[Cluster]):
             Closed: This client is closed.
         """
         parts = call_arguments.parts_to_read(self, keys, out, self._by_name)
-        wanted = [LookupPart(part.table, part.keys, part.values, None) for part in parts.values()]
+        wanted = [LookupPart(part.table, part.keys, part.values, None, part.counts) for part in parts.values()]
         self._inside.lookup(wanted, touch=bool(touch))
         return call_arguments.rows_of(parts, out)
 

@@ -23,6 +23,13 @@ class MissingKeys(NamedTuple):
     keys: Keys
 
 
+class DeviceCounts(NamedTuple):
+    """How many uses each key of a lookup is: int64 (n,), on a device. uses: their sum."""
+
+    array: DeviceArray
+    uses: int
+
+
 class DeviceRows(Protocol):
     """The rows of a hot table, for arrays on its device. All methods after finish() REQUIRE on().
 
@@ -96,7 +103,13 @@ class DeviceRows(Protocol):
     # Reading rows.
 
     def lookup(
-        self, keys: DeviceArray, out: DeviceArray, exists: DeviceArray | None, rule: ScoreRule | None, now: float
+        self,
+        keys: DeviceArray,
+        out: DeviceArray,
+        exists: DeviceArray | None,
+        rule: ScoreRule | None,
+        now: float,
+        counts: DeviceArray | None = None,
     ) -> MissingKeys:
         """See HotTable.lookup. exists: bool (n,), set to which keys are in the table.
 

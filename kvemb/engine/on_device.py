@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kvemb.contracts import DeviceRows
+from kvemb.contracts import DeviceCounts, DeviceRows
 from kvemb.engine.table import Table
 from kvemb.rows.bags import Bags
 from kvemb.rows.device_arrays import SOME_GPU, DeviceArray, device_of, empty_like, in_kind, read_array
@@ -87,6 +87,12 @@ def device_lookup(table: Table, keys: Any, out: Any, *, return_exists: bool = Fa
         flags = empty_like(keys, found.shape, np.dtype(np.bool_), device_rows.empty)
         exists = beside(table, found, flags, np.dtype(np.bool_), "exists")
     return DeviceLookup(found.reshaped(found.size), filled, exists, made, flags, keys)
+
+
+def device_counts(table: Table, counts: Any) -> DeviceCounts:
+    """Return how many uses each key of a lookup is: an int64 array (n,) on the device. Waits for their sum."""
+    counted = read_array(counts, np.dtype(np.int64), None, "counts", rows_on(table, SOME_GPU).interface)
+    return DeviceCounts(counted, int(counts.sum()))
 
 
 def lookup(table: Table, keys: Any, out: Any, *, return_exists: bool, touch: bool) -> Any:

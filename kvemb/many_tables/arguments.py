@@ -29,10 +29,21 @@ _NO_VALUES: Values = np.empty((0, 0))
 _NO_KEYS: Keys = np.empty(0, np.int64)
 
 
+class CountedKeys(NamedTuple):
+    """Keys (n,) of a lookup, and how many uses each of them is (n,), int64; both in the same memory.
+
+    The modules of frameworks look up the distinct keys of a batch in this way.
+    """
+
+    keys: Any
+    counts: Any
+
+
 class TablePart(NamedTuple):
     """The part of a call on one variable. keys: flat (n,). values: gradients, or the rows to fill, (n, dim).
 
     on_device: used instead of keys and values if the caller's arrays are on a GPU: a lookup, or keys and gradients.
+    counts: of CountedKeys; None: each occurrence is one use.
     """
 
     table: Table
@@ -40,6 +51,7 @@ class TablePart(NamedTuple):
     keys: Keys
     values: Values
     on_device: Any = None
+    counts: Any = None
 
 
 def checked_parts(
@@ -89,13 +101,18 @@ def _with_arrays(wanted: Any, out: Any) -> dict[Any, tuple[npt.ArrayLike, npt.ND
 
 
 def part_to_read(table: Table, keys: npt.ArrayLike, out: npt.NDArray[Any] | None = None) -> TablePart:
-    """Return a variable's part of a lookup. out: the array for its rows; None: a new one."""
+    """Return a variable's part of a lookup. keys may be CountedKeys. out: the array for its rows; None: a new one."""
+    counts = None
+    if isinstance(keys, CountedKeys):
+        keys, counts = keys
     if device_of(keys) is not None:
         given = on_device.device_lookup(table, keys, out)
-        return TablePart(table, given.keys.shape, _NO_KEYS, _NO_VALUES, given)
+        counted = None if counts is None else on_device.device_counts(table, counts)
+        return TablePart(table, given.keys.shape, _NO_KEYS, _NO_VALUES, given, counted)
     shape, flat = table.flat_and_owned(keys)  # calls the partitioner, which may raise
     schema = table.schema
-    return TablePart(table, shape, flat, rows_to_fill(out, schema.value_dtype, (*shape, schema.dim), flat))
+    rows = rows_to_fill(out, schema.value_dtype, (*shape, schema.dim), flat)
+    return TablePart(table, shape, flat, rows, counts=counts)
 
 
 def parts_to_read(

@@ -98,7 +98,7 @@ def _read_on_device(parts: list[TablePart], touch: bool) -> None:
     for part in parts:
         wanted = part.on_device
         try:
-            part.table.operations.lookup_on_device(wanted.keys, wanted.out, None, touch=touch)
+            part.table.operations.lookup_on_device(wanted.keys, wanted.out, None, touch=touch, counts=part.counts)
         except Exception as error:
             raise_named(part.table.name, error)
 
@@ -114,7 +114,8 @@ def _find_at_once(parts: list[TablePart], touch: bool) -> list[tuple[TablePart, 
     with uninterrupted():
         for part in parts:
             try:
-                missed = part.table.operations.lookup_hot_at_once(part.keys, part.values, touch=touch)
+                operations = part.table.operations
+                missed = operations.lookup_hot_at_once(part.keys, part.values, touch=touch, counts=part.counts)
             except Exception as error:
                 raise_named(part.table.name, error)
             if missed is False:
@@ -130,7 +131,8 @@ def _find(parts: list[TablePart], touch: bool, threads: int) -> list[tuple[Table
 
     def find(number: int, part: TablePart) -> Callable[[], None]:
         def found() -> None:
-            missed[number] = part.table.operations.lookup_hot(part.keys, part.values, None, touch=touch)
+            operations = part.table.operations
+            missed[number] = operations.lookup_hot(part.keys, part.values, None, touch=touch, counts=part.counts)
 
         return found
 

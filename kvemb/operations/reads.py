@@ -101,7 +101,9 @@ class TableReads:
             exists[:] = True
         return missed
 
-    def lookup_hot_at_once(self, keys: Keys, out: Values, *, touch: bool) -> MissedKeys | Literal[False] | None:
+    def lookup_hot_at_once(
+        self, keys: Keys, out: Values, *, touch: bool, counts: Positions | None = None
+    ) -> MissedKeys | Literal[False] | None:
         """Do what lookup_hot does if the variable's lock is free; else return False.
 
         REQUIRES: Ctrl-C is deferred.
@@ -110,7 +112,7 @@ class TableReads:
         if not storage.begin_reading_if_free():
             return False
         try:
-            return self._read_hot(keys, touch, self._copying_to(keys, out))
+            return self._read_hot(keys, touch, self._copying_to(keys, out, counts), counts)
         finally:
             storage.end_reading()
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvemb.contracts import DeviceRows, PlannedChange
+from kvemb.contracts import DeviceCounts, DeviceRows, PlannedChange
 from kvemb.operations.reads import MissedKeys, repeat_if_refreshed
 from kvemb.operations.updates import TableUpdates
 from kvemb.restrict import ScoreRule
@@ -65,34 +65,49 @@ class TableOperations(TableUpdates):
     # Reading.
 
     @repeat_if_refreshed
-    def lookup_on_device(self, keys: DeviceArray, out: DeviceArray, exists: DeviceArray | None, *, touch: bool) -> None:
-        """Do what lookup does; out (n, dim) and exists (n,), bool, are on the device.
+    def lookup_on_device(
+        self,
+        keys: DeviceArray,
+        out: DeviceArray,
+        exists: DeviceArray | None,
+        *,
+        touch: bool,
+        counts: DeviceCounts | None = None,
+    ) -> None:
+        """Do what lookup does; out (n, dim), exists (n,), bool, and counts (n,) are on the device.
 
         REQUIRES: the caller then calls storage.ahead.looked_up().
         """
         device_rows = self.device_rows
         with self._storage.reading():
             rule, now = self._begin_use(touch)
-            with device_rows.on(keys, out, *([] if exists is None else [exists])):
+            given = [array for array in (exists, None if counts is None else counts.array) if array is not None]
+            with device_rows.on(keys, out, *given):
                 self._copy_before_change(keys, rule)
-                missing = device_rows.lookup(keys, out, exists, rule, now)
+                missing = device_rows.lookup(keys, out, exists, rule, now, None if counts is None else counts.array)
+                wanted, first = missing.keys, np.arange(len(missing.keys))
+                if counts is not None and len(wanted):  # each occurrence of the few keys that are not on the device
+                    times = device_rows.take(counts.array, missing.positions)
+                    wanted, first = np.repeat(wanted, times), np.cumsum(times) - times
                 if rule is ScoreRule.CUSTOM:
-                    self._scoring.use_hot(np.delete(self._copied(keys), missing.positions), now)
+                    times = None if counts is None else np.delete(device_rows.to_host(counts.array), missing.positions)
+                    self._scoring.use_hot(np.delete(self._copied(keys), missing.positions), now, times)
+            uses = keys.size if counts is None else counts.uses
             if not len(missing.keys):
-                self._storage.counts.hits += keys.size
+                self._storage.counts.hits += uses
                 if keys.borrowed or out.borrowed:
                     device_rows.finish()
                 return
-            rows = np.empty((len(missing.keys), self._schema.dim), self._schema.value_dtype)
-            absent = self._lookup_host(missing.keys, rows, rule, now)
-            self._storage.counts.hits += keys.size - len(absent)
+            rows = np.empty((len(wanted), self._schema.dim), self._schema.value_dtype)
+            absent = self._lookup_host(wanted, rows, rule, now)
+            self._storage.counts.hits += uses - len(absent)
             self._storage.counts.misses += len(absent)
         found = np.ones(len(rows), np.bool_)
         if len(absent):
-            self.lookup_cold(missing.keys, MissedKeys(absent, None if rule is None else now), rows, found)
-        self._spread(keys, out, missing.positions, rows)
+            self.lookup_cold(wanted, MissedKeys(absent, None if rule is None else now), rows, found)
+        self._spread(keys, out, missing.positions, rows[first])
         if exists is not None:
-            self._spread(keys, exists, missing.positions, found)
+            self._spread(keys, exists, missing.positions, found[first])
         self.give_back(keys, out)
 
     def give_back(self, *arrays: DeviceArray) -> None:

@@ -22,9 +22,7 @@ from kvemb.variable import Variable
 class EmbeddingBagCollection(RowsModule):
     """Pool bags of several features, as torchrec's EmbeddingBagCollection does.
 
-    A forward pass is one call of the store for all features, and so is a step. A row counts
-    as used once for each feature that has it, however often it is in the feature's bags; only if every bag of a feature
-    has exactly one id, each occurrence counts. Features may share a table.
+    A forward pass is one call of the store for all features, and so is a step. Features may share a table.
 
     ``load_state_dict`` accepts this module's own state, and also the weights of a torch.nn.ModuleDict of
     torch.nn.EmbeddingBag (``"{table}.weight"``) or of torchrec's EmbeddingBagCollection

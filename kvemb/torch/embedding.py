@@ -33,7 +33,7 @@ class Embedding(TableModule):
             not change. None: no limit.
         norm_type: The p of the p-norm that ``max_norm`` limits.
         scale_grad_by_freq: Divide each row's gradient by the number of its occurrences in the batch, as
-            torch.nn.Embedding does. A row then counts as used once per batch.
+            torch.nn.Embedding does.
         sparse: Ignored. Gradients always hold only the rows that were used.
         store: The store of a variable that is given by name. None: the default store.
         fused: Take the optimizer's step during each backward pass, one step for each call of the module. Its gradients
@@ -126,6 +126,7 @@ class Embedding(TableModule):
     def _scaled_by_frequency(self, keys: Any) -> torch.Tensor:
         """Return the rows of keys; the gradient of each is divided by the number of its occurrences."""
         found = distinct(keys, self.variable)
-        (rows,) = self.rows([RowRequest(self.variable, found.keys, self.padding_idx, unchanged=False)])
+        request = RowRequest(self.variable, found.keys, self.padding_idx, unchanged=False, counts=found.counts)
+        (rows,) = self.rows([request])
         divide_gradient(rows, found.counts)
         return torch.nn.functional.embedding(found.inverse, rows)

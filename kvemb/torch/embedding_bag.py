@@ -19,9 +19,6 @@ from kvemb.variable import Variable
 class EmbeddingBag(TableModule):
     """Pool bags of rows by key, as torch.nn.EmbeddingBag does by index.
 
-    A row counts as used once for each call, however often it is in the bags. Only if every bag has exactly one id, and
-    neither ``padding_idx`` nor ``scale_grad_by_freq`` is given, each occurrence counts.
-
     ``load_state_dict`` accepts this module's own state, and also the ``weight`` of a torch.nn.EmbeddingBag, whose row i
     becomes the row of key i.
 

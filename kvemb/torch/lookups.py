@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from kvemb.handle import inside
+from kvemb.many_tables.arguments import CountedKeys
 from kvemb.rows.device_arrays import device_of
 from kvemb.rows.hashing import Unique
 from kvemb.rows.host_arrays import as_keys, public_keys
@@ -34,6 +35,7 @@ def dtype_of_rows(variable: Variable) -> torch.dtype:
 class RowRequest(NamedTuple):
     """Rows of a variable to look up. keys (n,). padding: the key whose rows are zeros, neither read nor trained.
 
+    counts (n,): how many uses of each key are recorded; None: one for each occurrence.
     unchanged: whether the caller of forward gets these rows as they are. Their gradients may then share memory with
     another tensor.
     """
@@ -42,6 +44,7 @@ class RowRequest(NamedTuple):
     keys: Keys
     padding: int | None = None
     unchanged: bool = True
+    counts: torch.Tensor | None = None
 
 
 def on_variables_device(keys: Keys, variable: Variable) -> Keys:
@@ -76,7 +79,13 @@ def fetch(requests: list[RowRequest], pending: PendingGradients | None, *, touch
     trained = pending is not None and torch.is_grad_enabled() and any(each.variable.trainable for each in requests)
     requests = [each._replace(keys=on_variables_device(each.keys, each.variable)) for each in requests]
     to_read = [_without_padding(each, trained) for each in requests]
-    rows = _lookup([(each.variable, keys) for each, (keys, _) in zip(requests, to_read, strict=True)], touch)
+    rows = _lookup(
+        [
+            each._replace(keys=keys, counts=_counts(each, at))
+            for each, (keys, at) in zip(requests, to_read, strict=True)
+        ],
+        touch,
+    )
     for at, (each, (_, positions)) in enumerate(zip(requests, to_read, strict=True)):
         if positions is not None:
             whole = rows[at].new_zeros(len(each.keys), each.variable.dim)
@@ -101,29 +110,48 @@ def _without_padding(request: RowRequest, trained: bool) -> tuple[Keys, torch.Te
     return request.keys[positions], torch.from_numpy(positions)
 
 
+def _counts(request: RowRequest, positions: torch.Tensor | None) -> torch.Tensor | None:
+    return request.counts if request.counts is None or positions is None else request.counts[positions]
+
+
 def _copy(keys: Keys) -> Keys:
     return keys.copy() if isinstance(keys, np.ndarray) else keys.clone()
 
 
-def _lookup(requests: list[tuple[Variable, Keys]], touch: bool) -> list[torch.Tensor]:
+def _lookup(requests: list[RowRequest], touch: bool) -> list[torch.Tensor]:
     """Return the rows of each. If a variable occurs several times, all of its keys are looked up together."""
     stores: dict[int, tuple[Store, dict[Variable, list[int]]]] = {}
-    for at, (variable, _) in enumerate(requests):
-        store = variable.resource_handle[0]
-        stores.setdefault(id(store), (store, {}))[1].setdefault(variable, []).append(at)
+    for at, request in enumerate(requests):
+        store = request.variable.resource_handle[0]
+        stores.setdefault(id(store), (store, {}))[1].setdefault(request.variable, []).append(at)
     rows: list[Any] = [None] * len(requests)
     for store, variables in stores.values():
         keys_by_variable: dict[Variable | str, Any] = {}
         for variable, places in variables.items():
-            keys_by_variable[variable] = joined_keys([requests[each][1] for each in places])
+            keys_by_variable[variable] = _counted([requests[each] for each in places], touch)
         found = store.lookup(keys_by_variable, touch=touch)
         for variable, places in variables.items():
             begin = 0
             for each in places:
                 # Separate tensors over parts of one array: autograd refuses in-place changes of views of one tensor.
-                end = begin + len(requests[each][1])
+                end = begin + len(requests[each].keys)
                 rows[each], begin = _tensor(found[variable], begin, end), end
     return rows
+
+
+def _counted(requests: list[RowRequest], touch: bool) -> Any:
+    """Return the keys of one variable's requests, with their counts if they have any and uses are recorded."""
+    keys = joined_keys([each.keys for each in requests])
+    if not touch or all(each.counts is None for each in requests):
+        return keys
+    of_each = [_ones(each) if each.counts is None else each.counts for each in requests]
+    counts = of_each[0] if len(of_each) == 1 else torch.cat(of_each)
+    return CountedKeys(keys, counts.numpy() if isinstance(keys, np.ndarray) else counts)
+
+
+def _ones(request: RowRequest) -> torch.Tensor:
+    device = None if isinstance(request.keys, np.ndarray) else request.keys.device
+    return torch.ones(len(request.keys), dtype=torch.int64, device=device)
 
 
 def _tensor(rows: Any, begin: int, end: int) -> torch.Tensor:

@@ -44,7 +44,8 @@ class BagLookup:
             # Put first: so its position among the distinct keys is known, and it is there even if no bag has it.
             keys = joined_keys([padding_beside(keys, padding), keys])
         found = distinct(keys, variable)
-        self.request, self._counts = RowRequest(variable, found.keys, padding, unchanged=False), found.counts
+        self.request = RowRequest(variable, found.keys, padding, unchanged=False, counts=found.counts)
+        self._counts = found.counts
         self._padding = None if padding is None else int(found.inverse[0])
         self._inverse = found.inverse if padding is None else found.inverse[1:]
 

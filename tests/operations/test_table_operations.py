@@ -21,6 +21,7 @@ from kvemb.backends.cuda.staging import SMALL_UPLOADS
 from kvemb.handle import inside
 from kvemb.limits import Limits
 from kvemb.many_tables import calls
+from kvemb.many_tables.arguments import CountedKeys
 from kvemb.memory.budget import Budget
 from kvemb.optimizers import Adagrad
 from tests.histories import small_spill
@@ -94,6 +95,35 @@ def fill_pinned_memory(host: Budget) -> None:
     queue, memory = Queue(device), device.allocate(1 << 16)
     for nbytes in (*[device.staging.small_bytes] * SMALL_UPLOADS, 1 << 16):
         queue.upload(memory.address, np.zeros(nbytes, np.uint8))
+
+
+class Sums(kvemb.RestrictPolicy):
+    """A user's policy, which the kernels do not know."""
+
+    def score(self, old_score: Any, count: Any, now: Any) -> Any:
+        return old_score + count
+
+
+@pytest.mark.parametrize("policy", [None, Sums()])
+def test_keys_may_be_given_with_the_numbers_of_their_uses(opened: Any, policy: Any) -> None:
+    """On the device, in the host tier, on disk and nowhere; a key may occur twice."""
+    store = still(opened(limits=Limits(**small_spill(8))))
+    plain = made(store, "plain", hot_rows=KEYS, restrict_policy=policy)
+    var = made(store, "rows", devices="gpu:0", restrict_policy=policy)
+    train(plain, var, 1, 20)
+    keys = np.random.default_rng(5).permutation(np.r_[np.arange(0, KEYS + 40, 3), np.arange(60)])
+    counts = np.random.default_rng(6).integers(1, 9, len(keys))
+    before = plain.stats, var.stats
+    rows = store.lookup({plain: np.repeat(keys, counts)})[plain][np.cumsum(counts) - counts]
+    got: Any = store.lookup({var: CountedKeys(there(keys), there(counts))})  # type: ignore[dict-item]
+    assert got[var].array.tobytes() == rows.tobytes()
+    assert_equal(plain, var)
+    for stats in (plain.stats - before[0], var.stats - before[1]):
+        assert stats.hits + stats.misses + stats.absent == counts.sum()
+    found: Any = store.lookup({plain: CountedKeys(keys, counts)})  # type: ignore[dict-item]
+    assert found[plain].tobytes() == rows.tobytes()
+    var.lookup(there(np.repeat(keys, counts)))
+    assert_equal(plain, var)
 
 
 def test_rows_in_three_tiers(opened: Any) -> None:

@@ -208,3 +208,46 @@ def test_options_of_bags_that_do_not_fit_are_refused(loaded):
         ValueError, match="with include_last_offset=True, offsets must end with 2, the number of ids, got 1"
     ):
         module(torch.tensor([1, 2]), torch.tensor([0, 1]))
+
+
+class Sums(kvemb.RestrictPolicy):
+    """A user's policy, which the kernels do not know."""
+
+    def score(self, old_score, count, now):
+        return old_score + count
+
+
+@pytest.mark.parametrize("policy", [None, Sums()])
+def test_each_occurrence_is_a_use_in_every_module(store, policy):
+    """Bags counted one use of each distinct key of a call, and Embedding each occurrence."""
+    ids = torch.tensor([[5, 7, 5], [5, 9, 7], [8, 8, 7]])
+    each = {5: 3.0, 7: 3.0, 8: 2.0, 9: 1.0}
+
+    def table(name):
+        made = store.get_variable(name, dim=1, restrict_policy=policy, hot_rows=16, optimizer=kvemb.optimizers.SGD(1.0))
+        made.upsert(np.arange(100), np.ones((100, 1), np.float32))  # most are cold
+        return made
+
+    cases = {
+        "rows": (kt.Embedding, {}, each),
+        "by frequency": (kt.Embedding, {"scale_grad_by_freq": True}, each),
+        "bags": (kt.EmbeddingBag, {}, each),
+        "bags by frequency": (kt.EmbeddingBag, {"scale_grad_by_freq": True, "mode": "sum"}, each),
+        "with padding": (kt.EmbeddingBag, {"padding_idx": 7}, {**each, 7: 0.0}),
+    }
+    for name, (kind, how, expected) in cases.items():
+        module = kind(table(name), **how)
+        assert uses(module.variable, lambda module=module: module(ids)) == expected, name
+        assert uses(module.variable, lambda module=module: module.eval()(ids)) == dict.fromkeys(each, 0.0)
+    shared = table("shared")
+    both = kt.EmbeddingBagCollection({"table": shared}, {"seen": "table", "bought": "table"})
+    found = uses(shared, lambda: both({"seen": ids, "bought": torch.tensor([[5], [9]])}))
+    assert found == {**each, 5: 4.0, 9: 2.0}
+
+
+def uses(variable, call):
+    """Return how many uses of each of four keys a call records."""
+    keys, _, before = variable.export(with_scores=True)
+    call()
+    more = variable.export(with_scores=True)[2] - before
+    return {int(key): float(more[keys == key][0]) for key in (5, 7, 8, 9)}
