@@ -90,8 +90,8 @@ class TableOperations(TableUpdates):
                     times = device_rows.take(counts.array, missing.positions)
                     wanted, first = np.repeat(wanted, times), np.cumsum(times) - times
                 if rule is ScoreRule.CUSTOM:
-                    times = None if counts is None else np.delete(device_rows.to_host(counts.array), missing.positions)
-                    self._scoring.use_hot(np.delete(self._copied(keys), missing.positions), now, times)
+                    each = None if counts is None else np.delete(device_rows.to_host(counts.array), missing.positions)
+                    self._scoring.use_hot(np.delete(self._copied(keys), missing.positions), now, each)
             uses = keys.size if counts is None else counts.uses
             if not len(missing.keys):
                 self._storage.counts.hits += uses
