@@ -17,7 +17,7 @@ from pathlib import Path
 import kvemb
 from kvemb import bulk
 from kvemb.tools.destinations import atomic_output
-from kvemb.tools.export import RowOptions, write
+from kvemb.tools.exported_rows import RowOptions, write
 from kvemb.tools.failures import BadInput
 from kvemb.tools.formats.columns import Table
 from kvemb.tools.formats.known import Format

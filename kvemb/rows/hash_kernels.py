@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from kvemb.kernels.compiling import inlined, kernel
-from kvemb.rows.hashing import EMPTY
 
 
 @inlined
@@ -28,12 +27,14 @@ def mix(key: int) -> Any:
 
 @kernel
 def unique(keys: Any, cells: Any, first: Any, last: Any, counts: Any, inverse: Any, following: Any) -> int:
-    """Fill the arrays of kvemb.rows.hashing.Unique, and return how many distinct keys there are."""
+    """Fill the arrays of kvemb.rows.hashing.Unique, and return how many distinct keys there are.
+
+    Before the call, cells and following are EMPTY.
+    """
     mask = np.uint64(len(cells) - 1)
     found = 0
     for i in range(len(keys)):
         key = keys[i]
-        following[i] = EMPTY
         at = mix(key) & mask
         while True:
             entry = cells[at]
@@ -93,11 +94,10 @@ def index_put_at(cells: Any, keys: Any, positions: Any) -> None:
 
 @kernel
 def index_find(cells: Any, keys: Any, wanted: Any, positions: Any) -> None:
-    """Write the position of each wanted key, or EMPTY, to positions."""
+    """Write the position of each wanted key that has one to positions."""
     mask = np.uint64(len(cells) - 1)
     for i in range(len(wanted)):
         at = mix(wanted[i]) & mask
-        positions[i] = EMPTY
         while cells[at] >= 0:
             if keys[cells[at]] == wanted[i]:
                 positions[i] = cells[at]

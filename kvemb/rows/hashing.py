@@ -89,7 +89,7 @@ class Unique:
         cells = np.full(table_size(n), EMPTY, np.int32)
         first, last, counts = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
         self.inverse = np.empty(n, np.int64)
-        following = np.empty(n, np.int64)
+        following = np.full(n, EMPTY, np.int64)
         m = _kernels().unique(batch, cells, first, last, counts, self.inverse, following)
         self.repeated = m < n
         self.keys = batch[first[:m]] if self.repeated else batch
@@ -136,6 +136,6 @@ class KeyIndex:
 
     def find(self, keys: Keys, wanted: Keys) -> Positions:
         """Return the position of each wanted key (n,) int64, -1 if it has none."""
-        positions = np.empty(len(wanted), np.int64)
+        positions = np.full(len(wanted), EMPTY, np.int64)
         _kernels().index_find(self._cells, keys, wanted, positions)
         return positions

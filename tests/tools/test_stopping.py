@@ -22,7 +22,8 @@ from kvemb.threads.interrupts import uninterrupted
 from kvemb.tools import stopping
 from kvemb.tools.ahead import ahead
 from kvemb.tools.cli import run
-from kvemb.tools.export import RowOptions, export, table_of
+from kvemb.tools.export import export
+from kvemb.tools.exported_rows import RowOptions, table_of
 from kvemb.tools.formats import known
 from kvemb.tools.formats.columns import Table
 from kvemb.tools.importing import import_table
