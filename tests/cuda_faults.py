@@ -43,8 +43,8 @@ FAULTS = {
     "a tile finds what is behind the keys": ("const bool given = i < n,", "const bool given = true,"),
     "of a long row every other unit is copied": ("if (next < count) ((Unit*)to)[next] = second;", ""),
     "uses of one row at once are lost": (
-        "atomicAdd(score, 1.0)",
-        "relaxed_store(score, relaxed_load(score) + 1.0)",
+        "atomicAdd(score, counts ? (double)counts[i] : 1.0)",
+        "relaxed_store(score, relaxed_load(score) + (counts ? (double)counts[i] : 1.0))",
     ),
     "a use takes the marks off": ("(u8)(relaxed_load(&flags(bucket)[slot]) | DIRTY)", "DIRTY"),
     "of equal keys any is set": ("(p + 1 < n && cells[order[p + 1]] == cells[i])", "false"),
