@@ -1,7 +1,7 @@
 """One call on many variables of a store: all arguments are checked first, then each variable's part runs.
 
 The result is that of one call on each variable, in any order, because variables share no rows. Large calls are spread
-over threads: work on hot rows over the cores, cold reads, which wait for the disk, over more threads. Thread-safe.
+over threads: work on hot rows over the cores, cold reads over more threads while they wait for the disk. Thread-safe.
 """
 
 from __future__ import annotations
@@ -24,9 +24,13 @@ from kvemb.many_tables.arguments import (
     rows_of,
 )
 from kvemb.operations.reads import MissedKeys
+from kvemb.threads.disk_waits import ReadThreads
 from kvemb.threads.interrupts import uninterrupted
-from kvemb.threads.parallel import MAX_THREADS, cores, run_each
+from kvemb.threads.parallel import cores, run_each
 from kvemb.variable import Variable
+
+# Of the process, because its threads, its cores and the page cache are.
+_read_threads = ReadThreads()
 
 
 def lookup(
@@ -90,8 +94,10 @@ def _read(parts: list[TablePart], touch: bool) -> None:
         return lambda: part.table.operations.lookup_cold(part.keys, found, part.values, None)
 
     reads, cold = sum(len(found.positions) for _, found in left), [part for part, _ in left]
-    pays = bool(cold) and reads >= cold[0].table.storage.limits.cold_parallel_keys
-    _raise_first(cold, run_each([fill(*each) for each in left], MAX_THREADS if pays else 1))
+    with _read_threads.reading(reads) as threads:
+        pays = reads >= cold[0].table.storage.limits.cold_parallel_keys
+        failures = run_each([fill(*each) for each in left], threads if pays else 1)
+    _raise_first(cold, failures)
 
 
 def _read_on_device(parts: list[TablePart], touch: bool) -> None:
