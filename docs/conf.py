@@ -48,7 +48,7 @@ html_copy_source = False
 myst_enable_extensions = ["colon_fence", "html_image"]
 myst_heading_anchors = 4
 
-autodoc_mock_imports = ["torch", "ray", "cupy"]
+autodoc_mock_imports = ["torch", "ray", "cupy", "keras"]
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 autodoc_typehints = "description"

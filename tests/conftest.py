@@ -27,7 +27,7 @@ from kvemb.limits import Limits
 BUDGET = "8MiB"
 Opener = Callable[..., kvemb.Store]
 MEMORY, MEMORY_BYTES = Path("/dev/shm"), 4 << 30
-PYTORCH = Path(__file__).parent / "pytorch"
+PYTORCH, KERAS = Path(__file__).parent / "pytorch", Path(__file__).parent / "keras3"
 
 
 def pytest_configure() -> None:
@@ -52,6 +52,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if PYTORCH in item.path.parents and item.path.stem != "test_missing":
             item.add_marker(pytest.mark.needs("torch"))
+        if KERAS in item.path.parents and item.path.stem != "test_missing":
+            item.add_marker(pytest.mark.needs("keras"))
+            # Keras' variables do not know NumPy 2's argument.
+            item.add_marker(pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"))
         for module in (module for mark in item.iter_markers("needs") for module in mark.args):
             if not is_installed(module):
                 item.add_marker(pytest.mark.skip(reason=f"{module} is not installed; it is of kvemb[test-all]"))

@@ -68,6 +68,12 @@ def test_docstrings_of_modules_of_pytorch_have_all_sections():
     check(["kvemb.torch"])
 
 
+@pytest.mark.needs("keras", "torch")
+def test_docstrings_of_layers_of_keras_have_all_sections(monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    check(["kvemb.keras"])
+
+
 def test_what_people_call_most_has_an_example():
     having = {each.name for each in everything(MODULES) if ">>>" in sections(each.doc).get("Example", "")}
     assert sorted(WITH_EXAMPLE - having) == []

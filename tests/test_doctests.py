@@ -60,6 +60,13 @@ def test_examples_of_docstrings_of_modules_of_pytorch_run(tmp_path, monkeypatch)
     run(["kvemb.torch"], tmp_path, monkeypatch)
 
 
+@pytest.mark.slow
+@pytest.mark.needs("keras", "torch")
+def test_examples_of_docstrings_of_layers_of_keras_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    run(["kvemb.keras"], tmp_path, monkeypatch)
+
+
 def test_the_example_of_the_package_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert failures("kvemb", kvemb.__doc__ or "") == []

@@ -170,12 +170,13 @@ def test_a_dlrm_that_was_killed_ends_as_one_that_was_not(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.needs("tensorflow", "keras")
-def test_the_page_on_keras_learns(tmp_path: Path) -> None:
-    page = (EXAMPLES.parent / "docs" / "start" / "keras.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    done = process(tmp_path, "-c", f"{code}\nassert losses[-1] < 0.95 * losses[0]\n")
-    assert done.returncode == 0, done.stderr
+@pytest.mark.needs("torch", "keras")
+def test_the_ranking_in_keras_goes_on_and_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    runs = [["--epochs", "1", "--ratings", "20000"], ["--epochs", "2", "--ratings", "20000"]]
+    first, second = printed(tmp_path, "keras_ranking", *runs)
+    assert (figure("epochs done", first), figure("epochs done", second)) == (0, 1)
+    assert figure("squared error", second) < figure("variance", second)
 
 
 def check_equal_rows(one: kvemb.Checkpoint, other: kvemb.Checkpoint) -> None:

@@ -36,7 +36,7 @@ LAYERS = " ".join(
         "limits contracts registry stats store_state progress",
         "memory tiers operations durability engine",
         "defaults variable_scope variable pooling catalog replica many_tables store",
-        "opening default_store offline pickling bulk __init__ cluster torch monitoring",
+        "opening default_store offline pickling bulk __init__ frameworks cluster torch keras monitoring",
     ]
 ).split()
 # A variable says which store it is in: the one name of a layer above, for annotations alone (TYPE_CHECKING).
@@ -170,7 +170,15 @@ BREAKS_A_CLUSTER = "kvemb.tools.stress.places"
 
 
 def test_tools_use_only_public_names():
-    public = {"kvemb", "kvemb.__version__", "kvemb.installed", "kvemb.cluster", "kvemb.torch", "kvemb.tools"}
+    public = {
+        "kvemb",
+        "kvemb.__version__",
+        "kvemb.installed",
+        "kvemb.cluster",
+        "kvemb.torch",
+        "kvemb.keras",
+        "kvemb.tools",
+    }
     public |= {f"kvemb.{name}" for name in kvemb.__all__}
     for path in sources("kvemb.tools"):
         own = [module for module, _ in imports(path) if top(module) == "kvemb"]
@@ -215,6 +223,10 @@ REACHES = {
     "kvemb/kernels/compiling.py": {"_cache", "_rebuild", "_reduce"},
     "kvemb/torch/joined_gradient.py": {"_make_wrapper_subclass", "_amp_foreach_non_finite_check_and_unscale_"},
     "kvemb/torch/module.py": {"_C", "_apply", "_current_graph_task_id"},
+    # The end of PyTorch's backward pass; where fit begins, as Keras' BackupAndRestore sets it; all layers of a model.
+    "kvemb/keras/on_torch.py": {"_C", "_current_graph_task_id", "_execution_engine"},
+    "kvemb/keras/checkpoint.py": {"_initial_epoch", "_symbolic_build"},
+    "kvemb/keras/learning_rate.py": {"_flatten_layers"},
 }
 # Public names in spite of how they are spelt: of modules, of named tuples, and of PyTorch's tensors.
 PUBLIC = {"os._exit", "data._version", "_asdict", "_replace", "_fields", "_make"}
@@ -456,6 +468,20 @@ TESTED_BY = {
             "weights": ["weights", "table_module"],
         }.items()
         for name in names
+    },
+    "kvemb/frameworks/rates.py": "pytorch/test_optimizer.py",
+    "kvemb/frameworks/variables.py": "pytorch/test_embedding.py",
+    "kvemb/frameworks/reading_ahead.py": "pytorch/test_prefetching.py",
+    **{
+        f"kvemb/keras/{name}.py": f"keras3/test_{tests}.py"
+        for tests, names in {
+            "embedding": "embedding layer requests steps anchors calls on_tensorflow on_jax on_torch",
+            "embedding_bag": "embedding_bag pooled",
+            "distributed": "distributed tables",
+            "checkpoint": "checkpoint state",
+            **{name: name for name in ("configs", "converted", "keys", "learning_rate", "prefetching")},
+        }.items()
+        for name in names.split()
     },
     # Bounds alone, which the manifest's fields are held against.
     "kvemb/checks/ranges.py": "durability/test_hostile_metadata.py",

@@ -25,19 +25,19 @@ def entries() -> list[str]:
     return [name for page in sorted(DOCS.rglob("*.md")) for name in ENTRY.findall(page.read_text(encoding="utf-8"))]
 
 
-def names_of_torch() -> list[str]:
-    """The public names of kvemb.torch, read from its source, as PyTorch may not be there."""
-    text = (ROOT / "kvemb" / "torch" / "__init__.py").read_text(encoding="utf-8")
+def names_of(framework: str) -> list[str]:
+    """The public names of kvemb.torch or kvemb.keras, read from the source, as the framework may not be there."""
+    text = (ROOT / "kvemb" / framework / "__init__.py").read_text(encoding="utf-8")
     assigned = {ast.unparse(each.targets[0]): each for each in ast.parse(text).body if isinstance(each, ast.Assign)}
-    return [f"kvemb.torch.{name}" for name in ast.literal_eval(assigned["__all__"].value)]
+    return [f"kvemb.{framework}.{name}" for name in ast.literal_eval(assigned["__all__"].value)]
 
 
-TORCH = ["kvemb.torch", *names_of_torch()]
+OF_FRAMEWORKS = [each for name in ("torch", "keras") for each in (f"kvemb.{name}", *names_of(name))]
 
 
 def value_of(name: str) -> Any:
-    """What a full name means; a name of kvemb.torch stands for itself. Raises AttributeError, ModuleNotFoundError."""
-    if name in TORCH:
+    """What a full name means; of kvemb.torch and kvemb.keras, the name. Raises AttributeError, ModuleNotFoundError."""
+    if name in OF_FRAMEWORKS:
         return name
     module, _, last = name.rpartition(".")
     return getattr(importlib.import_module(module), last, None) or importlib.import_module(name)
@@ -45,7 +45,7 @@ def value_of(name: str) -> Any:
 
 def identity(name: str) -> object:
     """The same for two names of one thing, such as kvemb.Zeros and kvemb.initializers.zeros."""
-    return name if name in TORCH else id(value_of(name))
+    return name if name in OF_FRAMEWORKS else id(value_of(name))
 
 
 def test_every_public_name_has_one_entry():
@@ -54,7 +54,7 @@ def test_every_public_name_has_one_entry():
     public += [f"kvemb.errors.{name}" for name, value in vars(kvemb.errors).items() if inspect.isclass(value)]
     counts = Counter(map(identity, entries()))
     assert {
-        name: counts[identity(name)] for name in [*public, *MODULES[1:], *TORCH] if counts[identity(name)] != 1
+        name: counts[identity(name)] for name in [*public, *MODULES[1:], *OF_FRAMEWORKS] if counts[identity(name)] != 1
     } == {}
 
 

@@ -46,7 +46,7 @@ def _check(path: Path, found: Manifest, newest: Checkpoint | None) -> None:
     if newest is not None and found.store != inside(newest).store:
         raise FileExistsError(f"{path} is not the store from which {newest.path} was saved; name another path")
     rows = sum(entry.rows for entry in found.variables.values())
-    if newest is not None and _changed_since(found, newest.id):
+    if newest is not None and changed_since(found, newest.id):
         made = format_time(found.created)
         _logger.warning(
             "%s goes back to %s: later changes, up to %s, are deleted; to keep such changes, save a checkpoint after "
@@ -62,7 +62,7 @@ def _check(path: Path, found: Manifest, newest: Checkpoint | None) -> None:
         )
 
 
-def _changed_since(found: Manifest, checkpoint: str) -> bool:
+def changed_since(found: Manifest, checkpoint: str) -> bool:
     """Whether rows changed between a checkpoint of a store and a later durable point of it."""
     since = [epoch.since for epoch in found.changes]
     if checkpoint not in since:

@@ -198,6 +198,16 @@ def safe_embedding_lookup_sparse(
     return _pooled(var, table, given, how, max_norm, touch, ids)
 
 
+def bag_gradients(
+    var: Variable, ids: npt.NDArray[Any], offsets: npt.NDArray[Any], combiner: str, grads: npt.NDArray[Any]
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Return ``row_gradients(grads)`` of ``embedding_lookup_sparse`` with these arguments, without the lookup."""
+    table = _table(var)
+    given = given_bags(table.schema, ids, offsets, None, last_included=False)
+    bags = combined(given, check_combiner(combiner), math.inf, table.schema.slot_dtype)
+    return Embeddings(var, given.keys, bags, grads, None).row_gradients(grads)
+
+
 def _rows(var: Variable, ids: npt.ArrayLike, max_norm: float | None, touch: bool, *, once: bool) -> Embeddings:
     """Look up single ids. once: read each distinct id once, and record one use for it."""
     table, most = _table(var), max_norm_of(max_norm)

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 
 from kvemb.checks.brief import brief, there_are
+from kvemb.frameworks.variables import variable_of
 from kvemb.rows.bags import bounds_of
 from kvemb.store import Store
 from kvemb.torch.bags import JaggedIds, Keys, bags_of, keys_of
-from kvemb.torch.module import RowsModule, variable_of
+from kvemb.torch.module import RowsModule
 from kvemb.torch.options import check_mode, check_names
 from kvemb.torch.pooling import BagLookup, Pooling
 from kvemb.torch.weights import Destination

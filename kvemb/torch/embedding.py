@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
+from kvemb.frameworks.variables import variable_of
 from kvemb.store import Store
 from kvemb.torch.bags import keys_on_their_device
 from kvemb.torch.lookups import RowRequest, distinct, divide_gradient
-from kvemb.torch.module import variable_of
 from kvemb.torch.options import check_names, check_norm, check_padding, clipped
 from kvemb.torch.table_module import TableModule
 from kvemb.torch.weights import Destination

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from kvemb.frameworks.variables import variable_of
 from kvemb.store import Store
 from kvemb.torch.bags import bags_of
-from kvemb.torch.module import variable_of
 from kvemb.torch.options import check_mode, check_names, check_norm, check_padding
 from kvemb.torch.pooling import BagLookup, Pooling
 from kvemb.torch.table_module import TableModule

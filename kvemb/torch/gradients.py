@@ -41,6 +41,17 @@ class RateSetter(Protocol):
         """Set the learning rates of its variables among these. Raises TypeError, ValueError."""
 
 
+class Receiver(Protocol):
+    """What a backward pass hands its gradients to."""
+
+    @property
+    def fused(self) -> bool:
+        """Whether add() takes the step, so that the gradients need no copies."""
+
+    def add(self, gradients: list[Gradient]) -> None:
+        """Take the gradients of a call."""
+
+
 class PendingGradients:
     """The gradients of a module's backward passes. fused: each backward takes the step, so none are kept.
 

@@ -19,7 +19,7 @@ from kvemb.rows.hashing import Unique
 from kvemb.rows.host_arrays import as_keys, public_keys
 from kvemb.store import Store
 from kvemb.torch.bags import Keys, joined_keys
-from kvemb.torch.gradients import Gradient, PendingGradients
+from kvemb.torch.gradients import Gradient, Receiver
 from kvemb.variable import Variable
 
 # The input that makes autograd call backward; it gets no gradient itself.
@@ -71,10 +71,13 @@ def padding_in_dtype(padding: int | None, keys: Keys) -> int | None:
     return padding if limits.min <= padding <= limits.max else None
 
 
-def fetch(requests: list[RowRequest], pending: PendingGradients | None, *, touch: bool) -> list[torch.Tensor]:
+def fetch(
+    requests: list[RowRequest], pending: Receiver | None, *, touch: bool, anchor: torch.Tensor | None = None
+) -> list[torch.Tensor]:
     """Return the rows of each, (n, dim), float32, or float64 for float64 values, with one call for each store.
 
     pending: receives the gradients; None: the rows get no gradients. touch: whether looked-up rows count as used.
+    anchor: a scalar parameter whose gradient, which is 0, makes autograd call backward; None: a constant.
     """
     trained = pending is not None and torch.is_grad_enabled() and any(each.variable.trainable for each in requests)
     requests = [each._replace(keys=on_variables_device(each.keys, each.variable)) for each in requests]
@@ -94,7 +97,7 @@ def fetch(requests: list[RowRequest], pending: PendingGradients | None, *, touch
     if not trained:
         return rows
     sources = [(each, keys, positions) for each, (keys, positions) in zip(requests, to_read, strict=True)]
-    return list(_Rows.apply(_ANCHOR, rows, sources, pending))
+    return list(_Rows.apply(_ANCHOR if anchor is None else anchor, rows, sources, pending))
 
 
 def _without_padding(request: RowRequest, trained: bool) -> tuple[Keys, torch.Tensor | None]:
@@ -176,7 +179,8 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, rows: list[torch.Tensor], sources: Any, pending: Any) -> Any:
         """Return the rows as outputs."""
-        ctx.save_for_backward(anchor)  # so that a second backward pass through a freed graph raises, as usual
+        ctx.anchored = None if anchor is _ANCHOR else anchor.device
+        ctx.save_for_backward(_ANCHOR)  # so that a second backward pass through a freed graph raises, as usual
         ctx.sources, ctx.pending = sources, pending
         ctx.set_materialize_grads(False)
         return tuple(rows)
@@ -195,7 +199,8 @@ class _Rows(torch.autograd.Function):
         ]
         if found:
             ctx.pending.add(found)
-        return None, None, None, None
+        zero = None if ctx.anchored is None else torch.zeros((), device=ctx.anchored)
+        return zero, None, None, None
 
 
 def _private(grad: torch.Tensor, positions: torch.Tensor | None, *, shared: bool) -> torch.Tensor:

@@ -7,19 +7,16 @@ backward passes, but not while another thread takes the optimizer's step, and on
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import torch
 
 from kvemb.checks.brief import brief
-from kvemb.defaults import store_or_default
 from kvemb.handle import inside
-from kvemb.store import Store
 from kvemb.torch.gradients import PendingGradients
 from kvemb.torch.lookups import RowRequest, dtype_of_rows, fetch
 from kvemb.torch.weights import Destination, take_weights
 from kvemb.variable import Variable
-from kvemb.variable_scope import get_variable_scope
 
 # Attributes of torch.nn's modules that ported programs may read; the message says what to use instead.
 _ABSENT = {
@@ -229,41 +226,3 @@ def _take_weights(
     if taken:
         missing_keys += lacking if strict else []
         state_dict[f"{prefix}_extra_state"] = module.get_extra_state()
-
-
-def variable_of(given: Any, dim: int | None, store: Store | None, arguments: dict[str, Any]) -> Variable:
-    """Return a module's variable: the one given, or that of Store.get_variable with a name and arguments.
-
-    arguments: may contain torch's dtypes. Raises TypeError; ValueError for arguments together with a Variable; what
-    get_variable raises.
-    """
-    if isinstance(given, Variable):
-        if arguments or store is not None or dim not in (None, given.dim):
-            named = ", ".join(["store", *arguments] if store is not None else arguments) or "dim"
-            raise ValueError(f"variable {given.name!r} exists already: leave out {named}, or give another name")
-        return given
-    if not isinstance(given, str):
-        raise TypeError(
-            f"expected a name or a Variable, got {brief(given)}; begin with a name and dim, such as 'words', 16: no "
-            "number of rows is needed, because any int64 is a key"
-        )
-    store = cast(Store, store_or_default(store))
-    if dim is not None:
-        arguments = {"dim": dim, **arguments}
-    elif "dim" not in arguments:
-        _check_exists(store, given)
-    arguments = {  # torch's dtypes are passed by name
-        name: str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
-        for name, value in arguments.items()
-    }
-    return store.get_variable(given, **arguments)
-
-
-def _check_exists(store: Store, name: str) -> None:
-    """Raise TypeError for a new variable without dim; get_variable would take the reference's default, 1."""
-    scope = get_variable_scope()
-    if scope is not None and scope.custom_getter is not None:
-        return  # it may give dim
-    full = name if scope is None else f"{scope.name}/{name}"
-    if full not in store.variables:
-        raise TypeError(f"dim is missing: variable {full!r} is new; give the number of values in a row, as in dim=16")

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from kvemb.checks.brief import brief
 from kvemb.checks.numeric import as_number
 from kvemb.checks.seconds import as_seconds
+from kvemb.frameworks.rates import rate_of, with_rate
 from kvemb.handle import inside
 from kvemb.optimizers import Optimizer as Rule
 from kvemb.torch.gradients import Gradient, check_step, merged, take_step
@@ -120,7 +120,7 @@ class Optimizer(torch.optim.Optimizer):
         if lr is not None:
             lr = _number(lr)
             for rule in self._rules.values():
-                _with_rate(rule, lr)  # raises for a rate that no step accepts
+                with_rate(rule, lr)  # raises for a rate that no step accepts
         self._variables = list(variables.values())
         self._modules = [
             module
@@ -130,7 +130,7 @@ class Optimizer(torch.optim.Optimizer):
         self._groups: list[dict[str, Any]] = []
         self._merged: list[tuple[Gradient, torch.Tensor]] = []
         groups = [
-            {"params": [], "lr": _rate(rule) if lr is None else lr, "variable": variable.name}
+            {"params": [], "lr": rate_of(rule) if lr is None else lr, "variable": variable.name}
             for variable, rule in zip(self._variables, self._rules.values(), strict=True)
         ]
         super().__init__(groups, {"lr": groups[0]["lr"]})
@@ -268,7 +268,7 @@ class Optimizer(torch.optim.Optimizer):
                 f"kvemb.torch.Optimizer trains it with {known!r}; change its rate in param_groups; if modules share "
                 "the variable, make one Optimizer for all of them, as in Optimizer(first, second)"
             )
-        return known if rate == _rate(known) else _with_rate(known, rate)
+        return known if rate == rate_of(known) else with_rate(known, rate)
 
     def _set_rates(self, variables: list[Variable], here: bool = False) -> None:
         """Set the rates of variables to those of their groups. here: on this rank alone (kvemb.torch.in_step)."""
@@ -283,7 +283,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _checked_rates(self) -> list[float]:
         """Return the rate of each variable. Raises as before_step does."""
-        return [_rate(self._rule(variable)) for variable in self._variables]
+        return [rate_of(self._rule(variable)) for variable in self._variables]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse another group: there is one for each variable.
@@ -328,16 +328,6 @@ class Optimizer(torch.optim.Optimizer):
             group.update({name: deepcopy(value) for name, value in found.items() if name != "params"})
 
 
-def _rate(rule: Rule) -> float:
-    """Return the learning rate, which every optimizer has."""
-    return float(vars(rule)["learning_rate"])
-
-
 def _number(lr: Any) -> float:
     """Return a learning rate as float; it may be a tensor of one element. Raises TypeError if it is not a number."""
     return float(as_number(lr.item() if isinstance(lr, torch.Tensor) else lr, "lr"))
-
-
-def _with_rate(rule: Rule, rate: float) -> Rule:
-    made: Rule = replace(cast(Any, rule), learning_rate=rate)
-    return made

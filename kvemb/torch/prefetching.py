@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from kvemb.checks.brief import brief
 from kvemb.checks.numeric import as_int
+from kvemb.frameworks.reading_ahead import MAX_DEPTH, Batch, Prefetch, Source, ids_in, read_ahead
 from kvemb.torch.bags import keys_of
 from kvemb.torch.collection import EmbeddingBagCollection
 from kvemb.torch.embedding import Embedding
 from kvemb.torch.embedding_bag import EmbeddingBag
 from kvemb.torch.module import RowsModule
 from kvemb.variable import Variable
-
-Batch = TypeVar("Batch")
-# Where the ids of a variable are in a batch: the name or the index of a field, or a function of the batch.
-Source = str | int | Callable[[Any], Any]
-# A function that reads ahead the rows of a batch.
-Prefetch = Callable[[Any], None]
-MAX_DEPTH = 16
 
 
 def prefetching(
@@ -66,28 +58,8 @@ def prefetching(
     """
     if not isinstance(ids, Mapping):
         raise TypeError(f"ids must be a dict from variables to the field of a batch with their ids, got {brief(ids)}")
-    prefetches = [_prefetch_of(given, _function(source, given)) for given, source in ids.items()]
-    return _ahead(iter(loader), prefetches, as_int(depth, "depth", 1, MAX_DEPTH))
-
-
-def _ahead(batches: Iterator[Batch], prefetches: list[Prefetch], depth: int) -> Iterator[Batch]:
-    waiting: deque[Batch] = deque(islice(batches, 1))  # the first is looked up at once
-    failure: Exception | None = None
-    while waiting:
-        if failure is None:
-            try:
-                for batch in islice(batches, depth + 1 - len(waiting)):
-                    for prefetch in prefetches:
-                        prefetch(batch)
-                    waiting.append(batch)
-            except Exception as error:
-                failure = error  # raised after the batches before it, as without reading ahead
-        yield waiting.popleft()
-    if failure is not None:
-        try:
-            raise failure
-        finally:
-            failure = None  # its traceback would keep this frame, the loader and its workers alive
+    prefetches = [_prefetch_of(given, ids_in(source, _name_of(given))) for given, source in ids.items()]
+    return read_ahead(iter(loader), prefetches, as_int(depth, "depth", 1, MAX_DEPTH))
 
 
 def _prefetch_of(given: Any, source: Callable[[Any], Any]) -> Prefetch:
@@ -109,25 +81,6 @@ def _prefetch_of(given: Any, source: Callable[[Any], Any]) -> Prefetch:
     return of_variable
 
 
-def _function(source: Any, given: Any) -> Callable[[Any], Any]:
-    """Return the function that gives the ids in a batch. given: of which variable or module, for messages."""
-    if callable(source):
-        return source  # type: ignore[no-any-return]
-    if not isinstance(source, (str, int)):
-        raise TypeError(f"expected the name of a batch's field, or a function, got {brief(source)}")
-
-    def field(batch: Any) -> Any:
-        try:
-            return batch[source]
-        except (KeyError, IndexError, TypeError) as error:
-            there = f"has {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else f"is {brief(batch)}"
-            message = f"the batch has no field {source!r}, where the ids of {_name_of(given)} should be; it {there}"
-            kind = next(kind for kind in (KeyError, IndexError, TypeError) if isinstance(error, kind))
-            raise kind(message) from error
-
-    return field
-
-
 def _name_of(given: Any) -> str:
     variables = given.variables if isinstance(given, RowsModule) else [given]
-    return ", ".join(repr(variable.name) for variable in variables)
+    return ", ".join(repr(getattr(variable, "name", variable)) for variable in variables)

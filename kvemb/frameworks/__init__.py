@@ -1,0 +1,1 @@
+"""What PyTorch's modules and Keras' layers share. Imports no framework."""

@@ -1,0 +1,196 @@
+"""Checkpoint: a callback that saves rows and the dense model in one checkpoint, and goes on from the newest one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from kvemb.checks.brief import brief
+from kvemb.checks.seconds import as_seconds
+from kvemb.durability.checkpoint import Checkpoint as Saved
+from kvemb.durability.checkpointer import PendingCheckpoint
+from kvemb.handle import inside
+from kvemb.keras.state import read_state, set_metrics, write_state
+from kvemb.offline.resuming import changed_since
+from kvemb.offline.series import CheckpointManager
+from kvemb.store import Store
+
+_FILE = "keras.npz"
+_EXTRA = "kvemb.keras"
+
+
+class Checkpoint(keras.callbacks.Callback):
+    """Save rows, weights, the optimizer's state, the epoch and the batch in one checkpoint; resume from the newest one.
+
+    The callback saves at the end of each epoch, or when a checkpoint is due. A checkpoint is complete or absent. When
+    ``fit`` starts with a series that has checkpoints, it restores the dense part of the newest one, and goes on after
+    the batch at which that was saved. Rows are restored by ``CheckpointManager.resume``, which opens the store.
+
+    Batches before that one are read from the data again, and skipped. For the same losses as without an interruption,
+    the data must come in the same order, for example with ``shuffle=False``.
+
+    Args:
+        series: The series of checkpoints.
+        store: The store of the rows, opened with ``series.resume(path)``.
+        every: Seconds from one checkpoint to the next. None: at the end of each epoch.
+
+    Raises:
+        TypeError: For an argument of the wrong type.
+        ValueError: If ``every`` is out of range.
+
+    Example:
+        >>> import kvemb, kvemb.keras as kk
+        >>> series = kvemb.CheckpointManager("checkpoints", keep=3)
+        >>> resumed, last = series.resume("training.kvemb")
+        >>> with series, resumed:
+        ...     callback = kk.Checkpoint(series, resumed)  # model.fit(..., callbacks=[callback])
+    """
+
+    def __init__(self, series: CheckpointManager, store: Store, every: float | None = None) -> None:
+        super().__init__()
+        if not isinstance(series, CheckpointManager):
+            raise TypeError(f"series must be a kvemb.CheckpointManager, got {brief(series)}")
+        if not isinstance(store, Store):
+            raise TypeError(f"store must be a kvemb.Store, got {brief(store)}")
+        self.series: CheckpointManager = series
+        self.store: Store = store
+        self.every: float | None = None if every is None else as_seconds(every, "every")
+        self._epoch, self._skip, self._metrics = 0, 0, {}
+        self._begun = time.monotonic()
+        self._writing: PendingCheckpoint[Saved] | None = None
+        self._restored_epoch = -1
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Restore the dense part of the newest checkpoint, and have ``fit`` begin there.
+
+        Args:
+            logs: Not used.
+
+        Raises:
+            ValueError: If the newest checkpoint is of another model or another store, or the store is not in its state.
+            Corruption: If its files are damaged.
+        """
+        self._begun, self._skip, self._restored_epoch = time.monotonic(), 0, -1
+        newest, model = self.series.latest(), self.model
+        model._initial_epoch = None
+        if newest is None:
+            return
+        if _EXTRA not in newest.extra:
+            raise ValueError(
+                f"the checkpoint {newest.path} was not saved by kvemb.keras.Checkpoint; name another series"
+            )
+        self._check_state(newest)
+        said = newest.extra[_EXTRA]
+        self._metrics = read_state(model, newest.files[_FILE])
+        self._restored_epoch, self._skip = int(said["epoch"]), int(said["batches"])
+        model._initial_epoch = self._restored_epoch
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Restore the metrics of an epoch that was interrupted, and skip the batches that were trained.
+
+        Args:
+            epoch: The number of the epoch, from 0.
+            logs: Not used.
+        """
+        self._epoch, model = epoch, self.model
+        model._initial_epoch = None  # fit has read it
+        if epoch == self._restored_epoch and self._skip:
+            later = {} if set_metrics(model, self._metrics) else self._metrics
+            model.train_function = _skipping(model, self._skip, later)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Save a checkpoint if one is due.
+
+        Args:
+            batch: The number of the batch in the epoch, from 0.
+            logs: Not used.
+
+        Raises:
+            KvembError: What ``kvemb.CheckpointManager.save`` raises.
+        """
+        done = batch + 1
+        if self._epoch == self._restored_epoch and done <= self._skip:
+            return
+        if self.every is not None and time.monotonic() - self._begun >= self.every:
+            self._save(self._epoch, done)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Save a checkpoint, unless ``every`` is given and none is due.
+
+        Args:
+            epoch: The number of the epoch, from 0.
+            logs: Not used.
+
+        Raises:
+            KvembError: What ``kvemb.CheckpointManager.save`` raises.
+        """
+        if self.every is None or time.monotonic() - self._begun >= self.every:
+            self._save(epoch + 1, 0)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Wait for the checkpoint that is being written.
+
+        Args:
+            logs: Not used.
+
+        Raises:
+            KvembError: What ``kvemb.PendingCheckpoint.result`` raises.
+        """
+        if self._writing is not None:
+            self._writing.result()
+            self._writing = None
+
+    def _save(self, epoch: int, batches: int) -> None:
+        model = self.model  # with JAX, this waits for the step
+        self._begun = time.monotonic()
+        self._writing = self.series.save(
+            self.store,
+            block=False,
+            files={_FILE: lambda file: write_state(model, file)},
+            extra={_EXTRA: {"epoch": epoch, "batches": batches}},
+        )
+
+    def _check_state(self, newest: Saved) -> None:
+        """Raise ValueError unless the store's rows are those of the checkpoint."""
+        self.store.flush()  # writes a durable point if rows have changed
+        point = inside(self.store).current_manifest
+        if point.store != inside(newest).store or changed_since(point, newest.id):
+            raise ValueError(
+                f"the rows of {self.store.path} are not those of the checkpoint {newest.path}, whose weights would be "
+                "restored; open the store with series.resume(path), or name a new series"
+            )
+
+
+def _skipping(model: Any, batches: int, metrics: dict[str, Any]) -> Callable[..., Any]:
+    """Return a train_function that takes batches from the data without training, then puts the model's own back.
+
+    metrics: to set as soon as the model has them, which TensorFlow's trainer makes of the first batch; or none.
+    """
+    own, seen = model.train_function, 0
+
+    def skip(*arguments: Any) -> Any:
+        nonlocal seen
+        if seen >= batches:
+            model.train_function = own
+            return own(*arguments)
+        seen += model.steps_per_execution
+        try:
+            last = _taken(arguments[-1], model.steps_per_execution)
+            if metrics and seen >= batches:
+                model._symbolic_build(data_batch=last)
+                set_metrics(model, metrics)
+        except BaseException:
+            model.train_function = own
+            raise
+        logs: dict[str, Any] = {}
+        return (logs, arguments[0]) if len(arguments) == 2 else logs
+
+    return skip
+
+
+def _taken(batches: Any, count: int) -> Any:
+    """Take a step's batches from an iterator; a list has them already. Returns the last one."""
+    return batches[-1] if isinstance(batches, list) else [next(batches) for _ in range(count)][-1]

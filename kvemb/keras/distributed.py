@@ -1,0 +1,200 @@
+"""DistributedEmbedding: many features over many tables, as keras_rs.layers.DistributedEmbedding takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from kvemb.checks.brief import brief
+from kvemb.keras.configs import config_of, find
+from kvemb.keras.keys import check_ids, warn_of_short_ids
+from kvemb.keras.layer import RowsLayer
+from kvemb.keras.pooled import Bag, ids_for, request_for, result_of
+from kvemb.keras.requests import Ids, Request
+from kvemb.keras.tables import Feature, at, features_of, with_leaves
+from kvemb.store import Store
+from kvemb.variable import Variable
+
+# As keras-rs marks inputs that were preprocessed.
+_PREPROCESSED = "preprocessed_inputs_per_placement"
+
+
+@keras.saving.register_keras_serializable(package="kvemb")
+class DistributedEmbedding(RowsLayer):
+    """Look up and pool many features with one call, as keras_rs.layers.DistributedEmbedding does.
+
+    It takes keras-rs' FeatureConfig and TableConfig objects, or dicts with the same fields. Tables are variables of a
+    store, and features may share a table. ``predict`` and ``evaluate`` insert nothing and record no use. A backward
+    pass takes one step of each table's own optimizer.
+
+    Of a table's fields, ``name``, ``embedding_dim`` and ``combiner`` are used as they are. ``vocabulary_size`` bounds
+    nothing: keys are any integers. SGD, Adagrad, Adam, AdamW and Ftrl of Keras become kvemb's, where Adagrad's epsilon
+    is outside of the root; another optimizer is one of kvemb.optimizers. ``max_ids_per_partition`` and
+    ``max_unique_ids_per_partition`` size buffers of TPUs, and have no effect. ``placement="sparsecore"`` is refused.
+
+    Args:
+        feature_configs: Nested dicts, lists and tuples of FeatureConfig objects, or of dicts such as ``{"table":
+            {"name": "ads", "embedding_dim": 16, "optimizer": kvemb.optimizers.Adagrad(0.05)}}``. The dict of a table
+            may also have other arguments of ``kvemb.Store.get_variable``, or only a name and a ``variable``.
+        store: The store of the tables. None: the default store.
+        table_stacking: Only "auto" or None: there is nothing to stack.
+        update_stats: Only False: there are no buffers to size.
+        name: The layer's name in a model. None: made from the class's name.
+        dtype: The dtype, or the policy of mixed precision, of results. None: Keras' default.
+        trainable: Whether the rows are trained.
+
+    Raises:
+        TypeError: For a config of another kind.
+        ValueError: For an option of TPUs, two tables of one name, or an optimizer or initializer that is not converted.
+        KvembError: What ``kvemb.Store.get_variable`` raises.
+
+    Example:
+        >>> import kvemb, numpy as np
+        >>> import kvemb.keras as kk
+        >>> ads = {"name": "ads", "embedding_dim": 16, "key_dtype": "int32"}
+        >>> ads["optimizer"] = kvemb.optimizers.Adagrad(0.05)
+        >>> rows = kk.DistributedEmbedding({"clicked": {"table": ads}, "shown": {"table": ads}})
+        >>> ids = np.array([[5, 17], [42, 5]], np.int32)
+        >>> tuple(rows({"clicked": ids, "shown": ids})["shown"].shape)
+        (2, 16)
+    """
+
+    def __init__(
+        self,
+        feature_configs: Any,
+        *,
+        store: Store | None = None,
+        table_stacking: Any = "auto",
+        update_stats: bool = False,
+        name: str | None = None,
+        dtype: Any = None,
+        trainable: bool = True,
+    ) -> None:
+        if table_stacking not in ("auto", None) or update_stats:
+            raise ValueError(
+                f"table_stacking={brief(table_stacking)}, update_stats={brief(update_stats)}: these are of TPUs, and "
+                "there is nothing to stack or to size here; leave them out"
+            )
+        features = features_of(feature_configs, store)
+        super().__init__([each.variable for each in features], name=name, dtype=dtype, trainable=trainable)
+        self.features: tuple[Feature, ...] = tuple(features)
+        self.structure: Any = with_leaves(feature_configs, {each.path: each.name for each in features})
+        for variable in self.variables_of_rows:
+            warn_of_short_ids(variable)
+
+    @property
+    def tables(self) -> dict[str, Variable]:
+        """The tables' variables by name."""
+        return {each.variable.name: each.variable for each in self.features}
+
+    def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
+        """Look up the features and pool them, with one call of the store.
+
+        Args:
+            inputs: Ids in the structure of ``feature_configs``: integers (batch, n), pooled over n, or (batch,). Or
+                what ``preprocess`` returned.
+            weights: Floats in the same structure and of the same shapes. None: 1.
+            training: Whether uses of rows are recorded. ``fit`` passes True.
+
+        Returns:
+            Tensors (batch, dim) in the structure of ``feature_configs``.
+
+        Raises:
+            TypeError: If ids are not integers.
+            ValueError: For another structure or shape, or if a table that is to be trained has no optimizer.
+            KvembError: What ``kvemb.Store.lookup`` raises.
+        """
+        given = _unpacked(inputs, weights)
+        bags, requests, batch = [], [], []
+        for feature, (ids, weight) in zip(self.features, self._by_feature(*given), strict=True):
+            shape = check_ids(ids, f"ids of {feature.name!r}", split=False, least_rank=1)
+            bag = Bag(feature.variable, feature.combiner, dtype=self.dtype_for(feature.variable))
+            bags.append(bag)
+            pooled = len(shape) > 1
+            requests.append(request_for(bag, weight) if pooled else Request(feature.variable, dtype=bag.dtype))
+            batch.append(ids_for(bag, ids, None) if pooled else Ids(ids))
+        found = self.rows(requests, batch, training)
+        out = {}
+        for feature, bag, rows, (ids, weight) in zip(self.features, bags, found, self._by_feature(*given), strict=True):
+            out[feature.path] = result_of(bag, rows, ids, weight, None) if len(ids.shape) > 1 else rows
+        return with_leaves(self.structure, out)
+
+    def preprocess(self, inputs: Any, weights: Any = None, training: bool = False) -> Any:
+        """Put inputs and weights together, as one argument of a model.
+
+        Args:
+            inputs: Ids in the structure of ``feature_configs``.
+            weights: Weights in the same structure, or None.
+            training: Ignored. It is here because keras-rs has it.
+
+        Returns:
+            What ``call`` takes as ``inputs``.
+        """
+        packed = {"inputs": inputs} if weights is None else {"inputs": inputs, "weights": weights}
+        return {_PREPROCESSED: {"default_device": packed}}
+
+    def compute_output_shape(self, input_shapes: Any) -> Any:
+        """Return the shapes of the results for the shapes of ids, in the structure of ``feature_configs``."""
+        shapes, _ = _unpacked(input_shapes, None)
+        out = {each.path: (at(shapes, each.path, "shapes")[0], each.variable.dim) for each in self.features}
+        return with_leaves(self.structure, out)
+
+    def compute_output_spec(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
+        """Return the shapes and dtypes of results. Nothing is looked up."""
+        ids, _ = _unpacked(inputs, weights)
+        out = {}
+        for each in self.features:
+            shape = check_ids(at(ids, each.path, "inputs"), f"ids of {each.name!r}", split=False, least_rank=1)
+            leading = shape[:-1] if len(shape) > 1 else shape
+            out[each.path] = keras.KerasTensor((*leading, each.variable.dim), dtype=self.compute_dtype)
+        return with_leaves(self.structure, out)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return what ``from_config`` takes: the features, and which variables of which store have the rows."""
+        features = {
+            each.path: {"name": each.name, "table": {**config_of(each.variable), "combiner": each.combiner}}
+            for each in self.features
+        }
+        return {**super().get_config(), "feature_configs": with_leaves(self.structure, features)}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> DistributedEmbedding:
+        """Return a layer on the variables of a config, which are found in the innermost default store.
+
+        Args:
+            config: What ``get_config`` returned.
+
+        Returns:
+            The layer.
+
+        Raises:
+            StoreNotFound: If no store is open that has the variables; the message says what to open.
+        """
+        return cls(**{**config, "feature_configs": _opened(config["feature_configs"], cls.__name__)})
+
+    def _by_feature(self, inputs: Any, weights: Any) -> list[tuple[Any, Any]]:
+        return [
+            (at(inputs, each.path, "inputs"), None if weights is None else at(weights, each.path, "weights"))
+            for each in self.features
+        ]
+
+
+def _unpacked(inputs: Any, weights: Any) -> tuple[Any, Any]:
+    """Return inputs and weights of what preprocess() returned, or as they are."""
+    if isinstance(inputs, Mapping) and _PREPROCESSED in inputs:
+        packed = inputs[_PREPROCESSED]["default_device"]
+        return packed["inputs"], packed.get("weights")
+    return inputs, weights
+
+
+def _opened(configs: Any, what: str) -> Any:
+    """Return the features of a config with Variables in place of their names."""
+    if isinstance(configs, Mapping) and "table" in configs:
+        table = configs["table"]
+        found = {"name": table["variable"], "variable": find(table, what), "combiner": table["combiner"]}
+        return {**configs, "table": found}
+    if isinstance(configs, Mapping):
+        return {key: _opened(each, what) for key, each in configs.items()}
+    return [_opened(each, what) for each in configs]

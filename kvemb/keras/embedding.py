@@ -1,0 +1,137 @@
+"""Embedding: keras.layers.Embedding over a variable."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from kvemb.keras.configs import config_of, opened_again
+from kvemb.keras.keys import check_flag, check_ids, warn_of_short_ids
+from kvemb.keras.layer import RowsLayer, check_padding, variable_for
+from kvemb.keras.requests import Ids, Request
+from kvemb.store import Store
+from kvemb.variable import Variable
+
+
+@keras.saving.register_keras_serializable(package="kvemb")
+class Embedding(RowsLayer):
+    """Look up rows by key, as keras.layers.Embedding does by index.
+
+    Keys are any integers of the variable's key dtype, so the layer takes no number of rows. A key without a row reads
+    as its initial row. The first step on a key creates its row. ``predict``, ``evaluate`` and calls without
+    ``training=True`` insert nothing and record no use.
+
+    A backward pass takes one step of the variable's own optimizer. Gradients of a key that occurs several times, or in
+    several layers on the variable, are summed first. The optimizer of ``compile`` trains the dense part.
+
+    Args:
+        variable: A Variable, or the name of one, which is opened or made with the other arguments.
+        dim: The number of values in a row. A new variable needs it; otherwise it may be left out.
+        store: The store of a variable that is given by name. None: the default store.
+        mask_zero: Whether later layers mask the places of key 0, as after keras.layers.Embedding.
+        padding_idx: A key whose row is zeros. It is not looked up, created or trained.
+        split_keys: Whether keys are pairs of int32, as ``kvemb.keras.split_keys`` makes them.
+        name: The layer's name in a model, which is also the variable's if ``variable`` is not given. None: made from
+            the class's name.
+        dtype: The dtype, or the policy of mixed precision, of results. None: Keras' default. The dtype of the rows in
+            the store is ``value_dtype``.
+        trainable: Whether the rows are trained.
+        **arguments: Other arguments of ``kvemb.Store.get_variable``, such as ``optimizer`` and ``initializer``. New
+            rows are zeros without an initializer; those of keras.layers.Embedding are uniform in ±0.05.
+
+    Raises:
+        TypeError: For an argument of the wrong type, or one of Keras' that does not exist here.
+        ValueError: For a variable of integers, arguments beside a Variable, which exists already, or an unsupported
+            backend.
+        KvembError: What ``kvemb.Store.get_variable`` raises.
+
+    Example:
+        >>> import kvemb, numpy as np
+        >>> import kvemb.keras as kk
+        >>> words = kk.Embedding("words", 16, key_dtype="int32", optimizer=kvemb.optimizers.Adagrad(0.05))
+        >>> tuple(words(np.array([[5, 17], [5, -3]], np.int32)).shape)
+        (2, 2, 16)
+    """
+
+    def __init__(
+        self,
+        variable: Variable | str | None = None,
+        dim: int | None = None,
+        *,
+        store: Store | None = None,
+        mask_zero: bool = False,
+        padding_idx: int | None = None,
+        split_keys: bool = False,
+        name: str | None = None,
+        dtype: Any = None,
+        trainable: bool = True,
+        **arguments: Any,
+    ) -> None:
+        masking, split = check_flag(mask_zero, "mask_zero"), check_flag(split_keys, "split_keys")
+        padding = check_padding(padding_idx)
+        self.variable: Variable = variable_for(variable, dim, name, store, arguments)
+        super().__init__([self.variable], name=name, dtype=dtype, trainable=trainable)
+        self.mask_zero: bool = masking
+        self.supports_masking = masking
+        self.padding_idx: int | None = padding
+        self.split_keys: bool = split
+        if not split:
+            warn_of_short_ids(self.variable)
+
+    def call(self, ids: Any, training: bool | None = None) -> Any:
+        """Return the rows of keys.
+
+        Args:
+            ids: Keys, integers of any shape.
+            training: Whether uses of rows are recorded for the variable's policy. ``fit`` passes True.
+
+        Returns:
+            Rows of shape ``ids.shape + (dim,)``, in the layer's compute dtype.
+
+        Raises:
+            TypeError: If ``ids`` are not integers.
+            ValueError: If the rows are to be trained and the variable has no optimizer.
+            KvembError: What ``kvemb.Variable.lookup`` raises.
+        """
+        check_ids(ids, "ids", split=self.split_keys)
+        request = Request(self.variable, None, self.padding_idx, self.split_keys, self.dtype_for(self.variable))
+        (rows,) = self.rows([request], [Ids(ids)], training)
+        return rows
+
+    def compute_mask(self, ids: Any, mask: Any = None) -> Any:
+        """Return which ids are not 0, if ``mask_zero``."""
+        if not self.mask_zero:
+            return None
+        zeros = keras.ops.equal(ids, 0)
+        return keras.ops.logical_not(keras.ops.all(zeros, axis=-1) if self.split_keys else zeros)
+
+    def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
+        """Return the shape of the rows of ids of a shape."""
+        shape = tuple(input_shape)
+        return (*(shape[:-1] if self.split_keys else shape), self.variable.dim)
+
+    def compute_output_spec(self, ids: Any, training: bool | None = None) -> Any:
+        """Return the shape and dtype of rows. Nothing is looked up."""
+        shape = check_ids(ids, "ids", split=self.split_keys)
+        return keras.KerasTensor((*shape, self.variable.dim), dtype=self.compute_dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return what ``from_config`` takes: the layer's arguments, and which variable of which store has the rows."""
+        options = {"mask_zero": self.mask_zero, "padding_idx": self.padding_idx, "split_keys": self.split_keys}
+        return {**super().get_config(), **config_of(self.variable), **options}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Embedding:
+        """Return a layer on the variable of a config, which is found in the innermost default store.
+
+        Args:
+            config: What ``get_config`` returned.
+
+        Returns:
+            The layer.
+
+        Raises:
+            StoreNotFound: If no store is open that has the variable; the message says what to open.
+        """
+        return cls(**opened_again(config, cls.__name__))

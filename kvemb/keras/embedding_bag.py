@@ -1,0 +1,145 @@
+"""EmbeddingBag: pooled rows of a variable, as tf.nn.embedding_lookup_sparse and keras_rs' EmbeddingReduce give them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from kvemb.keras.configs import config_of, opened_again
+from kvemb.keras.keys import check_flag, check_ids, warn_of_short_ids
+from kvemb.keras.layer import RowsLayer, check_padding, variable_for
+from kvemb.keras.pooled import Bag, ids_for, request_for, result_of
+from kvemb.pooling.arguments import check_combiner
+from kvemb.store import Store
+from kvemb.variable import Variable
+
+
+@keras.saving.register_keras_serializable(package="kvemb")
+class EmbeddingBag(RowsLayer):
+    """Pool bags of rows: the last axis of the ids is a bag.
+
+    Without weights, a bag is pooled in the store's memory, and only the result becomes a tensor. ``predict``,
+    ``evaluate`` and calls without ``training=True`` insert nothing and record no use.
+
+    A backward pass takes one step of the variable's own optimizer. Gradients of a key that occurs several times, or in
+    several layers on the variable, are summed first. The optimizer of ``compile`` trains the dense part.
+
+    Args:
+        variable: A Variable, or the name of one, which is opened or made with the other arguments.
+        dim: The number of values in a row. A new variable needs it; otherwise it may be left out.
+        combiner: How the rows of a bag are pooled. ``"sum"``: the sum of weight * row. ``"mean"``: that sum divided by
+            the sum of the weights. ``"sqrtn"``: that sum divided by the square root of the sum of the squared weights.
+        store: The store of a variable that is given by name. None: the default store.
+        mask_zero: Whether key 0 is left out of bags: it is neither looked up nor trained.
+        padding_idx: A key that is left out of bags.
+        split_keys: Whether keys are pairs of int32, as ``kvemb.keras.split_keys`` makes them.
+        name: The layer's name in a model, which is also the variable's if ``variable`` is not given. None: made from
+            the class's name.
+        dtype: The dtype, or the policy of mixed precision, of results. None: Keras' default. The dtype of the rows in
+            the store is ``value_dtype``.
+        trainable: Whether the rows are trained.
+        **arguments: Other arguments of ``kvemb.Store.get_variable``, such as ``optimizer`` and ``initializer``.
+
+    Raises:
+        TypeError: For an argument of the wrong type, or one of Keras' that does not exist here.
+        ValueError: For an unknown combiner, ``mask_zero`` beside another ``padding_idx``, a variable of integers,
+            arguments beside a Variable, which exists already, or an unsupported backend.
+        KvembError: What ``kvemb.Store.get_variable`` raises.
+
+    Example:
+        >>> import kvemb, numpy as np
+        >>> import kvemb.keras as kk
+        >>> adagrad = kvemb.optimizers.Adagrad(0.05)
+        >>> tags = kk.EmbeddingBag("tags", 16, combiner="mean", mask_zero=True, key_dtype="int32", optimizer=adagrad)
+        >>> tuple(tags(np.array([[5, 17], [42, 0]], np.int32)).shape)
+        (2, 16)
+    """
+
+    def __init__(
+        self,
+        variable: Variable | str | None = None,
+        dim: int | None = None,
+        combiner: str = "mean",
+        *,
+        store: Store | None = None,
+        mask_zero: bool = False,
+        padding_idx: int | None = None,
+        split_keys: bool = False,
+        name: str | None = None,
+        dtype: Any = None,
+        trainable: bool = True,
+        **arguments: Any,
+    ) -> None:
+        masking, split = check_flag(mask_zero, "mask_zero"), check_flag(split_keys, "split_keys")
+        padding, how = check_padding(padding_idx), check_combiner(combiner)
+        if masking and padding not in (None, 0):
+            raise ValueError(f"mask_zero leaves key 0 out of bags, padding_idx={padding}, too; give one of them")
+        self.variable: Variable = variable_for(variable, dim, name, store, arguments)
+        super().__init__([self.variable], name=name, dtype=dtype, trainable=trainable)
+        self.supports_masking = True
+        self.combiner: str = how
+        self.mask_zero: bool = masking
+        self.padding_idx: int | None = padding
+        self.split_keys: bool = split
+        if not split:
+            warn_of_short_ids(self.variable)
+
+    def call(self, ids: Any, weights: Any = None, mask: Any = None, training: bool | None = None) -> Any:
+        """Return the pooled bags. An empty bag gives zeros.
+
+        Args:
+            ids: Keys, integers of shape (..., n): each of the last axis is a bag. With TensorFlow also a RaggedTensor
+                (bags, None).
+            weights: Floats of the shape of ``ids``, by which the rows are multiplied. They may have a gradient. None:
+                1.
+            mask: Which ids count, bools of the shape of ``ids``. Keras passes the mask of an earlier layer. None: all.
+            training: Whether uses of rows are recorded for the variable's policy. ``fit`` passes True.
+
+        Returns:
+            Bags of shape ``ids.shape[:-1] + (dim,)``, in the layer's compute dtype.
+
+        Raises:
+            TypeError: If ``ids`` are not integers.
+            ValueError: For a wrong shape, or if the rows are to be trained and the variable has no optimizer.
+            KvembError: What ``kvemb.embedding_lookup_sparse`` raises.
+        """
+        check_ids(ids, "ids", split=self.split_keys, least_rank=2)
+        padding = 0 if self.mask_zero else self.padding_idx
+        bag = Bag(self.variable, self.combiner, padding, self.split_keys, self.dtype_for(self.variable))
+        (rows,) = self.rows([request_for(bag, weights)], [ids_for(bag, ids, mask)], training)
+        return result_of(bag, rows, ids, weights, mask)
+
+    def compute_mask(self, ids: Any, mask: Any = None) -> None:
+        """Return None: the axis of bags is gone."""
+        return None
+
+    def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
+        """Return the shape of the bags of ids of a shape."""
+        shape = tuple(input_shape)
+        return (*shape[: -2 if self.split_keys else -1], self.variable.dim)
+
+    def compute_output_spec(self, ids: Any, weights: Any = None, mask: Any = None, training: bool | None = None) -> Any:
+        """Return the shape and dtype of bags. Nothing is looked up."""
+        shape = check_ids(ids, "ids", split=self.split_keys, least_rank=2)
+        return keras.KerasTensor((*shape[:-1], self.variable.dim), dtype=self.compute_dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return what ``from_config`` takes: the layer's arguments, and which variable of which store has the rows."""
+        options = {"combiner": self.combiner, "mask_zero": self.mask_zero, "padding_idx": self.padding_idx}
+        return {**super().get_config(), **config_of(self.variable), **options, "split_keys": self.split_keys}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> EmbeddingBag:
+        """Return a layer on the variable of a config, which is found in the innermost default store.
+
+        Args:
+            config: What ``get_config`` returned.
+
+        Returns:
+            The layer.
+
+        Raises:
+            StoreNotFound: If no store is open that has the variable; the message says what to open.
+        """
+        return cls(**opened_again(config, cls.__name__))

@@ -1,0 +1,162 @@
+"""RowsLayer: the base of layers over variables. It has no weights of its own but the variables' anchors."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from kvemb.checks.brief import brief
+from kvemb.checks.numeric import as_int
+from kvemb.default_store import ArgumentsInStore
+from kvemb.frameworks.variables import variable_of
+from kvemb.keras.anchors import anchor_of
+from kvemb.keras.calls import Call, check_backend, look_up
+from kvemb.keras.requests import Ids, Request
+from kvemb.store import Store
+from kvemb.variable import Variable
+
+# Arguments of Keras' layers that are not supported; the message says what to use instead.
+_REFUSED = {
+    "input_dim": "keys are any integers, and a row is made at its first step; give a name and dim",
+    "output_dim": "give dim",
+    "embeddings_initializer": "give initializer, such as kvemb.RandomUniform(-0.05, 0.05)",
+    "embeddings_regularizer": "give the variable's optimizer weight_decay, such as kvemb.optimizers.AdamW()",
+    "embeddings_constraint": "give constraint, as for kvemb.Store.get_variable",
+    "weights": "write the rows with layer.variable.upsert(keys, rows)",
+    "lora_rank": "rows are trained as they are",
+    "quantization_config": "give value_dtype, such as 'float16'",
+    "mode": "give combiner, such as 'sum'",
+    "learning_rate": "give optimizer, such as kvemb.optimizers.Adagrad(0.05)",
+}
+_OF_VARIABLES = set(inspect.signature(ArgumentsInStore).parameters) - {"store", "name"}
+
+
+def check_arguments(arguments: dict[str, Any]) -> None:
+    """Raise TypeError for arguments that no layer and no variable has."""
+    for name in arguments:
+        if name in _REFUSED:
+            raise TypeError(f"there is no argument {name} here: {_REFUSED[name]}")
+        if name not in _OF_VARIABLES:
+            raise TypeError(f"there is no argument {name!r}: neither kvemb.Store.get_variable nor keras.Layer has it")
+
+
+def check_padding(padding_idx: Any) -> int | None:
+    """Return a padding key. Raises TypeError."""
+    return None if padding_idx is None else as_int(padding_idx, "padding_idx")
+
+
+def floats_of(variable: Variable) -> Variable:
+    """Return the variable. Raises ValueError if its rows are not floats."""
+    if variable.value_dtype.kind in "iu":
+        raise ValueError(
+            f"variable {variable.name!r} holds {variable.value_dtype.name}; layers need variables of floats"
+        )
+    return variable
+
+
+def variable_for(
+    given: Variable | str | None, dim: int | None, name: str | None, store: Store | None, arguments: dict[str, Any]
+) -> Variable:
+    """Return a layer's variable. name: the layer's name, which a variable has that is given none of its own."""
+    check_arguments(arguments)
+    return floats_of(variable_of(name if given is None else given, dim, store, arguments))
+
+
+class RowsLayer(keras.layers.Layer):
+    """The base of the layers over variables, whose rows are trained by the variables' optimizers.
+
+    Args:
+        variables: The variables of the rows. One may be there several times.
+        name: The layer's name in a model.
+        dtype: The dtype, or the policy of mixed precision, of results. None: Keras' default.
+        trainable: Whether the rows are trained.
+    """
+
+    def __init__(
+        self, variables: Sequence[Variable], *, name: str | None = None, dtype: Any = None, trainable: bool = True
+    ) -> None:
+        backend = check_backend()
+        super().__init__(name=None if name is None else name.replace("/", "_"), dtype=dtype, trainable=trainable)
+        self.variables_of_rows: tuple[Variable, ...] = tuple({id(each): each for each in variables}.values())
+        for variable in self.variables_of_rows:
+            anchor_of(variable)  # now, as Keras lets no call of a layer make weights
+        # XLA compiles no calls of Python in TensorFlow's graphs; JAX's callbacks are compiled.
+        self.supports_jit = backend == "jax"
+        self.built = True
+
+    # Keras' lists of weights. Anchors are shared by the layers on a variable, so a frozen layer leaves them out, and
+    # does not freeze them for the others.
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """The weights of the layer: for each trained variable, one scalar that stands for its rows."""
+        return [*super().variables, *self._anchors().values()]
+
+    @property
+    def weights(self) -> list[keras.Variable]:
+        """As ``variables``."""
+        return [*super().weights, *self._anchors().values()]
+
+    def save_own_variables(self, store: Any) -> None:
+        """Save nothing: rows are in the store."""
+
+    def load_own_variables(self, store: Any) -> None:
+        """Load nothing: rows are in the store."""
+
+    def rows(self, requests: Sequence[Request], batch: Sequence[Ids], training: bool | None) -> list[Any]:
+        """Look up rows. A backward pass trains them.
+
+        Args:
+            requests: What to look up.
+            batch: The ids of each request.
+            training: Whether uses of rows are recorded.
+
+        Returns:
+            A tensor of rows or bags for each request, in the layer's compute dtype.
+
+        Raises:
+            ValueError: If a variable that is to be trained has no optimizer.
+            KvembError: What ``kvemb.Store.lookup`` raises.
+        """
+        anchors = self._anchors()
+        for variable in anchors:
+            if training and variable.optimizer is None:
+                raise ValueError(
+                    f"variable {variable.name!r} has no optimizer, so its rows cannot be trained: make it with "
+                    "optimizer=, such as kvemb.optimizers.Adagrad(0.05), or freeze the layer with trainable=False"
+                )
+        call = Call(
+            tuple(requests),
+            tuple(batch),
+            {variable: anchor for variable, anchor in anchors.items() if variable.optimizer is not None},
+            bool(training),
+            self._scaling_optimizer(),
+            "mixed_float16" in (self.dtype_policy.name, keras.config.dtype_policy().name),
+            self.add_loss,
+        )
+        return [keras.ops.cast(rows, self.compute_dtype) for rows in look_up(call)]
+
+    def dtype_for(self, variable: Variable) -> str:
+        """Return the dtype in which the backend gets rows of a variable."""
+        return "float64" if variable.value_dtype.name == self.compute_dtype == "float64" else "float32"
+
+    def _anchors(self) -> dict[Variable, keras.Variable]:
+        """Return the anchors of the variables that this layer trains."""
+        if not self.trainable:
+            return {}
+        trained = (each for each in getattr(self, "variables_of_rows", ()) if each.trainable)
+        return {variable: anchor_of(variable) for variable in trained}
+
+    def _scaling_optimizer(self) -> Any:
+        """Return the optimizer of the model that is called, if it scales the loss."""
+        optimizer = getattr(self._get_call_context().entry_layer, "optimizer", None)
+        scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        return optimizer if scales or getattr(optimizer, "loss_scale_factor", None) is not None else None
+
+
+def brief_shape(shape: Any) -> str:
+    """Return a shape for a message."""
+    return brief(tuple(shape))

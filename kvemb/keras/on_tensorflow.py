@@ -1,0 +1,160 @@
+"""Rows as tensors of TensorFlow, eagerly and in tf.function.
+
+    anchors ─ gates ─ lookup        forward: a batch begins, rows are looked up
+                 └─── taps ─ rows   backward: each tap hands over a gradient, then the gates take the step
+
+Gates are identities of the anchors, made once for a batch and variable, so a gate's gradient is the sum over all layers
+on the variable: its backward pass runs after those of all taps. tf.numpy_function is stateful: tf.function neither
+prunes nor merges its calls, and runs each once.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager import record
+
+from kvemb.keras.calls import Call
+from kvemb.keras.requests import Ids, Request
+from kvemb.keras.requests import look_up as host_look_up
+from kvemb.keras.steps import begin, collect, finish, told
+from kvemb.variable import Variable
+
+
+class Gate(NamedTuple):
+    """The identity of an anchor in a batch, float32 (), and the batch's number, int64 ()."""
+
+    value: Any
+    number: Any
+
+
+class _Open(threading.local):
+    """The gates that this thread made last."""
+
+    def __init__(self) -> None:
+        self.gates: dict[Variable, Gate] = {}
+
+
+_open = _Open()
+
+
+def look_up(call: Call) -> list[Any]:
+    """Return the rows of each request."""
+    if call.anchors and tf.distribute.get_strategy().num_replicas_in_sync > 1:
+        raise RuntimeError("kvemb.keras trains in one replica, but this tf.distribute.Strategy has several")
+    gates = _gates(call)
+    batch = tuple(map(_dense, call.batch))
+    found = _host_rows(call, batch, [gate.value for gate in gates.values()])
+    return [
+        _tap(request, ids, gates[request.variable], rows) if request.variable in gates else rows
+        for request, ids, rows in zip(call.requests, batch, found, strict=True)
+    ]
+
+
+def _gates(call: Call) -> dict[Variable, Gate]:
+    """Return the gates of the variables whose anchors a gradient tape has seen; no others can be trained."""
+    seen = {variable: tf.convert_to_tensor(anchor.value) for variable, anchor in call.anchors.items()}
+    watched = {variable: anchor for variable, anchor in seen.items() if record.should_record_backprop([anchor])}
+    new = {variable: anchor for variable, anchor in watched.items() if not _usable(_open.gates.get(variable))}
+    if new:
+        made = _enter(tuple(new), list(new.values()), _scale(call))
+        if len(new) == len(watched):
+            _open.gates = {}  # of an earlier batch
+        _open.gates |= dict(zip(new, made, strict=True))
+    return {variable: _open.gates[variable] for variable in watched}
+
+
+def _usable(gate: Gate | None) -> bool:
+    """Whether the gate is of this batch: an open tape has it, and its graph is this one, or around this one."""
+    if gate is None or not record.should_record_backprop([gate.value]):
+        return False
+    if tf.executing_eagerly():
+        return not tf.is_symbolic_tensor(gate.value)
+    if not tf.is_symbolic_tensor(gate.value):
+        return True
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None and graph is not gate.value.graph:
+        graph = getattr(graph, "outer_graph", None)
+    return graph is not None
+
+
+def _scale(call: Call) -> Any:
+    one = tf.ones((), tf.float32)
+    return one if call.optimizer is None else tf.cast(call.optimizer.scale_loss(one), tf.float32)
+
+
+def _enter(variables: tuple[Variable, ...], anchors: list[Any], scale: Any) -> list[Gate]:
+    """Begin a batch, and return its gates."""
+
+    def step(number: Any, scale: Any, *_: Any) -> np.float32:
+        return np.float32(0.0 if finish(variables, int(number), float(scale)) else np.nan)
+
+    @tf.custom_gradient
+    def enter(*given: Any) -> Any:
+        number = tf.numpy_function(told(lambda: np.int64(begin())), [], tf.int64)
+        number.set_shape(())
+
+        def backward(*grads: Any) -> Any:
+            floats = [grad for grad in grads[: len(given)] if grad is not None]
+            done = tf.numpy_function(told(step), [number, scale, *floats], tf.float32)
+            done.set_shape(())
+            return [done] * len(given)
+
+        return [*(tf.identity(each) for each in given), number], backward
+
+    *values, number = enter(*anchors)
+    return [Gate(value, number) for value in values]
+
+
+def _dense(ids: Ids) -> Ids:
+    """Return ids whose fields are dense tensors."""
+    if isinstance(ids.ids, tf.RaggedTensor):
+        return Ids(ids.ids.values, None, ids.ids.row_splits)
+    return ids
+
+
+def _host_rows(call: Call, batch: tuple[Ids, ...], gates: list[Any]) -> list[Any]:
+    given = [each for ids in batch for each in ids.given]
+
+    def read(*arrays: Any) -> list[Any]:
+        rest = list(arrays[: len(given)])
+        parts = [ids.like([rest.pop(0) for _ in ids.given]) for ids in batch]
+        return host_look_up(call.requests, parts, touch=call.touch)
+
+    dtypes = [tf.as_dtype(request.dtype) for request in call.requests]
+    found = tf.numpy_function(told(read), [*given, *gates], dtypes)
+    found = [found] if tf.is_tensor(found) else list(found)  # eagerly, a list of one is that one
+    for rows, request, ids in zip(found, call.requests, batch, strict=True):
+        rows.set_shape(_shape(request, ids))
+    return found
+
+
+def _shape(request: Request, ids: Ids) -> Any:
+    dim = request.variable.dim
+    if ids.splits is not None:
+        return tf.TensorShape([None if ids.splits.shape[0] is None else ids.splits.shape[0] - 1, dim])
+    shape = ids.ids.shape[:-1] if request.split else ids.ids.shape
+    return (shape if request.combiner is None else shape[:-1]).concatenate(dim)
+
+
+def _tap(request: Request, ids: Ids, gate: Gate, rows: Any) -> Any:
+    """Return rows whose gradients are handed over."""
+
+    def take(number: Any, grads: Any, *arrays: Any) -> np.float32:
+        collect(request, int(number), ids.like(arrays), grads, copy=False)
+        return np.float32(0)
+
+    @tf.custom_gradient
+    def tap(value: Any, rows: Any) -> Any:
+        def backward(grads: Any) -> Any:
+            given = [gate.number, tf.convert_to_tensor(grads), *ids.given]
+            taken = tf.numpy_function(told(take), given, tf.float32)
+            taken.set_shape(())
+            return taken, None
+
+        return tf.identity(rows), backward
+
+    return tap(gate.value, rows)

@@ -1,0 +1,129 @@
+"""Rows as tensors of PyTorch: the lookups of kvemb.torch, with one step at the end of each backward pass."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvemb.keras.calls import Call
+from kvemb.keras.requests import Bagged, Ids, Request, bagged
+from kvemb.torch.bags import JaggedIds, keys_of
+from kvemb.torch.gradients import Gradient, take_step
+from kvemb.torch.lookups import RowRequest, fetch
+from kvemb.torch.pooling import BagLookup, Pooling
+
+
+class EndOfBackward:
+    """Takes a step when a backward pass ends, with the gradients of all layers. Thread-safe.
+
+    It stands for the PendingGradients of a module of kvemb.torch.
+    """
+
+    fused = False
+
+    def __init__(self, anchors: list[Any], scale: float) -> None:
+        self._anchors, self._scale = anchors, scale
+
+    def add(self, gradients: list[Gradient]) -> None:
+        """Keep the gradients of a layer until the running backward pass ends."""
+        task = torch._C._current_graph_task_id()
+        with _lock:
+            first = task not in _found
+            _found.setdefault(task, []).append((self, gradients))
+        if first:
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: _step(task))
+
+    def unscaled(self, gradients: list[Gradient]) -> list[Gradient] | None:
+        """Return the gradients without the scale of the loss; None if they are not finite."""
+        if self._scale == 1.0:
+            return gradients
+        if not all(bool(torch.isfinite(each.values).all()) for each in gradients):
+            return None
+        return [each._replace(values=each.values / self._scale) for each in gradients]
+
+    def spoil(self) -> None:
+        """Make the anchors' gradients nan, so that Keras' optimizer skips its step, too."""
+        for anchor in self._anchors:
+            anchor.grad = torch.full_like(anchor, torch.nan)
+
+
+_found: dict[int, list[tuple[EndOfBackward, list[Gradient]]]] = {}
+_lock = threading.Lock()
+
+
+def _step(task: int) -> None:
+    with _lock:
+        found = _found.pop(task)
+    parts = [pending.unscaled(gradients) for pending, gradients in found]
+    if any(part is None for part in parts):
+        for pending, _ in found:
+            pending.spoil()
+        return
+    take_step([gradient for part in parts for gradient in part or []])
+
+
+def look_up(call: Call) -> list[Any]:
+    """Return the rows of each request."""
+    if any(ids.ids.device.type == "meta" for ids in call.batch):  # Keras asks for shapes
+        return [_empty(request, ids) for request, ids in zip(call.requests, call.batch, strict=True)]
+    anchors = [anchor.value for anchor in call.anchors.values()]
+    trained = bool(anchors) and torch.is_grad_enabled()
+    wanted = [_Lookup(request, ids) for request, ids in zip(call.requests, call.batch, strict=True)]
+    scale = float(call.optimizer.scale_loss(1.0)) if call.optimizer is not None and trained else 1.0
+    pending = EndOfBackward(anchors, scale) if trained else None
+    anchor = sum(anchors[1:], start=anchors[0]) if trained else None
+    rows = fetch([each.request for each in wanted], pending, touch=call.touch, anchor=anchor)
+    return [each.result(found) for each, found in zip(wanted, rows, strict=True)]
+
+
+class _Lookup:
+    """The ids of one request. request: the rows to look up, from which result() makes rows or bags."""
+
+    def __init__(self, request: Request, ids: Ids) -> None:
+        self._asked, self._device = request, ids.ids.device
+        whole = request.combiner is None and ids.mask is None and not request.split
+        if whole:  # also on a GPU
+            self._part: Bagged | None = None
+            self._shape = tuple(ids.ids.shape)
+            keys = ids.ids.detach() if ids.ids.is_cuda else keys_of(ids.ids)
+            self.request = RowRequest(request.variable, keys.reshape(-1), request.padding)
+            return
+        arrays = ids.like(list(map(_array, ids.given)))
+        self._part = part = bagged(request, arrays)
+        self._shape = part.shape
+        if request.combiner is None:
+            self.request = RowRequest(request.variable, part.keys)
+            return
+        begins = torch.from_numpy(part.offsets)
+        one_each = len(part.keys) == len(begins) and bool((part.offsets == np.arange(len(begins))).all())
+        jagged = JaggedIds(part.keys, begins, len(begins), None, one_each, self._device)
+        self._bags = BagLookup(request.variable, jagged, Pooling("mean" if request.combiner == "mean" else "sum"))
+        self.request = self._bags.request
+
+    def result(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return rows or bags of the shape that was asked for."""
+        part = self._part
+        if self._asked.combiner is not None:
+            assert part is not None
+            rows = self._bags.pool(rows)
+            if self._asked.combiner == "sqrtn":
+                sizes = np.diff(np.append(part.offsets, len(part.keys)))
+                rows = rows / torch.from_numpy(np.sqrt(np.maximum(sizes, 1))).to(rows)[:, None]
+        elif part is not None and part.kept is not None:
+            places = torch.from_numpy(np.flatnonzero(part.kept)).to(rows.device)
+            rows = rows.new_zeros(len(part.kept), rows.shape[1]).index_put((places,), rows)
+        dtype = getattr(torch, self._asked.dtype)
+        return rows.view(*self._shape, rows.shape[1]).to(self._device, dtype)
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    return tensor.detach().cpu().numpy()
+
+
+def _empty(request: Request, ids: Ids) -> torch.Tensor:
+    shape = ids.ids.shape[:-1] if request.split else ids.ids.shape
+    shape = shape if request.combiner is None else shape[:-1]
+    return torch.empty(*shape, request.variable.dim, dtype=getattr(torch, request.dtype), device="meta")

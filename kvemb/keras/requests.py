@@ -1,0 +1,163 @@
+"""What layers look up, and what comes of it, in the host's memory: rows of keys, and gradients of rows.
+
+A Request says how; Ids are the arrays of one batch. Pure functions but for the lookups; thread-safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kvemb.keras.keys import joined_keys
+from kvemb.pooling.functions import bag_gradients, embedding_lookup_sparse
+from kvemb.rows.hashing import Positions
+from kvemb.store import Store
+from kvemb.variable import Variable
+
+Array = npt.NDArray[Any]
+
+
+class Request(NamedTuple):
+    """How the ids of a batch are looked up in a variable.
+
+    combiner: None for a row of each id, otherwise how the bags of the last axis are pooled. padding: a key whose rows
+    are zeros, neither read nor trained, and left out of bags. split: whether ids are pairs of int32. dtype: of rows.
+    """
+
+    variable: Variable
+    combiner: str | None = None
+    padding: int | None = None
+    split: bool = False
+    dtype: str = "float32"
+
+
+class Ids(NamedTuple):
+    """The ids of a batch, as tensors or as arrays. mask: which ids count, of their shape; None: all.
+
+    splits: for ids (n,) in bags of any lengths, where each begins, and n at last (bags + 1,).
+    """
+
+    ids: Any
+    mask: Any = None
+    splits: Any = None
+
+    @property
+    def given(self) -> list[Any]:
+        """Those of the fields that are there, in order."""
+        return [each for each in self if each is not None]
+
+    def like(self, arrays: Sequence[Any]) -> Ids:
+        """Return other values of the same fields, in order; `given` of the result is `arrays`."""
+        rest = iter(arrays)
+        return Ids(*(None if each is None else next(rest) for each in self))
+
+
+class Bagged(NamedTuple):
+    """The keys of a batch that count. keys (n,); kept (ids,): which ids they are, None for all.
+
+    offsets (bags,): where each bag begins in keys. shape: of the results, without dim.
+    """
+
+    keys: Array
+    kept: npt.NDArray[np.bool_] | None
+    offsets: Positions
+    shape: tuple[int, ...]
+
+
+def bagged(request: Request, given: Ids) -> Bagged:
+    """Return the keys of a batch of arrays."""
+    ids = joined_keys(given.ids) if request.split else given.ids
+    keys, kept = ids.reshape(-1), None if given.mask is None else given.mask.reshape(-1).astype(np.bool_)
+    if request.padding is not None and _holds(ids.dtype, request.padding):
+        kept = keys != request.padding if kept is None else kept & (keys != request.padding)
+    if kept is not None and kept.all():
+        kept = None
+    shape, offsets = ids.shape, np.empty(0, np.int64)
+    if request.combiner is not None:
+        if given.splits is not None:
+            offsets, shape = given.splits[:-1].astype(np.int64), (len(given.splits) - 1,)
+        else:
+            shape, count = ids.shape[:-1], int(np.prod(ids.shape[:-1], dtype=np.int64))
+            offsets = np.arange(count) * ids.shape[-1]
+        if kept is not None:
+            offsets = np.concatenate([[0], np.cumsum(kept)])[offsets]
+    return Bagged(keys if kept is None else keys[kept], kept, offsets, shape)
+
+
+def look_up(requests: Sequence[Request], batch: Sequence[Ids], *, touch: bool) -> list[Array]:
+    """Return the rows of each request, ids.shape + (dim,), or its bags, new arrays. Nothing is inserted.
+
+    touch: whether the uses of rows are recorded. Rows of all variables of a store are read with one call.
+    """
+    parts = [bagged(request, given) for request, given in zip(requests, batch, strict=True)]
+    out: list[Array] = [
+        np.empty(0) if request.combiner is None else _pooled(request, part, touch)
+        for request, part in zip(requests, parts, strict=True)
+    ]
+    single = [at for at, request in enumerate(requests) if request.combiner is None]
+    for at, rows in zip(single, _rows([(requests[at].variable, parts[at].keys) for at in single], touch), strict=True):
+        out[at] = _placed(rows, parts[at])
+    return [
+        rows.astype(request.dtype, copy=False).reshape(*part.shape, request.variable.dim)
+        for rows, request, part in zip(out, requests, parts, strict=True)
+    ]
+
+
+def gradients(request: Request, given: Ids, grads: Array) -> tuple[Array, Array]:
+    """Return the keys (n,) and the gradients of their rows (n, dim), of the gradient of what look_up returned.
+
+    Equal keys may be there several times. The arrays may share memory with the arguments.
+    """
+    part, variable = bagged(request, given), request.variable
+    flat = np.asarray(grads, _dtype_of_slots(variable)).reshape(-1, variable.dim)
+    if request.combiner is not None:
+        return bag_gradients(variable, part.keys, part.offsets, request.combiner, flat)
+    return part.keys, flat if part.kept is None else flat[part.kept]
+
+
+def _pooled(request: Request, part: Bagged, touch: bool) -> Array:
+    assert request.combiner is not None
+    found = embedding_lookup_sparse(request.variable, part.keys, part.offsets, combiner=request.combiner, touch=touch)
+    return found.values
+
+
+def _rows(wanted: list[tuple[Variable, Array]], touch: bool) -> list[Array]:
+    """Return the rows of each. Keys of one variable are looked up together, and variables of a store in one call."""
+    if len(wanted) == 1:
+        return [wanted[0][0].lookup(wanted[0][1], touch=touch)]
+    by_store: dict[int, tuple[Store, dict[Variable, list[int]]]] = {}
+    for at, (variable, _) in enumerate(wanted):
+        store = variable.resource_handle[0]
+        by_store.setdefault(id(store), (store, {}))[1].setdefault(variable, []).append(at)
+    rows: list[Array] = [np.empty(0)] * len(wanted)
+    for store, places in by_store.values():
+        joined: dict[Variable | str, Any] = {
+            variable: np.concatenate([wanted[at][1] for at in ats]) for variable, ats in places.items()
+        }
+        found = store.lookup(joined, touch=touch)
+        for variable, ats in places.items():
+            ends = np.cumsum([len(wanted[at][1]) for at in ats])
+            for at, part in zip(ats, np.split(found[variable], ends[:-1]), strict=True):
+                rows[at] = part
+    return rows
+
+
+def _placed(rows: Array, part: Bagged) -> Array:
+    """Return rows of the keys that count as rows of all ids: those of the others are zeros."""
+    if part.kept is None:
+        return rows
+    whole = np.zeros((len(part.kept), rows.shape[1]), rows.dtype)
+    whole[part.kept] = rows
+    return whole
+
+
+def _holds(dtype: np.dtype[Any], number: int) -> bool:
+    limits = np.iinfo(dtype)
+    return bool(limits.min <= number <= limits.max)
+
+
+def _dtype_of_slots(variable: Variable) -> type[np.floating[Any]]:
+    return np.float64 if variable.value_dtype.name == "float64" else np.float32

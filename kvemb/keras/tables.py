@@ -1,0 +1,111 @@
+"""Features and tables of DistributedEmbedding: keras-rs' FeatureConfig and TableConfig, or dicts of their fields."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from kvemb.checks.brief import brief
+from kvemb.keras.converted import kvemb_initializer, kvemb_optimizer
+from kvemb.keras.layer import variable_for
+from kvemb.pooling.arguments import check_combiner
+from kvemb.store import Store
+from kvemb.variable import Variable
+
+# Fields of keras-rs' TableConfig. Those that are not passed on have no effect here, as DistributedEmbedding says.
+_OF_TABLES = ("name", "vocabulary_size", "embedding_dim", "initializer", "optimizer", "combiner", "placement")
+_NO_EFFECT = ("max_ids_per_partition", "max_unique_ids_per_partition")
+_PLACEMENTS = ("auto", "default_device")
+
+
+class Feature(NamedTuple):
+    """A feature, by the path to it in the structure of feature_configs. variable: of its table."""
+
+    path: tuple[Any, ...]
+    name: str
+    variable: Variable
+    combiner: str
+
+
+def features_of(configs: Any, store: Store | None) -> list[Feature]:
+    """Return the features of a structure of configs, in its order. A table is made once, for all of its features.
+
+    Raises TypeError, ValueError, and what get_variable raises.
+    """
+    made: dict[str, tuple[Any, Variable]] = {}
+    found = []
+    for path, config in leaves(configs, _is_feature):
+        table = _field(config, "table")
+        if table is None:
+            raise TypeError(f"expected a FeatureConfig, or a dict with a table, got {brief(config)}")
+        name = _field(table, "name")
+        if not isinstance(name, str):
+            raise TypeError(f"a table must have a name, got {brief(table)}")
+        if name not in made:
+            made[name] = table, _variable(name, table, store)
+        elif made[name][0] is not table and made[name][0] != table:
+            raise ValueError(f"two tables are named {name!r}: {brief(made[name][0])}, and {brief(table)}")
+        combiner = check_combiner(_field(table, "combiner", "mean"))
+        found.append(Feature(path, str(_field(config, "name", path[-1] if path else name)), made[name][1], combiner))
+    if not found:
+        raise ValueError(f"feature_configs has no features: {brief(configs)}")
+    return found
+
+
+def leaves(structure: Any, is_leaf: Callable[[Any], bool]) -> list[tuple[tuple[Any, ...], Any]]:
+    """Return the leaves of nested dicts, lists and tuples, each with its path."""
+    if is_leaf(structure) or not isinstance(structure, (Mapping, list, tuple)):
+        return [((), structure)]
+    pairs = structure.items() if isinstance(structure, Mapping) else enumerate(structure)
+    return [((key, *path), leaf) for key, each in pairs for path, leaf in leaves(each, is_leaf)]
+
+
+def at(structure: Any, path: tuple[Any, ...], what: str) -> Any:
+    """Return what is at a path of a structure. what: its name in errors. Raises ValueError."""
+    for step in path:
+        try:
+            structure = structure[step]
+        except (KeyError, IndexError, TypeError) as error:
+            raise ValueError(
+                f"{what} must have the structure of feature_configs: there is nothing at {step!r} of {brief(structure)}"
+            ) from error
+    return structure
+
+
+def with_leaves(structure: Any, values: Mapping[tuple[Any, ...], Any], path: tuple[Any, ...] = ()) -> Any:
+    """Return a structure like feature_configs with a value for each path."""
+    if path in values:
+        return values[path]
+    if isinstance(structure, Mapping):
+        return {key: with_leaves(each, values, (*path, key)) for key, each in structure.items()}
+    found = [with_leaves(each, values, (*path, place)) for place, each in enumerate(structure)]
+    return tuple(found) if isinstance(structure, tuple) else found
+
+
+def _is_feature(each: Any) -> bool:
+    return hasattr(each, "table") or (isinstance(each, Mapping) and "table" in each)
+
+
+def _field(config: Any, name: str, default: Any = None) -> Any:
+    return config.get(name, default) if isinstance(config, Mapping) else getattr(config, name, default)
+
+
+def _variable(name: str, table: Any, store: Store | None) -> Variable:
+    if isinstance(given := _field(table, "variable"), Variable):
+        return given
+    placement = _field(table, "placement", "auto")
+    if placement not in _PLACEMENTS:
+        raise ValueError(
+            f"placement of table {name!r} must be one of {', '.join(_PLACEMENTS)}, got {brief(placement)}: rows are in "
+            "the store; use devices= of kvemb.Store.get_variable for GPUs"
+        )
+    dim, vocabulary = _field(table, "embedding_dim", _field(table, "dim")), _field(table, "vocabulary_size")
+    arguments: dict[str, Any] = {}
+    if isinstance(table, Mapping):
+        arguments = {key: each for key, each in table.items() if key not in (*_OF_TABLES, *_NO_EFFECT, "dim")}
+    optimizer, initializer = _field(table, "optimizer"), _field(table, "initializer")
+    if optimizer is not None:
+        arguments["optimizer"] = kvemb_optimizer(optimizer, name)
+    if initializer is not None:
+        arguments["initializer"] = kvemb_initializer(initializer, vocabulary, dim, name)
+    return variable_for(name, dim, None, store, arguments)

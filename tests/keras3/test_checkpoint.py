@@ -1,0 +1,89 @@
+"""Checkpoint: an interrupted fit goes on with the losses that it would have had."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import keras
+import numpy as np
+import pytest
+
+import kvemb
+import kvemb.keras as kk
+
+IDS = np.random.default_rng(4).integers(1, 60, (256, 4)).astype(np.int32)
+LABELS = (IDS.min(axis=1, keepdims=True) < 12).astype(np.float32)
+
+
+class Stopped(Exception):
+    pass
+
+
+class StopAt(keras.callbacks.Callback):
+    """Raises after a batch of an epoch."""
+
+    def __init__(self, epoch, batch):
+        super().__init__()
+        self.at, self.epoch = (epoch, batch), 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if (self.epoch, batch) == self.at:
+            raise Stopped
+
+
+def model_on(store, units=6):
+    keras.utils.set_random_seed(1)
+    rule, start = kvemb.optimizers.Adam(0.01), kvemb.RandomNormal(0, 0.1, seed=3)
+    bag = kk.EmbeddingBag("words", 4, store=store, key_dtype="int32", optimizer=rule, initializer=start)
+    layers = [keras.Input((4,), dtype="int32"), bag, keras.layers.Dense(units, activation="relu")]
+    model = keras.Sequential([*layers, keras.layers.Dropout(0.2, seed=7), keras.layers.Dense(1)])
+    model.compile("adam", keras.losses.BinaryCrossentropy(from_logits=True), metrics=["mae"])
+    return model
+
+
+def fitted(place, name, *, stop=None, every=None, units=6):
+    """Resume and fit to 4 epochs; return the history and the rows. A stopped one is left as by kill -9."""
+    with kvemb.CheckpointManager(place / f"{name} series", keep=2) as series:
+        store, _ = series.resume(place / name, memory_budget="16MiB")
+        model = model_on(store, units)
+        callbacks = [kk.Checkpoint(series, store, every), *([StopAt(*stop)] if stop else [])]
+        done = None
+        try:
+            with suppress(Stopped):
+                done = model.fit(IDS, LABELS, batch_size=64, epochs=4, shuffle=False, verbose=0, callbacks=callbacks)
+        finally:
+            rows = store.variables["words"].lookup(np.arange(60, dtype=np.int32))
+            store.close(flush=done is not None)
+        return done and done.history, rows
+
+
+def test_an_interrupted_fit_goes_on_where_it_was(tmp_path):
+    whole, rows = fitted(tmp_path, "whole")
+    for name, stop, every in [("between", (2, 1), None), ("within", (2, 2), 1e-6)]:
+        assert fitted(tmp_path, name, stop=stop, every=every)[0] is None
+        rest, resumed = fitted(tmp_path, name)
+        assert {each: values[2:] for each, values in whole.items()} == rest
+        np.testing.assert_array_equal(resumed, rows)
+
+
+def test_what_does_not_fit_together_is_refused(tmp_path, open_store, store):
+    fitted(tmp_path, "run", stop=(1, 1))
+    with pytest.raises(ValueError, match="is of another model"):
+        fitted(tmp_path, "run", units=7)
+    with kvemb.CheckpointManager(tmp_path / "run series") as series:
+        changed, _ = series.resume(tmp_path / "run", memory_budget="16MiB")
+        model = model_on(changed)
+        changed.variables["words"].upsert(np.array([1], np.int32), np.ones((1, 4), np.float32))
+        with changed, pytest.raises(ValueError, match="are not those of the checkpoint"):
+            model.fit(IDS, LABELS, verbose=0, callbacks=[kk.Checkpoint(series, changed)])
+        with pytest.raises(TypeError, match="store must be a"):
+            kk.Checkpoint(series, "run")
+    with pytest.raises(TypeError, match="series must be a"):
+        kk.Checkpoint("series", store)
+    with kvemb.CheckpointManager(tmp_path / "plain") as plain:
+        plain.save(store)
+        with pytest.raises(ValueError, match=r"was not saved by kvemb\.keras\.Checkpoint"):
+            model_on(store).fit(IDS, LABELS, verbose=0, callbacks=[kk.Checkpoint(plain, store)])
