@@ -94,6 +94,9 @@ class Checkpoint(keras.callbacks.Callback):
         Args:
             epoch: The number of the epoch, from 0.
             logs: Not used.
+
+        Raises:
+            ValueError: If the metrics have other shapes than in the checkpoint.
         """
         self._epoch, model = epoch, self.model
         model._initial_epoch = None  # fit has read it

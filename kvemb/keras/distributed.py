@@ -131,18 +131,42 @@ class DistributedEmbedding(RowsLayer):
 
         Returns:
             What ``call`` takes as ``inputs``.
+
+        Raises:
+            ValueError: If inputs or weights lack a feature.
         """
+        self._by_feature(inputs, weights)
         packed = {"inputs": inputs} if weights is None else {"inputs": inputs, "weights": weights}
         return {_PREPROCESSED: {"default_device": packed}}
 
     def compute_output_shape(self, input_shapes: Any) -> Any:
-        """Return the shapes of the results for the shapes of ids, in the structure of ``feature_configs``."""
+        """Return the shapes of the results.
+
+        Args:
+            input_shapes: The shapes of ids, in the structure of ``feature_configs``.
+
+        Returns:
+            The shapes in the same structure.
+        """
         shapes, _ = _unpacked(input_shapes, None)
         out = {each.path: (at(shapes, each.path, "shapes")[0], each.variable.dim) for each in self.features}
         return with_leaves(self.structure, out)
 
     def compute_output_spec(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
-        """Return the shapes and dtypes of results. Nothing is looked up."""
+        """Return the shapes and dtypes of results. Nothing is looked up.
+
+        Args:
+            inputs: As for ``call``.
+            weights: Not used.
+            training: Not used.
+
+        Returns:
+            KerasTensors in the structure of ``feature_configs``.
+
+        Raises:
+            TypeError: If ids are not integers.
+            ValueError: For another structure or shape.
+        """
         ids, _ = _unpacked(inputs, weights)
         out = {}
         for each in self.features:
@@ -152,7 +176,11 @@ class DistributedEmbedding(RowsLayer):
         return with_leaves(self.structure, out)
 
     def get_config(self) -> dict[str, Any]:
-        """Return what ``from_config`` takes: the features, and which variables of which store have the rows."""
+        """Return what ``from_config`` takes.
+
+        Returns:
+            The layer's arguments, and which variables of which store have the rows, as JSON values.
+        """
         features = {
             each.path: {"name": each.name, "table": {**config_of(each.variable), "combiner": each.combiner}}
             for each in self.features

@@ -100,24 +100,59 @@ class Embedding(RowsLayer):
         return rows
 
     def compute_mask(self, ids: Any, mask: Any = None) -> Any:
-        """Return which ids are not 0, if ``mask_zero``."""
+        """Return which ids are not 0, if ``mask_zero``.
+
+        Args:
+            ids: As for ``call``.
+            mask: Not used.
+
+        Returns:
+            Bools of the shape of ``ids``, or None.
+
+        Raises:
+            TypeError: If ``ids`` are not integers.
+        """
+        check_ids(ids, "ids", split=self.split_keys)
         if not self.mask_zero:
             return None
         zeros = keras.ops.equal(ids, 0)
         return keras.ops.logical_not(keras.ops.all(zeros, axis=-1) if self.split_keys else zeros)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
-        """Return the shape of the rows of ids of a shape."""
+        """Return the shape of the rows for ids of a shape.
+
+        Args:
+            input_shape: The shape of the ids.
+
+        Returns:
+            The shape.
+        """
         shape = tuple(input_shape)
         return (*(shape[:-1] if self.split_keys else shape), self.variable.dim)
 
     def compute_output_spec(self, ids: Any, training: bool | None = None) -> Any:
-        """Return the shape and dtype of rows. Nothing is looked up."""
+        """Return the shape and dtype of the result. Nothing is looked up.
+
+        Args:
+            ids: As for ``call``.
+            training: Not used.
+
+        Returns:
+            A KerasTensor.
+
+        Raises:
+            TypeError: If ``ids`` are not integers.
+            ValueError: For a wrong shape.
+        """
         shape = check_ids(ids, "ids", split=self.split_keys)
         return keras.KerasTensor((*shape, self.variable.dim), dtype=self.compute_dtype)
 
     def get_config(self) -> dict[str, Any]:
-        """Return what ``from_config`` takes: the layer's arguments, and which variable of which store has the rows."""
+        """Return what ``from_config`` takes.
+
+        Returns:
+            The layer's arguments, and which variable of which store has the rows, as JSON values.
+        """
         options = {"mask_zero": self.mask_zero, "padding_idx": self.padding_idx, "split_keys": self.split_keys}
         return {**super().get_config(), **config_of(self.variable), **options}
 

@@ -110,22 +110,55 @@ class EmbeddingBag(RowsLayer):
         (rows,) = self.rows([request_for(bag, weights)], [ids_for(bag, ids, mask)], training)
         return result_of(bag, rows, ids, weights, mask)
 
-    def compute_mask(self, ids: Any, mask: Any = None) -> None:
-        """Return None: the axis of bags is gone."""
-        return None
+    def compute_mask(self, ids: Any, previous_mask: Any = None) -> None:
+        """Return None: the axis of bags is gone.
+
+        Args:
+            ids: Not used.
+            previous_mask: Not used.
+
+        Raises:
+            TypeError: If ``ids`` are not integers.
+        """
+        check_ids(ids, "ids", split=self.split_keys)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
-        """Return the shape of the bags of ids of a shape."""
+        """Return the shape of the bags for ids of a shape.
+
+        Args:
+            input_shape: The shape of the ids.
+
+        Returns:
+            The shape.
+        """
         shape = tuple(input_shape)
         return (*shape[: -2 if self.split_keys else -1], self.variable.dim)
 
     def compute_output_spec(self, ids: Any, weights: Any = None, mask: Any = None, training: bool | None = None) -> Any:
-        """Return the shape and dtype of bags. Nothing is looked up."""
+        """Return the shape and dtype of the result. Nothing is looked up.
+
+        Args:
+            ids: As for ``call``.
+            weights: Not used.
+            mask: Not used.
+            training: Not used.
+
+        Returns:
+            A KerasTensor.
+
+        Raises:
+            TypeError: If ``ids`` are not integers.
+            ValueError: For a wrong shape.
+        """
         shape = check_ids(ids, "ids", split=self.split_keys, least_rank=2)
         return keras.KerasTensor((*shape[:-1], self.variable.dim), dtype=self.compute_dtype)
 
     def get_config(self) -> dict[str, Any]:
-        """Return what ``from_config`` takes: the layer's arguments, and which variable of which store has the rows."""
+        """Return what ``from_config`` takes.
+
+        Returns:
+            The layer's arguments, and which variable of which store has the rows, as JSON values.
+        """
         options = {"combiner": self.combiner, "mask_zero": self.mask_zero, "padding_idx": self.padding_idx}
         return {**super().get_config(), **config_of(self.variable), **options, "split_keys": self.split_keys}
 

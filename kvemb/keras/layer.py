@@ -101,10 +101,18 @@ class RowsLayer(keras.layers.Layer):
         return [*super().weights, *self._anchors().values()]
 
     def save_own_variables(self, store: Any) -> None:
-        """Save nothing: rows are in the store."""
+        """Save nothing: rows are in the store.
+
+        Args:
+            store: Not used; Keras' place for weights.
+        """
 
     def load_own_variables(self, store: Any) -> None:
-        """Load nothing: rows are in the store."""
+        """Load nothing: rows are in the store.
+
+        Args:
+            store: Not used; Keras' place for weights.
+        """
 
     def rows(self, requests: Sequence[Request], batch: Sequence[Ids], training: bool | None) -> list[Any]:
         """Look up rows. A backward pass trains them.
@@ -140,7 +148,14 @@ class RowsLayer(keras.layers.Layer):
         return [keras.ops.cast(rows, self.compute_dtype) for rows in look_up(call)]
 
     def dtype_for(self, variable: Variable) -> str:
-        """Return the dtype in which the backend gets rows of a variable."""
+        """Return the dtype in which the backend gets rows of a variable.
+
+        Args:
+            variable: The variable.
+
+        Returns:
+            "float32" or "float64".
+        """
         return "float64" if variable.value_dtype.name == self.compute_dtype == "float64" else "float32"
 
     def _anchors(self) -> dict[Variable, keras.Variable]:
