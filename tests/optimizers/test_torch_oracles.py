@@ -27,7 +27,7 @@ from kvemb.rows.schema import Schema, dtype_of
 
 torch: Any = pytest.importorskip("torch", reason="torch is not installed; it is of kvemb[test-all]")
 pytestmark = pytest.mark.needs("torch")
-ROWS, DIM, STEPS = 7, 5, 200
+ROWS, DIM, STEPS = 7, 5, 80
 ADAM = {"betas": (0.8, 0.95), "eps": 1e-4}
 PAIRS: list[tuple[Optimizer, str, dict[str, Any]]] = [
     (SGD(0.1, weight_decay=0.1), "SGD", {"lr": 0.1, "weight_decay": 0.1}),

@@ -20,7 +20,7 @@ from kvemb.handle import inside
 from tests.histories import small_spill
 
 THREADS = 8
-ROUNDS = 12
+ROUNDS = 7
 DIM = 6
 STUCK_AFTER_SECONDS = 600
 
@@ -217,7 +217,7 @@ def test_the_same_with_arrays_on_a_gpu(
     monkeypatch.setitem(registry.hot_backends, "gpu", "cuda_on_cpu:SmallCudaTable")
     store = open_store(tmp_path / "store")
     variable = table(store, kvemb.RocksDBCreator, devices="gpu:0", hot_rows=hot_rows)
-    assert_exact(store, OnGpu(variable), rounds=3)
+    assert_exact(store, OnGpu(variable), rounds=2)
 
 
 def assert_exact(store: kvemb.Store, variable: Any, rounds: int = ROUNDS) -> None:
