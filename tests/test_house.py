@@ -450,6 +450,8 @@ TESTED_BY = {
     },
     "kvemb/operations/constraining.py": "test_variable_scope.py",
     "kvemb/cluster/durability/offline.py": "tools/commands/test_cluster.py",
+    # The two ways in which rows travel, with one suite.
+    "kvemb/cluster/data_plane": "cluster/data_plane/test_links.py",
     # Folders whose files are one public thing.
     "kvemb/initializers": "initializers/test_initializers.py",
     "kvemb/initializers/seeding.py": "initializers/test_seeding.py",

@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from kvemb.cluster.ledger import Stamp
@@ -23,6 +23,9 @@ MIN_PAUSE, MAX_PAUSE = 0.001, 0.05
 
 ADVICE = "recover() takes the whole cluster back to its last checkpoint; so does closing it and opening it again"
 
+
+# How long an answer may still arrive after its shard's process has ended.
+_LAST_SECONDS = 5.0
 
 # Calls whose time does not grow with the table: one that takes very long hangs.
 _ON_ROWS = ["lookup", "change", "slot", "scores", "prefetch", "size", "stats", "entry", "next_batch", "end_scan"]
@@ -171,8 +174,10 @@ class Calls:
                 )
             try:
                 result_of(self.transport.ping(shard), ping)
-            except Unanswered:
-                pass  # the process has ended: the future will soon raise that
+            except Unanswered as error:  # the process has ended, which the future may never learn if its node is gone
+                with suppress(TimeoutError):
+                    return result_of(future, min(ping, _LAST_SECONDS))
+                raise error
             except TimeoutError as error:
                 if not future.done():
                     waited = f"{silent + ping:g} seconds: its process or its disk hangs"

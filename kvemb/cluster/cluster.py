@@ -173,8 +173,7 @@ class Cluster:
             moment, counts = self._used(part, opened, grouped, touch)
             for shard, where in grouped.parts:
                 some = None if counts is None else counts[where]
-                nbytes = (where.stop - where.start) * part.out.shape[1] * part.out.itemsize
-                reads.setdefault(shard, []).append(ReadRequest(opened.token, grouped.keys[where], some, moment, nbytes))
+                reads.setdefault(shard, []).append(ReadRequest(opened.token, grouped.keys[where], some, moment))
                 asked.setdefault(shard, []).append(at)
         exists = any(part.exists is not None for part in wanted)
         with session.noticing_drops([part.table for part in wanted]), session.calls.stamped(reads) as stamp:

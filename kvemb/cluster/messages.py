@@ -50,16 +50,12 @@ class JoinReply(NamedTuple):
 
 
 class ReadRequest(NamedTuple):
-    """A lookup of one variable. counts: uses of each key; None: one each. moment: of the use.
-
-    nbytes: of the rows to return.
-    """
+    """A lookup of one variable. counts: uses of each key; None: one each. moment: of the use."""
 
     variable: str
     keys: Keys
     counts: Positions | None
     moment: Moment
-    nbytes: int
 
 
 class ChangeRequest(NamedTuple):

@@ -6,6 +6,7 @@ After a loss the coordinator replaces them; they end with it. ray_transport send
 from __future__ import annotations
 
 import math
+import secrets
 import tempfile
 import time
 from contextlib import suppress
@@ -20,11 +21,11 @@ from kvemb.checks.ranges import MAX_ROWS
 from kvemb.cluster.calls import MAX_ATTEMPTS, Timeouts
 from kvemb.cluster.coordination.starting import OpenRequest
 from kvemb.cluster.coordination.starting import start as start_here
+from kvemb.cluster.data_plane.served import Address, Served
 from kvemb.cluster.folders import delete, new_folder, probe
 from kvemb.cluster.making import Plan
-from kvemb.cluster.pieces import SplitValue, joined
 from kvemb.cluster.ray_answers import cause_of
-from kvemb.cluster.ray_transport import CLOSE_SECONDS, PINGS, RayTransport, ray_here, ray_package
+from kvemb.cluster.ray_transport import CLOSE_SECONDS, PINGS, RayTransport, node_here, ray_here, ray_package
 from kvemb.cluster.transport import Unanswered
 from kvemb.errors import BackendUnavailable, ShardLost
 from kvemb.progress import Meter
@@ -43,10 +44,10 @@ class ShardActor:
     folder = Path(tempfile.gettempdir())
     _probed = -math.inf  # when its disk last answered
 
-    def open(self, plan: Plan, number: int, scratch: str | None, coordinator: str) -> int:
+    def open(self, plan: Plan, number: int, scratch: str | None, token: bytes, coordinator: str) -> int:
         """Make the shard; returns its initial number of rows. scratch: a directory on this node; None: the system's
-        temporary directory. coordinator: the coordinator's version of kvemb. Raises BackendUnavailable if this node has
-        another.
+        temporary directory. token: what its data plane requires. coordinator: the coordinator's version of kvemb.
+        Raises BackendUnavailable if this node has another.
         """
         _check_version(coordinator)
         if scratch is not None:
@@ -63,7 +64,14 @@ class ShardActor:
         except BaseException:
             delete(self.folder, lock)
             raise
+        ray = ray_package()
+        host = ray.util.get_node_ip_address()
+        self._served = Served(self._shard, token, node_here(ray), host, ray.cloudpickle.dumps)
         return rows
+
+    def reach(self, node: str) -> Address:
+        """Return where clients on a node reach this shard with calls that have rows."""
+        return self._served.reach(node)
 
     def ping(self) -> None:
         """Return once the disk has answered, now or less than PROBE_SECONDS ago.
@@ -77,14 +85,6 @@ class ShardActor:
     def call(self, name: str, arguments: tuple[Any, ...]) -> Any:
         """Call a method of the shard."""
         return self._shard.call(name, _writable(arguments))
-
-    def call_in_pieces(self, answers: int, *pieces: bytes) -> Any:
-        """As call(), with the name and the arguments in pieces (kvemb.cluster.pieces).
-
-        answers: the number of pieces in which the result is returned, after its description; 0: it is not split.
-        """
-        result = self.call(*joined(pieces))
-        return SplitValue(result).pieces(answers) if answers else result
 
 
 class CoordinatorActor:
@@ -157,8 +157,10 @@ def _made_once(request: OpenRequest, scratch: str | None, meter: Meter, plan: Pl
     how = {"max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": "SPREAD", "num_cpus": 0}
     shard = ray.remote(concurrency_groups={PINGS: 1})(ShardActor)
     make = shard.options(max_concurrency=CONCURRENT_CALLS, num_gpus=request.gpus, **how)
-    made = RayTransport([make.remote() for _ in range(plan.shards)])
-    opened = [actor.open.remote(plan, number, scratch, kvemb.__version__) for number, actor in enumerate(made.actors)]
+    token = secrets.token_bytes(32)
+    made = RayTransport([make.remote() for _ in range(plan.shards)], token)
+    given = scratch, token, kvemb.__version__
+    opened = [actor.open.remote(plan, number, *given) for number, actor in enumerate(made.actors)]
     try:
         for number, rows in enumerate(opened):
             meter(_when_made(made, number, rows))

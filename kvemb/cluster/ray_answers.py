@@ -6,7 +6,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from kvemb.cluster.pieces import joined
 from kvemb.cluster.transport import GateClosed, ShardFailed, Unanswered
 from kvemb.errors import KvembError
 
@@ -28,7 +27,6 @@ class Answer(Future[Any]):
     def __init__(self, ray: Any, ref: Any) -> None:
         super().__init__()
         self._ray, self._ref = ray, ref
-        self._last = ref[-1] if isinstance(ref, list) else ref
         self._arrived: Future[Any] | None = None
 
     def result(self, timeout: float | None = None) -> Any:
@@ -36,8 +34,7 @@ class Answer(Future[Any]):
         try:
             if self._arrived is not None:
                 return self._arrived.result()
-            found = self._ray.get(self._ref, timeout=timeout)
-            return joined(found) if isinstance(self._ref, list) else found
+            return self._ray.get(self._ref, timeout=timeout)
         except self._ray.exceptions.GetTimeoutError:
             raise
         except Exception as error:
@@ -56,7 +53,7 @@ class Answer(Future[Any]):
 
     def done(self) -> bool:
         """See Future."""
-        return self._arrived is not None or bool(self._ray.wait([self._last], timeout=0)[0])
+        return self._arrived is not None or bool(self._ray.wait([self._ref], timeout=0)[0])
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
         """See Future."""
@@ -65,7 +62,7 @@ class Answer(Future[Any]):
             self._arrived = future  # this is Ray's thread, which must not wait for the answer that it fetches
             fn(self)
 
-        self._last.future().add_done_callback(arrived)
+        self._ref.future().add_done_callback(arrived)
 
 
 def cause_of(error: BaseException) -> BaseException:

@@ -1,6 +1,6 @@
 """Calls of Ray's actors, which have the shards (ray_actors). Only these modules import Ray, on first use.
 
-Ray neither restarts a process nor repeats a call. Thread-safe.
+Calls with rows take the data plane, all others Ray, which neither restarts a process nor repeats a call. Thread-safe.
 """
 
 from __future__ import annotations
@@ -9,20 +9,25 @@ import os
 import socket
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
+from kvemb.cluster.data_plane.links import Link
+from kvemb.cluster.data_plane.served import Address
 from kvemb.cluster.local import failed
-from kvemb.cluster.pieces import MAX_BYTES, PIECE_BYTES, SplitValue, pieces_of
 from kvemb.cluster.ray_answers import Answer, cause_of
 from kvemb.errors import BackendUnavailable
 from kvemb.installed import pip_install
+from kvemb.threads.pool import Threads
 
 # The concurrency group of an actor's pings, which has its own thread.
 PINGS = "pings"
 # How long closing a cluster waits for shards to delete their files.
 CLOSE_SECONDS = 20
-# Calls with many rows, and without user-defined functions, which plain pickling refuses.
-_IN_PIECES = ("lookup", "change", "put_part")
+# Calls with rows.
+_ROWS = frozenset(["lookup", "change", "slot", "scores", "prefetch", "next_batch", "put_part"])
+# Threads in which calls wait that the data plane cannot send at once; further ones wait for a thread.
+_MAX_THREADS = 1024
 _CONNECT_SECONDS = 5
 
 
@@ -46,7 +51,7 @@ def ray_here() -> Any:
     ray = ray_package()
     if not ray.is_initialized():
         try:
-            _reach(os.environ.get("RAY_ADDRESS", ""))
+            _try(os.environ.get("RAY_ADDRESS", ""))
             ray.init(address="auto", log_to_driver=False)
         except (OSError, RuntimeError, ValueError) as error:
             raise BackendUnavailable(
@@ -56,7 +61,12 @@ def ray_here() -> Any:
     return ray
 
 
-def _reach(address: str) -> None:
+def node_here(ray: Any) -> str:
+    """Return the identity of this process's node."""
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def _try(address: str) -> None:
     """Raise OSError if nothing listens at HOST:PORT, where Ray would retry for minutes."""
     host, _, port = address.rpartition(":")
     if host and "/" not in host and port.isdigit():
@@ -67,11 +77,16 @@ def _reach(address: str) -> None:
 
 
 class RayTransport:
-    """See kvemb.cluster.transport. actors: the shards, by number, or the coordinator. Can be pickled."""
+    """See kvemb.cluster.transport. actors: the shards, by number, or the coordinator. Can be pickled.
 
-    def __init__(self, actors: list[Any]) -> None:
+    token: what the shards' data plane requires.
+    """
+
+    def __init__(self, actors: list[Any], token: bytes = b"") -> None:
         self._ray = ray_here()
-        self.actors, self.shards = actors, len(actors)
+        self.actors, self.shards, self._token = actors, len(actors), token
+        threads = Threads(_MAX_THREADS, thread_name_prefix="kvemb-link")
+        self._links = [Link(partial(self._reach, actor), token, threads) for actor in actors]
 
     @property
     def address(self) -> str:
@@ -79,17 +94,21 @@ class RayTransport:
         return str(self._ray.util.get_node_ip_address())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RayTransport, (self.actors,)
+        return RayTransport, (self.actors, self._token)
+
+    def _reach(self, actor: Any) -> Address:
+        """Ask a shard where this process reaches it. Raises Unanswered."""
+        try:
+            address: Address = self._ray.get(actor.reach.remote(node_here(self._ray)))
+            return address
+        except self._ray.exceptions.RayError as error:
+            raise cause_of(error) from None
 
     def call(self, shard: int, name: str, *arguments: Any) -> Future[Any]:
         """See Transport."""
-        actor = self.actors[shard]
-        if name in _IN_PIECES and (split := SplitValue((name, arguments))).nbytes <= MAX_BYTES:
-            answers = pieces_of(sum(read.nbytes for read in arguments[1])) if name == "lookup" else 0
-            pieces = split.pieces(-(-split.nbytes // PIECE_BYTES))
-            call = actor.call_in_pieces.options(num_returns=1 + answers) if answers else actor.call_in_pieces
-            return self._answer(lambda: call.remote(answers, *pieces))
-        return self._answer(lambda: actor.call.remote(name, arguments))
+        if name in _ROWS:
+            return self._links[shard].call(name, arguments)
+        return self._answer(lambda: self.actors[shard].call.remote(name, arguments))
 
     def ping(self, shard: int) -> Future[Any]:
         """See Transport. The actor answers in a separate thread."""
@@ -105,5 +124,7 @@ class RayTransport:
         """See Transport. REQUIRES: a coordinator was called to close before."""
         closed = [actor.call.remote("close", ()) for actor in self.actors]
         self._ray.wait(closed, num_returns=len(closed), timeout=CLOSE_SECONDS)
+        for link in self._links:
+            link.close()
         for actor in self.actors:
             self._ray.kill(actor)

@@ -153,7 +153,7 @@ class Shard:
 
     def prefetch(self, token: str, keys: Keys, after_lookup: bool) -> None:
         """Start reading cold rows: TableOperations.prefetch."""
-        self._table(token).operations.prefetch(keys, after_lookup)
+        self._table(token).operations.prefetch(keys.copy(), after_lookup)  # the thread that reads keeps them
 
     # Steps that ranks take together (kvemb.cluster.in_step).
 

@@ -18,7 +18,7 @@ from twins import twin_of
 
 import kvemb
 import kvemb.cluster
-from kvemb.cluster import ray_actors
+from kvemb.cluster import ray_actors, ray_transport
 from kvemb.cluster.calls import MAX_ATTEMPTS, Timeouts
 from kvemb.cluster.coordination import lease
 from kvemb.cluster.making import Plan
@@ -64,9 +64,16 @@ def train(twin, seed):
     twin.check_status(KEYS)
 
 
-def test_actors_give_what_one_store_gives_and_any_number_goes_on(ray, tmp_path):
+def ways_of(cluster):
+    """How calls with rows reach the shards."""
+    return {link._address.way for link in inside(cluster).session.calls.transport._links}
+
+
+def test_actors_give_what_one_store_gives_and_any_number_goes_on(ray, tmp_path, monkeypatch):
     model, told = None, []
-    for seed, shards in enumerate((2, 2, 3)):
+    for seed, (shards, way) in enumerate(((2, "unix"), (2, "flight"), (3, "flight"))):
+        if way == "flight":
+            monkeypatch.setattr(ray_transport, "node_here", lambda _: "another node")
         cluster = kvemb.cluster.open(
             tmp_path / "series", shards=shards, scratch=tmp_path / "scratch", **HOW,
             progress=lambda done, total: told.append((done, total)),
@@ -75,6 +82,7 @@ def test_actors_give_what_one_store_gives_and_any_number_goes_on(ray, tmp_path):
         twin.check_export(50)
         train(twin, seed)
         twin.check_export()
+        assert ways_of(cluster) == {way}
         assert len(cluster.stats_by_shard) == shards
         rows = cluster.lookup_async({"table": KEYS}, touch=False).result()["table"]
         assert rows.shape == (300, 2)
@@ -310,7 +318,7 @@ def test_another_version_on_a_node_is_named():
     with pytest.raises(
         BackendUnavailable, match=r"a node has kvemb .*, but the program that opens the cluster has 0\.0\.0"
     ):
-        ShardActor().open(Plan(1, None, {}, None, HOW), 0, None, "0.0.0")
+        ShardActor().open(Plan(1, None, {}, None, HOW), 0, None, b"", "0.0.0")
 
 
 def test_shards_whose_process_ends_before_they_are_made_are_made_again(monkeypatch):

@@ -1,0 +1,84 @@
+"""A client's channels to one shard. Thread-safe.
+
+A channel has one call at a time, so there are as many as calls at the same time, and those that are free are kept.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+
+from kvemb.cluster.data_plane.channel import Channel
+from kvemb.cluster.data_plane.encoding import Message
+from kvemb.cluster.data_plane.flight_client import FlightChannel
+from kvemb.cluster.data_plane.served import Address
+from kvemb.cluster.data_plane.unix_client import UnixChannel
+from kvemb.cluster.transport import Unanswered
+from kvemb.threads.pool import Threads
+
+# Free channels to a shard that are kept.
+MAX_FREE = 16
+
+
+class Link:
+    """See the module. reach(): asks the shard for its address; raises Unanswered. token: the cluster's.
+
+    threads: in which calls wait that cannot be sent at once.
+    """
+
+    def __init__(self, reach: Callable[[], Address], token: bytes, threads: Threads) -> None:
+        self._reach, self._token, self._threads = reach, token, threads
+        self._free: deque[Channel] = deque()
+        self._address: Address | None = None
+        self._closed = False
+
+    def call(self, name: str, arguments: tuple[Any, ...]) -> Future[Any]:
+        """Start a call: Transport.call. The arguments may be changed when the future is done."""
+        message = Message((name, arguments))
+        try:
+            channel = self._free.pop()
+        except IndexError:
+            return self._threads.submit(self._call_by_new_channel, message)
+        return channel.call(message, self)
+
+    def _call_by_new_channel(self, message: Message) -> Any:
+        if self._closed:
+            raise Unanswered("the cluster was closed")
+        address = self._address or self._reach()
+        channel: Channel
+        try:
+            if address.way == "unix":
+                channel = UnixChannel(address.where, self._token)
+            else:
+                channel = FlightChannel(address.where, self._token, self._threads)
+        except Unanswered:
+            self._address = None
+            raise
+        self._address = address
+        return channel.exchange(message, self)
+
+    def release(self, channel: Channel) -> None:
+        """See Keeper."""
+        if self._closed or len(self._free) >= MAX_FREE:
+            channel.close()
+        else:
+            self._free.append(channel)
+
+    def broken(self, channel: Channel) -> None:
+        """See Keeper."""
+        self._address = None
+        channel.close()
+        self._end_free()
+
+    def _end_free(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self._free.pop().close()
+
+    def close(self) -> None:
+        """End all connections; later calls get no answer."""
+        self._closed = True
+        self._end_free()

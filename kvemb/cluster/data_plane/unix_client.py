@@ -1,0 +1,121 @@
+"""A channel to a shard on the same node, and the answers that come through it."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from kvemb.cluster.data_plane.channel import Keeper, unanswered, unconnected
+from kvemb.cluster.data_plane.encoding import Message, read
+from kvemb.cluster.data_plane.unix_peer import CALL, SPENT, UnixPeer
+from kvemb.cluster.local import failed
+
+CONNECT_SECONDS = 10.0
+
+
+class UnixChannel:
+    """See Channel. address: of a UnixServer. Raises Unanswered."""
+
+    def __init__(self, address: str, token: bytes) -> None:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            connection.settimeout(CONNECT_SECONDS)
+            connection.connect(f"\0{address}")
+            self.peer = UnixPeer(connection)
+            self.peer.greet(token)
+            if not self.peer.greeted(b""):
+                raise EOFError("it was refused")
+        except (OSError, EOFError, ValueError) as error:
+            connection.close()
+            raise unconnected(error) from error
+
+    def call(self, message: Message, keeper: Keeper) -> Future[Any]:
+        """See Channel."""
+        try:
+            self.peer.write(message)
+            self.peer.announce(CALL)
+        except OSError as error:
+            keeper.broken(self)
+            return failed(unanswered(error))
+        return UnixAnswer(self, keeper)
+
+    def exchange(self, message: Message, keeper: Keeper) -> Any:
+        """See Channel."""
+        return self.call(message, keeper).result()
+
+    def close(self) -> None:
+        """See Channel."""
+        self.peer.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "peer"):
+            self.close()
+
+
+class UnixAnswer(Future[Any]):
+    """An answer, received by the thread that asks for it, so that no other thread has to wake it.
+
+    Its arrays are views of the shard's segment. When nothing refers to them any more, the channel is released. If
+    nobody asks for the answer, the channel is closed. concurrent.futures.wait() does not work with it.
+    """
+
+    def __init__(self, channel: UnixChannel, keeper: Keeper) -> None:
+        super().__init__()
+        self._channel: UnixChannel | None = channel
+        self._keeper, self._receiving = keeper, threading.Lock()
+
+    def result(self, timeout: float | None = None) -> Any:
+        """See Future."""
+        self._receive(timeout)
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """See Future."""
+        self._receive(timeout)
+        return super().exception(timeout)
+
+    def done(self) -> bool:
+        """See Future."""
+        channel = self._channel
+        if channel is None or super().done():
+            return True
+        poll = select.poll()
+        poll.register(channel.peer.readable, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
+        """See Future. Starts a thread, which waits for the answer."""
+        super().add_done_callback(fn)
+        threading.Thread(target=self.exception, name="kvemb-answer", daemon=True).start()
+
+    def _receive(self, timeout: float | None) -> None:
+        """Wait for the answer, unless it was received. Raises TimeoutError."""
+        if not self._receiving.acquire(timeout=-1 if timeout is None else timeout):
+            raise TimeoutError
+        try:
+            if (channel := self._channel) is None:
+                return
+            try:
+                kind, answer = channel.peer.receive(timeout)
+            except TimeoutError:
+                raise
+            except (OSError, EOFError, ValueError) as error:
+                self._channel = None
+                self._keeper.broken(channel)
+                self.set_exception(unanswered(error))
+                return
+            self._channel = None
+            if kind != SPENT:
+                weakref.finalize(answer, self._keeper.release, channel).atexit = False
+            failed, result = read(answer)
+            if failed:
+                self.set_exception(result)
+            else:
+                self.set_result(result)
+        finally:
+            self._receiving.release()

@@ -1,0 +1,39 @@
+"""An object whose methods are called through the data plane of a cluster."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+TOKEN, HOST = b"t" * 32, "127.0.0.1"
+
+
+class Callee:
+    """Answers calls. calls: the names of all. kept: what `keep` was given. waiting: what `wait` waits for."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.kept: list[Any] = []
+        self.waiting = threading.Event()
+
+    def call(self, name: str, arguments: tuple[Any, ...]) -> Any:
+        """Do as the name says."""
+        self.calls.append(name)
+        if name == "raise":
+            raise arguments[0]
+        if name == "keep":
+            self.kept.append(arguments[0])
+        if name == "wait":
+            assert self.waiting.wait(60)
+        if name == "errors":
+            return [ValueError("first"), None, Unportable(1, 2)]
+        if name == "fail":
+            raise Unportable(1, 2)
+        return arguments
+
+
+class Unportable(Exception):
+    """An error that cannot be made from its pickle."""
+
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__("it failed")
