@@ -13,13 +13,12 @@ from concurrent.futures import Future, wait
 from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
-
 import kvemb
 from kvemb.cluster.calls import ADVICE, Calls
 from kvemb.cluster.client_state import ClientState
 from kvemb.cluster.coordination.recovery import Recovery
 from kvemb.cluster.durability.checkpointing import Checkpoint, CheckpointRequest
+from kvemb.cluster.filling import fill
 from kvemb.cluster.gradients import divided
 from kvemb.cluster.messages import ChangeRequest, JoinReply, OpenVariable, ReadRequest
 from kvemb.cluster.router import GroupedKeys, Router
@@ -184,7 +183,7 @@ class Cluster:
             for at, result in zip(asked[shard], results, strict=True):
                 answers[at][shard] = result
         for (part, grouped), answer in zip(parts, answers, strict=True):
-            _fill(part, grouped, answer)
+            fill(part.out, part.exists, grouped, answer)
 
     @staticmethod
     def _used(part: LookupPart, opened: ClientVariable, grouped: GroupedKeys, touch: bool) -> tuple[Moment, Any]:
@@ -280,14 +279,3 @@ def _execute(session: Session, changes: dict[int, list[ChangeRequest]], tokens: 
                 failures.setdefault(change.variable, failure)
     session.notice(failures.values())
     return [failures.get(token) for token in tokens]
-
-
-def _fill(part: LookupPart, grouped: GroupedKeys, answers: dict[int, Any]) -> None:
-    """Write the shards' answers for the distinct keys to the caller's arrays."""
-    if not grouped.parts:
-        return
-    rows = [answers[shard][0] for shard, _ in grouped.parts]
-    np.take(rows[0] if len(rows) == 1 else np.concatenate(rows), grouped.inverse, axis=0, out=part.out, mode="clip")
-    if part.exists is not None:
-        there = np.concatenate([answers[shard][1] for shard, _ in grouped.parts])
-        part.exists[:] = there[grouped.inverse]

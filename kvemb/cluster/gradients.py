@@ -24,7 +24,7 @@ def divided(router: Router, keys: Keys, grads: Values, *, admits: bool) -> Itera
 def summed(grouped: GroupedKeys, grads: Values) -> Values:
     """Return the sum of each distinct key's gradients, added in order, as the optimizer's step does."""
     if not grouped.repeated:
-        return grads if len(grouped.parts) < 2 else grads[grouped.sums.first]
+        return grads if len(grouped.parts) < 2 else np.take(grads, grouped.sums.first, axis=0, mode="clip")
     out = np.empty((len(grouped.keys), grads.shape[1]), grads.dtype)
     registry.row_kernels().row_gradients(grouped.sums, np.arange(len(grads)), np.empty(0, grads.dtype), grads, out)
     return out

@@ -24,8 +24,9 @@ from kvemb.threads.pool import Threads
 PINGS = "pings"
 # How long closing a cluster waits for shards to delete their files.
 CLOSE_SECONDS = 20
-# Calls with rows.
-_ROWS = frozenset(["lookup", "change", "slot", "scores", "prefetch", "next_batch", "put_part"])
+# Calls with rows, and those of steps that ranks take together.
+_OF_ROWS = ["lookup", "change", "slot", "scores", "prefetch", "next_batch"]
+_BY_DATA_PLANE = frozenset([*_OF_ROWS, "put_part", "joined_norms", "step_together"])
 # Threads in which calls wait that the data plane cannot send at once; further ones wait for a thread.
 _MAX_THREADS = 1024
 _CONNECT_SECONDS = 5
@@ -79,11 +80,12 @@ def _try(address: str) -> None:
 class RayTransport:
     """See kvemb.cluster.transport. actors: the shards, by number, or the coordinator. Can be pickled.
 
-    token: what the shards' data plane requires.
+    token: what the shards' data plane requires. node: the identity of this process's node.
     """
 
     def __init__(self, actors: list[Any], token: bytes = b"") -> None:
         self._ray = ray_here()
+        self.node = node_here(self._ray)
         self.actors, self.shards, self._token = actors, len(actors), token
         threads = Threads(_MAX_THREADS, thread_name_prefix="kvemb-link")
         self._links = [Link(partial(self._reach, actor), token, threads) for actor in actors]
@@ -99,14 +101,15 @@ class RayTransport:
     def _reach(self, actor: Any) -> Address:
         """Ask a shard where this process reaches it. Raises Unanswered."""
         try:
-            address: Address = self._ray.get(actor.reach.remote(node_here(self._ray)))
+            address: Address = self._ray.get(actor.reach.remote(self.node))
             return address
         except self._ray.exceptions.RayError as error:
-            raise cause_of(error) from None
+            found = cause_of(error)
+            raise found from found.__cause__
 
     def call(self, shard: int, name: str, *arguments: Any) -> Future[Any]:
         """See Transport."""
-        if name in _ROWS:
+        if name in _BY_DATA_PLANE:
             return self._links[shard].call(name, arguments)
         return self._answer(lambda: self.actors[shard].call.remote(name, arguments))
 

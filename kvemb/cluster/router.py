@@ -104,7 +104,7 @@ class Router:
     def group(self, keys: Keys) -> GroupedKeys:
         """Divide the distinct keys of a batch (n,). Keeps the latest: a batch is often looked up, then trained."""
         for batch, grouped in list(self._latest):
-            if len(batch) == len(keys) and np.array_equal(batch, keys):
+            if len(batch) == len(keys) and _may_be_equal(batch, keys) and np.array_equal(batch, keys):
                 return grouped
         keep = MIN_KEPT_KEYS <= len(keys) <= MAX_KEPT_KEYS
         if keep:
@@ -113,3 +113,8 @@ class Router:
         if keep:
             self._latest.appendleft((keys, grouped))
         return grouped
+
+
+def _may_be_equal(batch: Keys, keys: Keys) -> bool:
+    """Compare a few keys, which is enough for most batches that differ."""
+    return bool((batch[:: len(batch) // 8 + 1] == keys[:: len(keys) // 8 + 1]).all())

@@ -159,7 +159,9 @@ class Shard:
 
     def put_part(self, part: Part) -> None:
         """Keep a rank's part of the next step: Parts.put."""
-        self._parts.put(part)
+        # The memory of its arrays is the transport's.
+        own = {token: (keys.copy(), grads.copy()) for token, (keys, grads) in part.gradients.items()}
+        self._parts.put(part._replace(gradients=own))
 
     def joined_norms(self, joint: Joint) -> dict[str, JoinedNorm]:
         """Return the norm of each variable's joined gradients: Parts.norms."""

@@ -18,7 +18,7 @@ from twins import twin_of
 
 import kvemb
 import kvemb.cluster
-from kvemb.cluster import ray_actors, ray_transport
+from kvemb.cluster import ray_actors
 from kvemb.cluster.calls import MAX_ATTEMPTS, Timeouts
 from kvemb.cluster.coordination import lease
 from kvemb.cluster.making import Plan
@@ -69,15 +69,15 @@ def ways_of(cluster):
     return {link._address.way for link in inside(cluster).session.calls.transport._links}
 
 
-def test_actors_give_what_one_store_gives_and_any_number_goes_on(ray, tmp_path, monkeypatch):
+def test_actors_give_what_one_store_gives_and_any_number_goes_on(ray, tmp_path):
     model, told = None, []
     for seed, (shards, way) in enumerate(((2, "unix"), (2, "flight"), (3, "flight"))):
-        if way == "flight":
-            monkeypatch.setattr(ray_transport, "node_here", lambda _: "another node")
         cluster = kvemb.cluster.open(
             tmp_path / "series", shards=shards, scratch=tmp_path / "scratch", **HOW,
             progress=lambda done, total: told.append((done, total)),
         )  # fmt: skip
+        if way == "flight":
+            inside(cluster).session.calls.transport.node = "another node"
         twin = twin_of(cluster, KEYS, model)
         twin.check_export(50)
         train(twin, seed)

@@ -181,12 +181,13 @@ def cluster(
     steps: Steps = 20,
     runs: Runs = 5,
     zipf: Zipf = 1.0,
+    tables: Annotated[int, typer.Option(min=1, max=1000, help="Variables, with equal parts of rows and keys.")] = 1,
     shards: Annotated[int, typer.Option(min=1, max=64, help="Number of shards.")] = 2,
     transport: Annotated[str, typer.Option(help="ray: actors; local: shards in this process.")] = "ray",
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Train over shards, and fill 8 shards. Peers: one store; empty calls of actors."""
+    """Train over shards, and fill 8 shards. Peers: one store; the exchange of the messages alone."""
     from kvemb.tools.bench.cluster import chain, simulation
     from kvemb.tools.bench.cluster import shards as over_shards
 
@@ -195,7 +196,7 @@ def cluster(
     elif reshard:
         chain.run(rows or 10_000_000, dim, runs, folder).show(json)
     else:
-        over_shards.run(rows or 200_000, dim, batch, steps, runs, zipf, shards, transport, folder).show(json)
+        over_shards.run(rows or 200_000, dim, batch, steps, runs, zipf, tables, shards, transport, folder).show(json)
 
 
 @app.command()

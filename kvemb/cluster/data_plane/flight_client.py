@@ -8,7 +8,8 @@ from typing import Any
 
 from kvemb.cluster.data_plane import flight_parts
 from kvemb.cluster.data_plane.channel import Keeper, unanswered, unconnected
-from kvemb.cluster.data_plane.encoding import Message, read
+from kvemb.cluster.data_plane.encoding import Message
+from kvemb.cluster.data_plane.serving import outcome
 from kvemb.threads.pool import Threads
 
 
@@ -43,7 +44,7 @@ class FlightChannel:
             keeper.broken(self)
             raise unanswered(error) from error
         keeper.release(self)
-        failed, result = read(answer)
+        failed, result = outcome(answer)
         if failed:
             raise result
         return result

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from kvemb.cluster.data_plane.encoding import Bytes, Message, read
 from kvemb.cluster.local import Callee
@@ -34,16 +34,29 @@ def answered(callee: Callee, call: Bytes, dumps: Dumps) -> Message:
     try:
         result = callee.call(name, arguments)
         if isinstance(result, list):  # of a change: an error for each part
-            result = [_portable(each, dumps) if isinstance(each, Exception) else each for each in result]
+            result = [_portable(each, dumps) for each in result]
+        elif isinstance(result, dict):  # of a step of several ranks: by variable
+            result = {name: _portable(each, dumps) for name, each in result.items()}
         return Message((False, result), dumps)
     except Exception as error:
         return Message((True, _portable(error, dumps)), dumps)
 
 
-def _portable(error: Exception, dumps: Dumps) -> Exception:
-    """Return the error, or one that says the same if another process cannot make it from a pickle."""
+def _portable(error: Any, dumps: Dumps) -> Any:
+    """Return an error, or one that says the same if another process cannot make it from a pickle. Else the value."""
+    if not isinstance(error, Exception):
+        return error
     try:
         pickle.loads(dumps(error))
     except Exception:
         return RuntimeError(f"{type(error).__qualname__}: {error}")
     return error
+
+
+def outcome(answer: Bytes) -> tuple[bool, Any]:
+    """Return whether a call failed, and its result or error. Arrays are views of the answer."""
+    try:
+        failed, result = read(answer)
+    except Exception as error:  # the class of an error is not known here
+        return True, RuntimeError(f"the answer of a shard cannot be read: {error}")
+    return failed, result

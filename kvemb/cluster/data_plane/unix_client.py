@@ -11,7 +11,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from kvemb.cluster.data_plane.channel import Keeper, unanswered, unconnected
-from kvemb.cluster.data_plane.encoding import Message, read
+from kvemb.cluster.data_plane.encoding import Message
+from kvemb.cluster.data_plane.serving import outcome
 from kvemb.cluster.data_plane.unix_peer import CALL, SPENT, UnixPeer
 from kvemb.cluster.local import failed
 
@@ -112,7 +113,7 @@ class UnixAnswer(Future[Any]):
             self._channel = None
             if kind != SPENT:
                 weakref.finalize(answer, self._keeper.release, channel).atexit = False
-            failed, result = read(answer)
+            failed, result = outcome(answer)
             if failed:
                 self.set_exception(result)
             else:

@@ -1,13 +1,16 @@
-"""`kvemb bench cluster`: a step over shards, compared with a step of one store, and with empty actor calls of the same
-bytes; and how evenly shards are filled.
+"""`kvemb bench cluster`: a step over shards, compared with a step of one store, and with the exchange of its messages
+alone; and how evenly shards are filled.
 
-A step is a lookup and a training step of distinct and repeated keys, drawn by Zipf's law, all hot.
+A step is a lookup and a training step of distinct and repeated keys, drawn by Zipf's law, all hot. On Ray, a second
+client reaches the same shards through Arrow Flight, as if it were on another node; its messages go over the loopback.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +18,15 @@ import numpy as np
 
 import kvemb
 import kvemb.cluster
+from kvemb.tools.bench.cluster.exchange import Exchange, through_flight
 from kvemb.tools.bench.data import Ids, Zipf, batches_of_ids, ids_of, values_of
 from kvemb.tools.bench.measure import compile_seconds, scratch
 from kvemb.tools.bench.results import Report, compare_cost
 from kvemb.tools.local_ray import start_ray
 
 LOAD_BATCH, BALANCED, BUDGET = 65_536, 8, "1GiB"
-MAX_RATIO_TO_FLOOR, MAX_IMBALANCE = 1.5, 1.1
+MAX_RATIO, MAX_RATIO_THROUGH_FLIGHT, MAX_IMBALANCE = 3.0, 5.0, 1.1
+MEMORY, FLIGHT = "shared memory", "Arrow Flight"
 
 
 def run(
@@ -31,42 +36,56 @@ def run(
     steps: int,
     runs: int,
     zipf: float,
+    tables: int,
     shards: int,
     transport: Any,
     folder: Path | None,
 ) -> Report:
-    """Time `runs` runs of `steps` steps each, in turns. transport: of kvemb.cluster.open."""
-    settings = {"rows": rows, "dim": dim, "batch": batch, "shards": shards, "transport": transport, "runs": runs}
-    report = Report("cluster", settings)
+    """Time `runs` runs of `steps` steps each, in turns. transport: of kvemb.cluster.open.
+
+    tables: the rows and keys are divided among so many variables, and a step is one call of each kind for all.
+    """
+    settings = {"rows": rows, "dim": dim, "batch": batch, "tables": tables, "shards": shards, "transport": transport}
+    report = Report("cluster", {**settings, "runs": runs})
     report.facts["compile_s"] = compile_seconds(dim)
     if transport == "ray":
         start_ray()
-    drawn, optimizer = Zipf(rows, zipf, 0), kvemb.optimizers.Adagrad(0.01)
+    drawn = Zipf(rows, zipf, 0)
     batches = [ids_of(drawn.sample(batch)) for _ in range(steps)]
     distinct = np.unique(np.concatenate(batches))
-    with scratch(folder) as place, kvemb.open(place / "store", memory_budget=BUDGET) as store:
-        how: dict[str, Any] = {"memory_budget": BUDGET, "scratch": place / "scratch"}
-        with kvemb.cluster.open(place / "series", shards=shards, transport=transport, **how) as cluster:
-            tables = [each.get_variable("table", dim=dim, optimizer=optimizer) for each in (store, cluster)]
-            for ids in batches_of_ids(rows, LOAD_BATCH):
-                for table in tables:
-                    table.upsert(ids, values_of(ids, dim))
-            sides: dict[str, Callable[[], None]] = {
-                "one store": lambda: _steps(tables[0], batches, dim),
-                "shards": lambda: _steps(tables[1], batches, dim),
-            }
-            floor = _Floor(shards, batches, dim) if transport == "ray" else None
-            if floor is not None:
-                sides["empty calls"] = floor.steps
-            taken = _in_turns(sides, runs, steps)
-            if floor is not None:
-                floor.close()
-            tables[0].resource_handle[0].flush()
+    with ExitStack() as ends:
+        place = ends.enter_context(scratch(folder))
+        store = ends.enter_context(kvemb.open(place / "store", memory_budget=BUDGET))
+        how: dict[str, Any] = {"memory_budget": BUDGET, "scratch": place / "scratch", "transport": transport}
+        cluster = ends.enter_context(kvemb.cluster.open(place / "series", shards=shards, **how))
+        opened: dict[str, Any] = {"one store": store, "shards": cluster}
+        if transport == "ray":
+            opened[FLIGHT] = ends.enter_context(kvemb.cluster.connect(place / "series"))
+            through_flight(opened[FLIGHT])
+        made = {name: _variables(each, tables, dim) for name, each in opened.items()}
+        for ids in batches_of_ids(rows, LOAD_BATCH):
+            for name in ("one store", "shards"):
+                for table, keys in zip(made[name], _divided(ids, tables), strict=True):
+                    table.upsert(keys, values_of(keys, dim))
+        parts = [_divided(ids, tables) for ids in batches]
+        grads = np.full((batch, dim), 0.01, np.float32)
+        sides = {name: partial(_steps, opened[name], made[name], parts, grads) for name in opened}
+        if transport == "ray":
+            exchange = Exchange(shards, batches, dim)
+            ends.callback(exchange.close)
+            sides[f"exchange by {MEMORY}"] = partial(exchange.steps, flight=False)
+            sides[f"exchange by {FLIGHT}"] = partial(exchange.steps, flight=True)
+        taken = _in_turns(sides, runs, steps)
+        store.flush()
         name = f"step of {batch:,} keys over {shards} shards"
-        report.lines.append(compare_cost(name, "ms", taken["shards"], "one store", taken["one store"]))
-        if floor is not None:
-            peer = "empty actor calls, the same bytes", taken["empty calls"]
-            report.lines.append(compare_cost(name, "ms", taken["shards"], *peer, MAX_RATIO_TO_FLOOR))
+        one = "one store", taken["one store"]
+        report.lines.append(compare_cost(name, "ms", taken["shards"], *one, MAX_RATIO if transport == "ray" else None))
+        if transport == "ray":
+            ways = (MEMORY, "shards"), (FLIGHT, FLIGHT)
+            report.lines.append(compare_cost(f"{name}, {FLIGHT}", "ms", taken[FLIGHT], *one, MAX_RATIO_THROUGH_FLIGHT))
+            for way, side in ways:
+                alone = f"exchange by {way}"
+                report.lines.append(compare_cost(f"{name}, {way}", "ms", taken[side], f"the {alone}", taken[alone]))
         filled = _filled(distinct, place)
         heaviest, mean = [float(max(filled))], [sum(filled) / len(filled)]
         what = f"distinct keys on the heaviest of {BALANCED} shards"
@@ -74,14 +93,27 @@ def run(
     return report
 
 
-def _steps(table: kvemb.Variable, batches: list[Ids], dim: int) -> None:
-    grads = np.full((len(batches[0]), dim), 0.01, np.float32)
-    for ids in batches:
-        table.lookup(ids)
-        table.apply_gradients(ids, grads)
+def _variables(store: Any, tables: int, dim: int) -> list[kvemb.Variable]:
+    optimizer = kvemb.optimizers.Adagrad(0.01)
+    return [store.get_variable(f"table-{number}", dim=dim, optimizer=optimizer) for number in range(tables)]
 
 
-def _in_turns(sides: dict[str, Callable[[], None]], runs: int, steps: int) -> dict[str, list[float]]:
+def _divided(ids: Ids, tables: int) -> list[Ids]:
+    return [ids[ids % tables == number] for number in range(tables)]
+
+
+def _steps(store: Any, tables: list[kvemb.Variable], batches: list[list[Ids]], grads: Any) -> None:
+    for parts in batches:
+        if len(tables) == 1:
+            tables[0].lookup(parts[0])
+            tables[0].apply_gradients(parts[0], grads)
+        else:
+            store.lookup(dict(zip(tables, parts, strict=True)))
+            given = [(keys, grads[: len(keys)]) for keys in parts]
+            store.apply_gradients(dict(zip(tables, given, strict=True)))
+
+
+def _in_turns(sides: Mapping[str, Callable[[], None]], runs: int, steps: int) -> dict[str, list[float]]:
     """Return milliseconds a step of each side's runs."""
     taken: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(runs + 1):
@@ -91,45 +123,6 @@ def _in_turns(sides: dict[str, Callable[[], None]], runs: int, steps: int) -> di
             if number:  # the first run warms up
                 taken[name].append(1e3 * (time.perf_counter() - begun) / steps)
     return taken
-
-
-class _Empty:
-    """An actor that ignores its arguments."""
-
-    def __init__(self, dim: int) -> None:
-        self._dim = dim
-
-    def lookup(self, keys: Ids) -> Any:
-        """Return rows."""
-        return np.zeros((len(keys), self._dim), np.float32)
-
-    def train(self, keys: Ids, grads: Any) -> None:
-        """Receive gradients."""
-
-
-class _Floor:
-    """The cost of a step's calls if shards do nothing: the distinct keys, evenly divided."""
-
-    def __init__(self, shards: int, batches: list[Ids], dim: int) -> None:
-        import ray
-
-        self._ray: Any = ray
-        made: Any = self._ray.remote(_Empty).options(num_cpus=0)
-        self._actors = [made.remote(dim) for _ in range(shards)]
-        self._parts = [np.array_split(np.unique(ids), shards) for ids in batches]
-        self._grads = [[np.zeros((len(part), dim), np.float32) for part in parts] for parts in self._parts]
-
-    def steps(self) -> None:
-        """Make the calls of all steps."""
-        for parts, grads in zip(self._parts, self._grads, strict=True):
-            self._ray.get([actor.lookup.remote(part) for actor, part in zip(self._actors, parts, strict=True)])
-            given = zip(self._actors, parts, grads, strict=True)
-            self._ray.get([actor.train.remote(part, grad) for actor, part, grad in given])
-
-    def close(self) -> None:
-        """End the actors."""
-        for actor in self._actors:
-            self._ray.kill(actor)
 
 
 def _filled(keys: Ids, place: Path) -> list[int]:

@@ -34,7 +34,8 @@ class Assumptions:
     latency: float = _given(50e-6, "seconds that a message travels, one way")
     store: float = _given(1e9, "bytes a second between a node and the object store")
     disk: float = _given(15e12, "bytes of a node's disk")
-    call_cpu: float = _given(300e-6, "seconds of a trainer's core, and of a shard's, for a call")
+    call_cpu: float = _given(300e-6, "seconds of a trainer's core, and of a shard's, for a call with rows")
+    control_cpu: float = _given(300e-6, "seconds of the coordinator's core for a call through Ray")
     key_cpu: float = _given(0.2e-6, "seconds of a shard's core for a key")
     pause_share: float = _given(0.001, "share of the calls before which a shard pauses")
     pause: float = _given(0.05, "seconds of such a pause")
@@ -71,8 +72,8 @@ def figures(shards: int, given: Assumptions) -> dict[str, float]:
         "a step's waiting, median, ms": 1e3 * float(np.median(waits)),
         "a step's waiting, one in twenty, ms": 1e3 * float(np.quantile(waits, 0.95)),
         "calls of the coordinator a second": exchanges,
-        "the coordinator's core, %": 100 * exchanges * given.call_cpu,
-        "a cut, ms": 1e3 * given.cut_calls * (2 * given.latency + shards * given.call_cpu),
+        "the coordinator's core, %": 100 * exchanges * given.control_cpu,
+        "a cut, ms": 1e3 * given.cut_calls * (2 * given.latency + shards * given.control_cpu),
         "a checkpoint of what changed, minutes": saved / given.store / 60,
         "recovery, all shards from the store, hours": stored / given.store / 3600,
         "hours between two lost nodes": 365 * 24 / given.failures / shards,
