@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 import kvemb
+import kvemb.cluster
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 # Runs an example with each of several lists of arguments, as `python EXAMPLE ARGUMENTS` does.
@@ -177,6 +179,87 @@ def test_the_ranking_in_keras_goes_on_and_learns(tmp_path: Path, monkeypatch: py
     first, second = printed(tmp_path, "keras_ranking", *runs)
     assert (figure("epochs done", first), figure("epochs done", second)) == (0, 1)
     assert figure("squared error", second) < figure("variance", second)
+
+
+# Runs an example as torchrun does, and ends a rank at once when it asks for the batch of a step and a checkpoint is
+# complete.
+KILLED_RANK = (
+    KILLED.replace("import dlrm\n", "import dlrm, dlrm_on_ranks\n")
+    .replace("dlrm.batch = until_killed", "dlrm_on_ranks.batch = until_killed")
+    .replace("dlrm.main()", "dlrm_on_ranks.main()")
+)
+
+
+def started(place: Path, number: int, *words: str) -> list[subprocess.Popen[str]]:
+    """Start Python on two ranks, with another Ray than any that runs here."""
+    command = [sys.executable, *words]
+    common = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_ADDRESS": "local", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(number), "PYTHONPATH": str(EXAMPLES)}
+    common.pop("RAY_AUTH_MODE", None)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return [
+        subprocess.Popen(command, cwd=place, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}, **pipes)
+        for rank in range(2)
+    ]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@pytest.mark.slow
+@pytest.mark.needs("torch", "ray")
+def test_a_dlrm_on_ranks_that_was_killed_resumes_and_ends_as_one_process(tmp_path: Path) -> None:
+    """Both ranks end at step 20, as if they were killed; then the same command is run again."""
+    example, words = str(EXAMPLES / "dlrm_on_ranks.py"), ["--save-every", "15", "--batch", "128", "--path", "cut"]
+    words += ["--memory-budget", "32MiB"]
+    killed = started(
+        tmp_path, free_port(), "-c", KILLED_RANK, example, "20", "cut/checkpoints", *words, "--steps", "30"
+    )
+    assert [rank.communicate(timeout=600)[0] is None or rank.returncode for rank in killed] == [9, 9]
+    again = started(tmp_path, free_port(), example, *words, "--steps", "30")
+    told = [rank.communicate(timeout=600)[0] for rank in again]
+    assert [rank.returncode for rank in again] == [0, 0], told
+    assert "continues at step 15\n" in told[0]
+    number, checkpoint = kvemb.cluster.latest(tmp_path / "cut")
+    assert checkpoint.extra == {"step": 30}
+    sys.path.insert(0, str(EXAMPLES))
+    try:
+        check_that_one_process_has_the_same(tmp_path, number)
+    finally:
+        sys.path.remove(str(EXAMPLES))
+
+
+def check_that_one_process_has_the_same(place: Path, number: int) -> None:
+    import dlrm
+    import torch
+
+    import kvemb.torch as kt
+
+    with kvemb.open(place / "whole", memory_budget="64MiB") as store:
+        torch.manual_seed(0)
+        model = dlrm.DLRM(8)
+        optimizers = kt.Optimizer(model), torch.optim.Adam(model.parameters(), 0.003)
+        for step in range(30):
+            numbers, ids, clicked = dlrm.batch(step, 128)
+            dlrm.loss_of(model(numbers, ids), clicked).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+        one = kvemb.restore(place / "cut", place / "one")
+        assert len(store.variables) == len(one.variables) == 26
+        for name in store.variables:
+            expected, found = (each.variables[name].export(with_scores=True) for each in (store, one))
+            assert np.array_equal(expected[0], found[0]), name
+            # Adagrad's first step turns the rounding of a gradient near 0 into a part of its rate, 0.05.
+            np.testing.assert_allclose(found[1], expected[1], rtol=1e-4, atol=1e-3, err_msg=name)
+            np.testing.assert_array_equal(found[2], expected[2], err_msg=name)
+        one.close()
+    files = kvemb.cluster.pull_files(place / "cut", place / "files", number=number)
+    dense = torch.load(files["train.pt"], weights_only=True)["model"]
+    for name, value in model.named_parameters():
+        np.testing.assert_allclose(dense[name].numpy(), value.detach().numpy(), rtol=1e-3, atol=1e-4, err_msg=name)
 
 
 def check_equal_rows(one: kvemb.Checkpoint, other: kvemb.Checkpoint) -> None:

@@ -466,7 +466,7 @@ TESTED_BY = {
             "embedding_bag": ["embedding_bag", "pooling"],
             "optimizer": ["optimizer", "gradients"],
             **{name: [name] for name in ("bags", "collection", "prefetching")},
-            **{name: [name] for name in ("connecting", "in_step", "joined_gradient", "ranks")},
+            **{name: [name] for name in ("connecting", "in_step", "joined_gradient", "launching", "ranks")},
             "weights": ["weights", "table_module"],
         }.items()
         for name in names

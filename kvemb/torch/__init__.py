@@ -17,6 +17,7 @@ try:
     from kvemb.torch.collection import EmbeddingBagCollection
     from kvemb.torch.embedding import Embedding
     from kvemb.torch.embedding_bag import EmbeddingBag
+    from kvemb.torch.launching import distributed
     from kvemb.torch.optimizer import Optimizer
     from kvemb.torch.prefetching import prefetching
 except ImportError as error:
@@ -24,4 +25,4 @@ except ImportError as error:
         raise
     raise BackendUnavailable(f"kvemb.torch needs PyTorch; install it: {pip_install('torch')}") from error
 
-__all__ = ["Embedding", "EmbeddingBag", "EmbeddingBagCollection", "Optimizer", "prefetching"]
+__all__ = ["Embedding", "EmbeddingBag", "EmbeddingBagCollection", "Optimizer", "distributed", "prefetching"]
