@@ -34,7 +34,12 @@ def distributed(
     """Open a cluster for all ranks of a script, and close it when all have left the ``with`` block.
 
     Start the script with ``torchrun``, on one machine or several. Without ``torchrun`` it runs as one rank. In the
-    block the store is the default store, and ``torch.distributed`` is initialized.
+    block the store is the default store, and ``torch.distributed`` is initialized::
+
+        with kvemb.torch.distributed("checkpoints", shards=2) as store:
+            model = Model()
+            rows = kvemb.torch.Optimizer(model, group=torch.distributed.group.WORLD)
+            train(torch.nn.parallel.DistributedDataParallel(model), rows)
 
     - Rank 0 connects to the Ray cluster that ``RAY_ADDRESS`` names, or that runs on this machine. If there is none, it
       starts Ray, which ends with the block. Then it opens the cluster, in the state of its newest checkpoint. The other
@@ -58,14 +63,6 @@ def distributed(
         BackendUnavailable: Ray is missing, or another machine cannot join it.
         RankLost: Another rank has ended, or did not come within ``timeout``.
         KvembError: What ``kvemb.cluster.open`` raises on rank 0. All ranks raise it.
-
-    Example:
-        .. code-block:: python
-
-            with kvemb.torch.distributed("checkpoints", shards=2) as store:
-                model = Model()
-                rows = kvemb.torch.Optimizer(model, group=torch.distributed.group.WORLD)
-                train(torch.nn.parallel.DistributedDataParallel(model), rows)
     """
     if "transport" in arguments:
         raise ValueError("ranks are processes, so the shards are on Ray; leave transport out")
