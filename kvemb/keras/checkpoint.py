@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import keras
@@ -58,7 +59,8 @@ class Checkpoint(keras.callbacks.Callback):
         self.series: CheckpointManager = series
         self.store: Store = store
         self.every: float | None = None if every is None else as_seconds(every, "every")
-        self._epoch, self._skip, self._metrics = 0, 0, {}
+        self._epoch, self._skip = 0, 0
+        self._metrics: dict[str, Any] = {}
         self._begun = time.monotonic()
         self._writing: PendingCheckpoint[Saved] | None = None
         self._restored_epoch = -1
@@ -149,12 +151,8 @@ class Checkpoint(keras.callbacks.Callback):
     def _save(self, epoch: int, batches: int) -> None:
         model = self.model  # with JAX, this waits for the step
         self._begun = time.monotonic()
-        self._writing = self.series.save(
-            self.store,
-            block=False,
-            files={_FILE: lambda file: write_state(model, file)},
-            extra={_EXTRA: {"epoch": epoch, "batches": batches}},
-        )
+        files, extra = {_FILE: partial(write_state, model)}, {_EXTRA: {"epoch": epoch, "batches": batches}}
+        self._writing = self.series.save(self.store, block=False, files=files, extra=extra)
 
     def _check_state(self, newest: Saved) -> None:
         """Raise ValueError unless the store's rows are those of the checkpoint."""

@@ -57,8 +57,8 @@ def kvemb_optimizer(given: Any, table: str) -> Optimizer:
     if kind == "AdamW" and not config["amsgrad"]:
         return optimizers.AdamW(rate, weight_decay=decay, **adam, **limits)
     if kind == "Ftrl" and not (decay or config["l2_shrinkage_regularization_strength"] or config["beta"]):
-        names = ("learning_rate_power", "initial_accumulator_value")
-        names += ("l1_regularization_strength", "l2_regularization_strength")
+        names = ["learning_rate_power", "initial_accumulator_value"]
+        names += ["l1_regularization_strength", "l2_regularization_strength"]
         return optimizers.Ftrl(rate, **{name: config[name] for name in names}, **limits)
     raise ValueError(
         f"the optimizer of table {table!r}, {kind}, is not one that is converted: SGD, Adagrad, Adam, AdamW, and Ftrl "

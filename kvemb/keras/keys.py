@@ -79,7 +79,7 @@ def warn_of_short_ids(variable: Variable) -> None:
     if variable.key_dtype.itemsize > 4 and keras.backend.backend() == "jax":
         import jax
 
-        if not jax.config.read("jax_enable_x64"):
+        if not jax.config.jax_enable_x64:
             warnings.warn(
                 f"JAX cuts ids to 32 bits, because jax_enable_x64 is off; keys of {variable.name!r} outside of int32 "
                 "would be wrong. Set JAX_ENABLE_X64=1, or pass kvemb.keras.split_keys(ids) to a layer with "

@@ -58,7 +58,7 @@ class LearningRate(keras.callbacks.Callback):
             raise ValueError("kvemb.keras.LearningRate found no trained layer of kvemb.keras in the model")
         optimizer = model.optimizer
         rate = optimizer.learning_rate if self.schedule is None else self.schedule(_step(optimizer))
-        rate = self.scale * float(keras.ops.convert_to_numpy(rate))
+        rate = self.scale * _number(rate)
         for variable in found:
             rule = variable.optimizer
             if rule is not None and rate_of(rule) != rate:
@@ -66,7 +66,12 @@ class LearningRate(keras.callbacks.Callback):
 
 
 def _step(optimizer: Any) -> int:
-    return int(keras.ops.convert_to_numpy(optimizer.iterations))
+    return int(_number(optimizer.iterations))
+
+
+def _number(given: Any) -> float:
+    """Return a number, a tensor of one or a variable of one as a float."""
+    return float(keras.ops.convert_to_numpy(getattr(given, "value", given)))
 
 
 def _variables(model: Any) -> Iterator[Variable]:

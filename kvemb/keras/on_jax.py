@@ -25,7 +25,8 @@ from kvemb.keras.requests import look_up as host_look_up
 from kvemb.keras.steps import begin, collect, finish, told
 from kvemb.variable import Variable
 
-_SCALAR = jax.ShapeDtypeStruct((), np.float32)
+_shaped: Any = jax.ShapeDtypeStruct
+_SCALAR = _shaped((), np.float32)
 
 
 class Gate(NamedTuple):
@@ -79,20 +80,23 @@ def _gate_of(variable: Variable, anchor: Any) -> Gate | None:
 def _enter(variables: tuple[Variable, ...], anchors: list[Any], *, half: bool) -> list[Gate]:
     """Begin a batch, and return its gates."""
 
-    def step(number: Any, factor: Any) -> np.float32:
-        return np.float32(0.0 if finish(variables, int(number), _scale(float(factor), half)) else np.nan)
+    def new_number() -> np.int32:
+        return np.int32(begin())
+
+    def step(number: Any, factors: list[Any]) -> np.float32:
+        return np.float32(0.0 if finish(variables, int(number), _scale(float(factors[0]), half)) else np.nan)
 
     @jax.custom_vjp
     def enter(given: list[Any]) -> Any:
         return given, np.int32(0)
 
     def forward(given: list[Any]) -> Any:
-        number = io_callback(told(lambda *_: np.int32(begin())), jax.ShapeDtypeStruct((), np.int32), ordered=True)
+        number = io_callback(told(new_number), _shaped((), np.int32), ordered=True)
         return (given, number), number
 
     def backward(number: Any, cotangents: Any) -> Any:
         grads, _ = cotangents
-        done = io_callback(told(lambda number, grads: step(number, grads[0])), _SCALAR, number, grads, ordered=True)
+        done = io_callback(told(step), _SCALAR, number, grads, ordered=True)
         return ([done] * len(grads),)
 
     enter.defvjp(forward, backward)
@@ -127,7 +131,7 @@ def _host_rows(call: Call, gates: list[Any]) -> list[Any]:
         return tuple(host_look_up(call.requests, parts, touch=call.touch))
 
     shapes = tuple(
-        jax.ShapeDtypeStruct(_shape(request, ids), np.dtype(request.dtype))
+        _shaped(_shape(request, ids), np.dtype(request.dtype))
         for request, ids in zip(call.requests, call.batch, strict=True)
     )
     if call.touch:

@@ -119,9 +119,8 @@ def gradients(request: Request, given: Ids, grads: Array) -> tuple[Array, Array]
 
 
 def _pooled(request: Request, part: Bagged, touch: bool) -> Array:
-    assert request.combiner is not None
-    found = embedding_lookup_sparse(request.variable, part.keys, part.offsets, combiner=request.combiner, touch=touch)
-    return found.values
+    how: Any = request.combiner
+    return embedding_lookup_sparse(request.variable, part.keys, part.offsets, combiner=how, touch=touch).values
 
 
 def _rows(wanted: list[tuple[Variable, Array]], touch: bool) -> list[Array]:

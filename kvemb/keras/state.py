@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import keras
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 _METRICS = "metrics/"
 
 
-def write_state(model: Any, file: BinaryIO) -> None:
+def write_state(model: Any, file: IO[bytes]) -> None:
     """Write the values of a model's variables, as an .npz file."""
     np.savez(file, allow_pickle=False, **{name: _saved(each) for name, each in _variables(model).items()})
 
@@ -57,5 +57,5 @@ def _variables(model: Any) -> dict[str, Any]:
 
 
 def _saved(variable: Any) -> Any:
-    value = keras.ops.convert_to_numpy(variable)
+    value = keras.ops.convert_to_numpy(variable.value)
     return value.astype(np.float32) if value.dtype.name == "bfloat16" else value
