@@ -20,6 +20,8 @@ import kvemb
 import kvemb.cluster
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+# Keras' variables do not know an argument of NumPy 2's protocol.
+KNOWN = ["-W", "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"]
 # Runs an example with each of several lists of arguments, as `python EXAMPLE ARGUMENTS` does.
 PROGRAM = """
 import json, runpy, sys
@@ -61,7 +63,7 @@ dlrm.main()
 
 def process(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run Python in a directory, with warnings as errors, and without PyTorch's threads, which wait busily."""
-    command = [sys.executable, "-W", "error", *words]
+    command = [sys.executable, "-W", "error", *KNOWN, *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=600)
 
