@@ -1,18 +1,19 @@
 """RocksDB as a store's database of cold rows: one column family per variable (rocks_store).
 
-Only this module, rocks_store, rocks_families and rocks_options import rocksdict.
+Only this module and those named rocks_store, rocks_families, rocks_options, rocks_amending and rocks_copy import
+rocksdict.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-import time
 from pathlib import Path
 
 import rocksdict as rd
 
 from kvemb.backends.open_files import FEW_FILES, most_open
+from kvemb.backends.rocks_amending import RocksAmendment
 from kvemb.backends.rocks_config import check_config
 from kvemb.backends.rocks_families import Families
 from kvemb.backends.rocks_files import SortedFile
@@ -26,9 +27,6 @@ from kvemb.options import RocksDBCreator
 from kvemb.rows.schema import Schema
 from kvemb.threads.parallel import cores
 from kvemb.threads.pool import Threads
-
-# The pause between calls that hold the GIL, so that other threads can take it.
-YIELD_SECONDS = 0.001
 
 
 class RocksDatabase:
@@ -129,31 +127,9 @@ class RocksDatabase:
             return [name for name in rd.Rdict.list_cf(str(path)) if name != "default"]
 
     @classmethod
-    def amend(cls, path: Path, drop: list[str], files: dict[str, list[Path]]) -> None:
-        """See contracts.ColdDatabase. Opens the copy during the call. Files are ingested by hard links.
-
-        Compaction is off, because a copy does not need it and rocksdict would wait for it while holding the GIL.
-        """
-        if drop or files:
-            families = {name: Family(RocksDBCreator()) for name in cls.families(path)}
-            family: rd.Rdict | None = None
-            copy = cls(
-                path, families, cache_bytes=1 << 20, write_buffer_bytes=1 << 20, read_only=False, compacting=False
-            )
-            try:
-                for name in drop:
-                    copy.drop(name)
-                for name, given in files.items():
-                    with translated(f"amend {path}"):
-                        family, _ = copy.column_families.handles(name)
-                        for file in given:
-                            _ingest(family, file)
-                            time.sleep(YIELD_SECONDS)
-            finally:
-                family = None  # a remaining handle keeps the database open
-                copy.close()
-        for scratch in (*path.glob("LOG*"), path / "LOCK"):
-            scratch.unlink(missing_ok=True)
+    def amendment(cls, path: Path) -> RocksAmendment:
+        """See contracts.ColdDatabase."""
+        return RocksAmendment(path)
 
     def flush(self) -> None:
         """See contracts.ColdDatabase."""

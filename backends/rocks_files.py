@@ -19,6 +19,9 @@ from kvemb.rows.schema import Schema
 # One table file in RocksDB's listing: its size, and its first and last key in hexadecimal.
 _FILE_LISTED = re.compile(r"\d+:(\d+)\[[^]]*\]\['([0-9A-F]*)' seq:\d+, type:\d+ \.\. '([0-9A-F]*)' seq")
 
+# The part of a file, 1 / END, in which its filter and its index are; and the bytes that are read at a time.
+END, READ_BYTES = 8, 1 << 17
+
 
 class SortedFile:
     """contracts.SortedFile: a table file that is written row by row, and that any database can ingest whole.
@@ -56,6 +59,18 @@ class SortedFile:
             with open(self.path, "rb") as file:
                 os.fsync(file.fileno())  # RocksDB also does it, but with the GIL held
             self._writer.finish()
+            self._read_end()
+
+    def _read_end(self) -> None:
+        """Bring its filter and index into the page cache, which RocksDB has just told the kernel to drop.
+
+        Whoever ingests the file reads them, with the GIL held.
+        """
+        with open(self.path, "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            os.pread(file.fileno(), READ_BYTES, 0)
+            for at in range(size - size // END, size, READ_BYTES):
+                os.pread(file.fileno(), READ_BYTES, at)
 
 
 def splits(family: Any, parts: int) -> list[int]:

@@ -127,6 +127,25 @@ class SortedFile(Protocol):
         """Complete the file, which must not be empty, and sync it. Raises ColdStoreError."""
 
 
+class Amendment(Protocol):
+    """Changes to a closed copy of a database. They are made meanwhile, or by finish(); one of both ends must come."""
+
+    def drop(self, name: str) -> None:
+        """Drop a cold store. Raises Corruption, ColdStoreError."""
+
+    def ingest(self, name: str, file: Path) -> None:
+        """Replace rows of a cold store by those of a finished SortedFile, which is moved.
+
+        Rows of later files replace those of earlier ones. Raises Corruption, ColdStoreError.
+        """
+
+    def finish(self) -> None:
+        """Wait until all changes are made and the copy is closed and synced. Raises Corruption, ColdStoreError."""
+
+    def abandon(self) -> None:
+        """Stop, because the copy is not needed."""
+
+
 class ColdDatabase(Protocol):
     """The database of a store's cold rows: one cold store per variable, all made durable together."""
 
@@ -147,11 +166,8 @@ class ColdDatabase(Protocol):
         """Return the names of the cold stores in a database. Raises Corruption, ColdStoreError."""
 
     @classmethod
-    def amend(cls, path: Path, drop: list[str], files: dict[str, list[Path]]) -> None:
-        """Complete a copy that checkpoint() wrote: drop cold stores, and ingest sorted files in order.
-
-        Rows of later files replace those of earlier ones. The files are moved.
-        """
+    def amendment(cls, path: Path) -> Amendment:
+        """Return the changes, none so far, to a copy that checkpoint() wrote, or will have written by the first one."""
 
     def flush(self) -> None:
         """Write the rows in memory to files, so that the next checkpoint() is quick. Raises ColdStoreError."""

@@ -266,13 +266,21 @@ def atomic_directory(target: Path) -> Iterator[Path]:
         raise
 
 
-def complete(directory: Path, described: Manifest, before: Path | None = None, *, same_names: bool = False) -> Manifest:
+def complete(
+    directory: Path,
+    described: Manifest,
+    before: Path | None = None,
+    known: dict[str, FileEntry] | None = None,
+    *,
+    same_names: bool = False,
+) -> Manifest:
     """Take the inventory of a directory's files and write its manifest; returns the manifest.
 
-    before: a complete checkpoint; files that are shared with it are not read again. same_names: table files must have
-    the checksums that they have in it. Raises Corruption.
+    before: a checkpoint; files that are shared with it are not read again. known: its files; None: those of its
+    manifest. same_names: table files must have the checksums that they have in it. Raises Corruption.
     """
-    known = manifest.read(before).files if before is not None else None
+    if before is not None and known is None:
+        known = manifest.read(before).files
     described = replace(described, files=inventory.take(directory, before, known, same_names=same_names))
     manifest.write(described, directory)
     return described

@@ -7,13 +7,14 @@ write_buffer_bytes: of all memtables. All raise ColdStoreError, Corruption, Back
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from kvemb import registry
 from kvemb.checks.brief import brief
-from kvemb.contracts import ColdDatabase, ColdStore, Family
+from kvemb.contracts import Amendment, ColdDatabase, ColdStore, Family
 from kvemb.durability import layout
 from kvemb.durability.manifest import NAME, Manifest
 from kvemb.errors import Corruption
@@ -96,9 +97,27 @@ def check_variables(path: Path, described: Manifest) -> None:
         )
 
 
-def amend(path: Path, *, drop: Collection[str] = (), files: Mapping[str, list[Path]] | None = None) -> None:
-    """Drop variables from a copy of a database, and ingest files into it: see contracts.ColdDatabase.amend."""
-    registry.cold_backend(RocksDBCreator.backend).amend(path, list(drop), dict(files or {}))
+def amend(path: Path, *, drop: Collection[str] = ()) -> None:
+    """Drop variables from a copy of a database, which is complete then."""
+    with amending(path, drop=drop):
+        pass
+
+
+@contextmanager
+def amending(path: Path, *, drop: Collection[str] = ()) -> Iterator[Amendment]:
+    """Drop variables from a copy of a database, and yield an object that ingests files; complete the copy at the end.
+
+    If the block raises, the copy is left as it is, not complete.
+    """
+    amendment: Amendment = registry.cold_backend(RocksDBCreator.backend).amendment(path)
+    try:
+        for name in drop:
+            amendment.drop(name)
+        yield amendment
+        amendment.finish()
+    except BaseException:
+        amendment.abandon()
+        raise
 
 
 def in_memory(schema: Schema) -> ColdStore:

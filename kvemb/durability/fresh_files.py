@@ -56,7 +56,7 @@ def link_or_copy(source: Path, target: Path) -> None:
     lead out of the store. Raises FileExistsError, OSError.
     """
     try:
-        os.link(os.path.realpath(source), target)
+        os.link(os.path.realpath(source) if source.is_symlink() else source, target)
     except FileExistsError:
         raise
     except OSError:

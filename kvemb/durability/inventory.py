@@ -62,14 +62,14 @@ class Inventory:
     def __exit__(self, *failure: object) -> None:
         self._pool.shutdown(cancel_futures=True)
 
-    def begin(self, pattern: str) -> None:
-        """Start to sync and hash files that are there and do not change any more. pattern: for Path.glob."""
-        _, new = self._files(pattern)
+    def begin(self, folder: str, suffix: str) -> None:
+        """Start to sync and hash the files of a folder with that suffix, which must not change any more."""
+        _, new = self._files(folder, suffix)
         self.begun = {name: self._pool.submit(measure, path) for name, path in new.items()}
 
     def take(self, *, same_names: bool = False) -> dict[str, FileEntry]:
         """See take()."""
-        entries, new = self._files("**/*")
+        entries, new = self._files()
         measured = {name: self.begun.get(name) or self._pool.submit(measure, path) for name, path in new.items()}
         for name, future in measured.items():
             entries[name] = future.result()
@@ -78,20 +78,27 @@ class Inventory:
                 raise Corruption(f"{where} is damaged: its checksum differs from the manifest")
         return entries
 
-    def _files(self, pattern: str) -> tuple[dict[str, FileEntry], dict[str, Path]]:
+    def _files(self, below: str = "", suffix: str = "") -> tuple[dict[str, FileEntry], dict[str, Path]]:
         """Return the entries of files that are shared with `before`, and the paths of all others, by relative path."""
         entries: dict[str, FileEntry] = {}
         new: dict[str, Path] = {}
-        for path in sorted(self._directory.glob(pattern)):
-            name = path.relative_to(self._directory).as_posix()
-            if path.is_dir() or name == manifest.NAME:
+        root = f"{self._directory}/"
+        for name in sorted(_names(root, below), key=lambda name: name.split("/")):
+            if name == manifest.NAME or not name.endswith(suffix):
                 continue
             earlier = self._known.get(name)
-            if earlier is not None and self._before is not None and _same_file(self._before / name, path):
+            if earlier is not None and self._before is not None and _same_file(f"{self._before}/{name}", root + name):
                 entries[name] = earlier
             else:
-                new[name] = path
+                new[name] = self._directory / name
         return entries, new
+
+
+def _names(root: str, below: str) -> Iterator[str]:
+    """Yield the path below root, which ends in "/", of each file in a folder. pathlib takes three times as long."""
+    for folder, _, files in os.walk(root + below):
+        for file in files:
+            yield os.path.join(folder, file)[len(root) :]
 
 
 def is_checked_on_read(name: str) -> bool:
@@ -164,7 +171,7 @@ def naming_damaged_file(directory: Path, described: Manifest) -> Iterator[None]:
         raise
 
 
-def _same_file(one: Path, other: Path) -> bool:
+def _same_file(one: str, other: str) -> bool:
     try:
         return os.path.samefile(one, other)
     except OSError:

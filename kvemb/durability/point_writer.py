@@ -12,6 +12,7 @@ The previous point stays current until the copy replaces it.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Executor, Future, wait
 from contextlib import ExitStack, contextmanager
@@ -21,7 +22,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from kvemb.contracts import ColdDatabase, SortedFile
+from kvemb.contracts import Amendment, ColdDatabase, SortedFile
 from kvemb.durability import cold_databases, layout, manifest
 from kvemb.durability.attachments import Attachments
 from kvemb.durability.changes import ChangeLog
@@ -94,7 +95,7 @@ class PointWriter:
         self._attached, self._draft = attached or Attachments(), points.draft(number)
         self._checkpoint: DirectoryDraft | None = None
         self._snapshots: list[tuple[VariablePart, DirtySnapshot]] = []
-        self._numbers, self._files = count(), dict[str, list[Path]]()  # of rows, by variable
+        self._numbers, self._finished = count(), deque[tuple[str, Path]]()  # files of rows, with their variables
         self._hot: dict[str, Ordered] = {}
         self._counted: dict[str, Counters | None] = {}
         self._last = False
@@ -176,16 +177,19 @@ class PointWriter:
         for part, snapshot in self._snapshots:
             self._changes.add(epochs, part.name, snapshot.keys())
         with self._points.inventory(self._draft.path) as inventory:
-            inventory.begin(f"{layout.ROWS}/*.sst")  # of the copied database: merges made them since the last point
+            inventory.begin(layout.ROWS, ".sst")  # of the copied database: merges made them since the last point
             self._write_rows()
             self._describe(epochs, inventory)
         described = self._manifest
         if self._target is not None:
             self._write_checkpoint(self._target)
-            self._end_epoch(described.following(described.id), epochs)
+            described = described.following(described.id)
+            self._changes.begin(described.id, epochs)
         elif dropped_variables(epochs[-1:]) & {*described.variables}:
             # An epoch can record only one drop of a name, so the next drop of that name needs another epoch.
-            self._end_epoch(replace(described, changes=[*epochs, Epoch(described.id)]), epochs)
+            described = replace(described, changes=[*epochs, Epoch(described.id)])
+            self._changes.begin(described.id, epochs)
+        manifest.write(described, self._draft.path)
         self._end_snapshots()
         self._points.publish(self._draft, logged=self._log is not None and not self._last)
         for part in self._parts:
@@ -215,15 +219,21 @@ class PointWriter:
             with part.storage.counting_writes(file.rows):
                 self._database.ingest(part.name, file.path)
 
-        for at, (part, snapshot) in enumerate(self._snapshots):
-            for files in snapshot.write(partial(self._new_file, part), partial(ingest, part)):
-                for file in files:
-                    self._add(part, file)
-                self._relieve(self._snapshots[at:])
-                while files and self._database.crowded(part.name):
-                    time.sleep(PACE_SECONDS)
+        with cold_databases.amending(self._draft.path / layout.ROWS, drop=self._without) as copy:
+            for at, (part, snapshot) in enumerate(self._snapshots):
+                for files in snapshot.write(partial(self._new_file, part), partial(ingest, part)):
+                    for file in files:
+                        self._add(part, file)
                     self._relieve(self._snapshots[at:])
-        cold_databases.amend(self._draft.path / layout.ROWS, drop=self._without, files=self._files)
+                    while files and self._database.crowded(part.name):
+                        time.sleep(PACE_SECONDS)
+                        self._relieve(self._snapshots[at:])
+                    self._hand_over(copy)
+            self._hand_over(copy)
+
+    def _hand_over(self, copy: Amendment) -> None:
+        while self._finished:
+            copy.ingest(*self._finished.popleft())
 
     def _relieve(self, snapshots: list[tuple[VariablePart, DirtySnapshot]]) -> None:
         """Write the copied rows of all variables: otherwise callers of the last one would wait for all others."""
@@ -237,10 +247,10 @@ class PointWriter:
         return self._database.sorted_file(path, part.schema, part.creator)
 
     def _add(self, part: VariablePart, file: SortedFile) -> None:
-        self._files.setdefault(part.name, []).append(file.path)
+        self._finished.append((part.name, file.path))
 
     def _describe(self, epochs: list[Epoch], inventory: Inventory) -> None:
-        """Write the key files and the counter files, take the inventory, and write the manifest."""
+        """Write the key files and the counter files, and take the inventory: all of the manifest is known then."""
         scratch = self._draft.path
         self._changes.link_to(scratch / layout.CHANGES, epochs)
         before = self._points.folder / layout.HOT
@@ -249,7 +259,6 @@ class PointWriter:
         known = points.sightings(names)
         counted = write_sightings(folder, self._number, names, self._counted, points.adopted_sightings, known)
         self._manifest = replace(self._manifest, changes=epochs, hot=sets, sightings=counted, files=inventory.take())
-        manifest.write(self._manifest, scratch)
 
     def _write_checkpoint(self, target: Path) -> None:
         """Write the checkpoint, complete and synced, but for its name. Raises TargetFailed."""
@@ -261,13 +270,8 @@ class PointWriter:
             with layout.as_cold_store_error(f"write {target}"):
                 layout.unpack(point, draft.path, described.named_files | described.attached)
                 cold_databases.amend(draft.path / layout.ROWS, drop=left_out)
-                complete(draft.path, described, point, same_names=True)
+                complete(draft.path, described, point, self._manifest.files, same_names=True)
             draft.sync()
-
-    def _end_epoch(self, following: Manifest, epochs: list[Epoch]) -> None:
-        """Begin the next epoch, here and in the point. following: the point's manifest with the new epoch."""
-        self._changes.begin(self._manifest.id, epochs)
-        manifest.write(following, self._draft.path)
 
     def _end_snapshots(self) -> None:
         for part in self._parts:

@@ -69,7 +69,8 @@ def test_a_copy_loses_variables_and_takes_in_files(folder, tmp_path):
     file.append(rows_of([2, 3], 9.0))
     file.finish()
     writer.close()
-    cold_databases.amend(folder, drop=["items"], files={"users": [tmp_path / "000001.sst"]})
+    with cold_databases.amending(folder, drop=["items"]) as copy:
+        copy.ingest("users", tmp_path / "000001.sst")
     assert cold_databases.families(folder) == ["users"]
     assert rows(folder) == {1: 3.0, 2: 9.0, 3: 9.0}
 

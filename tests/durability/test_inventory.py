@@ -58,7 +58,7 @@ def test_files_that_were_begun_are_read_once_and_count_only_if_they_stay(monkeyp
     monkeypatch.setattr(inventory, "measure", lambda path: (read.append(path.name), measure(path))[1])
     (folder / "rows" / "000002.sst").write_bytes(b"goes")
     with inventory.Inventory(folder, None, {}) as filled:
-        filled.begin("rows/*.sst")
+        filled.begin("rows", ".sst")
         filled.begun["rows/000002.sst"].result()
         (folder / "rows" / "000002.sst").unlink()
         (folder / "rows" / "000003.sst").write_bytes(b"comes")

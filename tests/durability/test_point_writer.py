@@ -187,7 +187,7 @@ def test_the_log_begins_again_at_the_snapshot_and_a_last_point_has_none(open_sto
     assert [path.name for path in (store.path / "log").iterdir()] == ([] if last else [f"{point.name}.log"])
 
 
-@pytest.mark.parametrize("stage", ["checkpoint", "ingest", "amend", "sorted_file"])
+@pytest.mark.parametrize("stage", ["checkpoint", "ingest", "amendment", "sorted_file"])
 def test_a_store_whose_disk_refuses_a_point_is_poisoned_and_reads_on(monkeypatch, open_store, tmp_path, stage):
     store = open_store(tmp_path / "store")
     table = store.get_variable("table", dim=DIM)
