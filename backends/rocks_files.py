@@ -57,7 +57,8 @@ class SortedFile:
         """See contracts.SortedFile."""
         with translated(f"write {self.path}"):
             with open(self.path, "rb") as file:
-                os.fsync(file.fileno())  # RocksDB also does it, but with the GIL held
+                if os.fstat(file.fileno()).st_size:  # a small file is still in RocksDB's buffer
+                    os.fsync(file.fileno())  # RocksDB also does it, but with the GIL held
             self._writer.finish()
             self._read_end()
 

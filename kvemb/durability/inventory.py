@@ -62,10 +62,10 @@ class Inventory:
     def __exit__(self, *failure: object) -> None:
         self._pool.shutdown(cancel_futures=True)
 
-    def begin(self, folder: str, suffix: str) -> None:
+    def begin(self, folder: str, suffix: str = "") -> None:
         """Start to sync and hash the files of a folder with that suffix, which must not change any more."""
         _, new = self._files(folder, suffix)
-        self.begun = {name: self._pool.submit(measure, path) for name, path in new.items()}
+        self.begun |= {name: self._pool.submit(measure, path) for name, path in new.items()}
 
     def take(self, *, same_names: bool = False) -> dict[str, FileEntry]:
         """See take()."""

@@ -1,6 +1,7 @@
 """The manifest of a checkpoint: its identity, its variables, and its files with their checksums.
 
 One JSON file, `manifest.json`, next to the rows (FORMAT.md, "Manifest"). Pure values, except read() and write().
+Longer than 300 lines: how a manifest becomes text, and how it is read again, are beside its fields.
 """
 
 from __future__ import annotations

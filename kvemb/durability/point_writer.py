@@ -29,7 +29,6 @@ from kvemb.durability.changes import ChangeLog
 from kvemb.durability.checkpoint import Checkpoint, DirectoryDraft, complete
 from kvemb.durability.epochs import dropped_variables
 from kvemb.durability.hotset import write_hot
-from kvemb.durability.inventory import Inventory
 from kvemb.durability.journal import Journal
 from kvemb.durability.manifest import Epoch, HotRows, Manifest, VariableEntry
 from kvemb.durability.points import Points
@@ -96,8 +95,7 @@ class PointWriter:
         self._checkpoint: DirectoryDraft | None = None
         self._snapshots: list[tuple[VariablePart, DirtySnapshot]] = []
         self._numbers, self._finished = count(), deque[tuple[str, Path]]()  # files of rows, with their variables
-        self._hot: dict[str, Ordered] = {}
-        self._counted: dict[str, Counters | None] = {}
+        self._hot, self._counted = dict[str, Ordered](), dict[str, Counters | None]()
         self._last = False
         self._manifest: Manifest
         self._base: Future[list[Epoch]] | None = None
@@ -178,16 +176,18 @@ class PointWriter:
             self._changes.add(epochs, part.name, snapshot.keys())
         with self._points.inventory(self._draft.path) as inventory:
             inventory.begin(layout.ROWS, ".sst")  # of the copied database: merges made them since the last point
+            self._describe(epochs)
+            inventory.begin(layout.CHANGES, ".keys")
+            inventory.begin(layout.HOT, ".keys")
             self._write_rows()
-            self._describe(epochs, inventory)
-        described = self._manifest
+            self._manifest = described = replace(self._manifest, files=inventory.take())
         if self._target is not None:
             self._write_checkpoint(self._target)
             described = described.following(described.id)
-            self._changes.begin(described.id, epochs)
         elif dropped_variables(epochs[-1:]) & {*described.variables}:
             # An epoch can record only one drop of a name, so the next drop of that name needs another epoch.
             described = replace(described, changes=[*epochs, Epoch(described.id)])
+        if described is not self._manifest:
             self._changes.begin(described.id, epochs)
         manifest.write(described, self._draft.path)
         self._end_snapshots()
@@ -222,8 +222,7 @@ class PointWriter:
         with cold_databases.amending(self._draft.path / layout.ROWS, drop=self._without) as copy:
             for at, (part, snapshot) in enumerate(self._snapshots):
                 for files in snapshot.write(partial(self._new_file, part), partial(ingest, part)):
-                    for file in files:
-                        self._add(part, file)
+                    self._finished.extend((part.name, file.path) for file in files)
                     self._relieve(self._snapshots[at:])
                     while files and self._database.crowded(part.name):
                         time.sleep(PACE_SECONDS)
@@ -239,18 +238,15 @@ class PointWriter:
         """Write the copied rows of all variables: otherwise callers of the last one would wait for all others."""
         for part, snapshot in snapshots:
             if snapshot.crowded:  # read without the variable's lock: there may be many variables
-                for file in snapshot.relieve(partial(self._new_file, part)):
-                    self._add(part, file)
+                relieved = snapshot.relieve(partial(self._new_file, part))
+                self._finished.extend((part.name, each.path) for each in relieved)
 
     def _new_file(self, part: VariablePart) -> SortedFile:
         path = self._draft.path / f"{next(self._numbers):06d}.sst"
         return self._database.sorted_file(path, part.schema, part.creator)
 
-    def _add(self, part: VariablePart, file: SortedFile) -> None:
-        self._finished.append((part.name, file.path))
-
-    def _describe(self, epochs: list[Epoch], inventory: Inventory) -> None:
-        """Write the key files and the counter files, and take the inventory: all of the manifest is known then."""
+    def _describe(self, epochs: list[Epoch]) -> None:
+        """Write the key files and the counter files."""
         scratch = self._draft.path
         self._changes.link_to(scratch / layout.CHANGES, epochs)
         before = self._points.folder / layout.HOT
@@ -258,7 +254,7 @@ class PointWriter:
         folder, names, points = scratch / layout.SIGHTINGS, self._manifest.variables, self._points
         known = points.sightings(names)
         counted = write_sightings(folder, self._number, names, self._counted, points.adopted_sightings, known)
-        self._manifest = replace(self._manifest, changes=epochs, hot=sets, sightings=counted, files=inventory.take())
+        self._manifest = replace(self._manifest, changes=epochs, hot=sets, sightings=counted)
 
     def _write_checkpoint(self, target: Path) -> None:
         """Write the checkpoint, complete and synced, but for its name. Raises TargetFailed."""

@@ -2,12 +2,14 @@
 
 Bytes are those of files that are not shared with the previous checkpoint. The pause is the longest call of a thread
 that trains without a break, from checkpoint(block=False) until the checkpoint is complete; it is shown beside the
-longest call while no checkpoint is written.
+longest call while no checkpoint is written. A standstill is how long another thread, which has nothing to do with the
+store, waits for the GIL.
 """
 
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,17 +25,33 @@ LOAD_BATCH = 65_536
 RECORD_OVERHEAD_BYTES = 8 + 17
 MAX_WRITTEN, MAX_UNCHANGED_BYTES = 2.0, 100_000
 MAX_PAUSE_MS, MAX_RESTORE_S = 100.0, 1.0
+MAX_STANDSTILL_MS, STANDING_DIM, SLEEP_SECONDS = {26: 10.0, 300: 30.0}, 16, 0.0005
 
 
-def run(rows: int, dim: int, share: float, hot_mib: int, batch: int, runs: int, folder: Path | None) -> Report:
-    """Measure on a table of `rows` rows with one slot; `share` of them change between checkpoints."""
+def run(
+    rows: int,
+    dim: int,
+    share: float,
+    hot_mib: int,
+    batch: int,
+    dirty_rows: int,
+    variables: list[int],
+    runs: int,
+    folder: Path | None,
+) -> Report:
+    """Measure on a table of `rows` rows with one slot; `share` of them change between checkpoints.
+
+    dirty_rows, variables: of the standstill; rows of all variables together.
+    """
     settings: dict[str, object] = {"rows": rows, "dim": dim, "share": share, "hot_mib": hot_mib, "batch": batch}
-    report = Report("checkpoint", {**settings, "runs": runs})
+    report = Report("checkpoint", {**settings, "dirty_rows": dirty_rows, "variables": variables, "runs": runs})
     report.facts["compile_s"] = compile_seconds(dim)
     with scratch(folder) as folder_path:
         _bytes_and_restore(report, folder_path, rows, dim, share, runs)
     with scratch(folder) as folder_path:
         _pause(report, folder_path, dim, hot_mib, batch, runs)
+    for count in variables:
+        _standstills(report, count, dirty_rows, runs, folder)
     return report
 
 
@@ -191,6 +209,60 @@ class _Trainer:
 def _make_dirty(table: kvemb.Variable, dim: int, keys: int) -> None:
     for ids in batches_of_ids(keys, LOAD_BATCH):
         table.apply_gradients(ids, values_of(ids, dim))
+
+
+# The standstill.
+
+
+class _Watch:
+    """A context manager; longest_ms: the longest standstill of a thread in the block, in milliseconds."""
+
+    def __init__(self) -> None:
+        self.longest_ms = 0.0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch")
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            began = time.perf_counter()
+            time.sleep(SLEEP_SECONDS)
+            self.longest_ms = max(self.longest_ms, 1000 * (time.perf_counter() - began - SLEEP_SECONDS))
+
+    def __enter__(self) -> _Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+
+def _standstills(report: Report, variables: int, rows: int, runs: int, folder: Path | None) -> None:
+    """Watch checkpoints of so many variables, which have `rows` dirty rows together, all hot."""
+    ids = ids_of(np.arange(max(1, rows // variables)))
+    values = values_of(ids, STANDING_DIM)
+    stops, taken = [], []
+    with scratch(folder) as path, kvemb.open(path / "store", memory_budget="512MiB") as store:
+        optimizer = kvemb.optimizers.Adagrad(0.1, 0.1)
+        tables = [
+            store.get_variable(f"table {number}", dim=STANDING_DIM, optimizer=optimizer) for number in range(variables)
+        ]
+        for run in range(-1, runs):  # the first is not measured
+            for table in tables:
+                table.upsert(ids, values)
+            until_idle()
+            with _Watch() as watch:
+                began = time.perf_counter()
+                made = store.checkpoint(path / f"{run}")
+                seconds = time.perf_counter() - began
+            shutil.rmtree(made)
+            if run >= 0:
+                stops.append(watch.longest_ms)
+                taken.append(seconds)
+    named = f"{variables} variable{'s' * (variables > 1)}"
+    most = MAX_STANDSTILL_MS.get(variables)
+    report.lines.append(_below(f"longest standstill during a checkpoint, {named}", "ms", stops, most))
+    report.lines.append(_below(f"until it is complete, {named}", "s", taken, None))
 
 
 # Lines.

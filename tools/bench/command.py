@@ -370,14 +370,20 @@ def checkpoint(
         int, typer.Option(min=1, max=MAX_MIB, help="For the pause: size in MiB of the hot tier, all dirty.")
     ] = 512,
     batch: Batch = 8_192,
+    dirty_rows: Annotated[
+        int, typer.Option(min=1, max=MAX_ROWS, help="For the standstill: dirty rows in all.")
+    ] = 200_000,
+    variables: Annotated[
+        list[int] | None, typer.Option(min=1, help="For the standstill: variables; repeatable. [default: 1, 26, 300]")
+    ] = None,
     runs: Runs = 3,
     folder: Folder = None,
     json: AsJson = False,
 ) -> None:
-    """Measure checkpoints: bytes written, the pause of training, restores. Peers: np.load and torch.load."""
+    """Measure checkpoints: bytes written, pauses of training, standstills, restores. Peers: np.load and torch.load."""
     from kvemb.tools.bench.checkpoint import run
 
-    run(rows, dim, share, hot_mib, batch, runs, folder).show(json)
+    run(rows, dim, share, hot_mib, batch, dirty_rows, variables or [1, 26, 300], runs, folder).show(json)
 
 
 @app.command()
