@@ -142,7 +142,7 @@ class CopyProcess:
 
 
 def _warn(reason: object) -> None:
-    _logger.warning("no process could be started to write a checkpoint, so other threads wait meanwhile: %s", reason)
+    _logger.warning("no process opens the copy for a checkpoint, so other threads wait meanwhile: %s", reason)
 
 
 def _yielding(steps: Iterable[Step]) -> Iterator[Step]:
