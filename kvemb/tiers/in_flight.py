@@ -31,14 +31,15 @@ class RowsInFlight:
 
     No key here is hot. What is here is newer than what the spill buffer and the cold store have of its key: the values
     are the same, but the uses are recorded here only. left: how many keys are here. expected: whether an update is
-    expected to follow a lookup, as in training; a lookup whose keys no update took is a sign that none does.
+    expected to follow a lookup, as in training; a lookup that no update followed is a sign that none does. followed:
+    whether an update followed this one, even if it took none of its keys.
 
     lease: pays for the memory. promote: offers rows to the hot tables; by_score: whether only those that outscore hot
     rows become hot.
     """
 
     def __init__(self, lease: Lease, state: StoreState, promote: Callable[[Located, bool], None]) -> None:
-        self.left, self.expected = 0, True
+        self.left, self.expected, self.followed = 0, True, False
         self._lease, self._state, self._promote = lease, state, promote
         self._paid_bytes = 0
         self._found: Located | None = None
@@ -64,7 +65,7 @@ class RowsInFlight:
         except BaseException:
             self.clear()  # what was paid is given back
             raise
-        self.left = count
+        self.left, self.followed = count, False
         return left
 
     def _pay(self, rows: RowBlock) -> int:
@@ -115,7 +116,7 @@ class RowsInFlight:
         return positions
 
     def land(self) -> None:
-        """Promote the rows that are left. If no update took any, none is expected from now on.
+        """Promote the rows that are left. If no update followed the lookup, none is expected from now on.
 
         Raises nothing: a failure poisons the store.
         """
@@ -123,7 +124,7 @@ class RowsInFlight:
             return
         with suppress(Exception), Poisoning(self._state):
             found, by_score = self._found.only(self._here & self._found.exists), self._by_score
-            self.expected = self.left < len(self._here)
+            self.expected = self.followed or self.left < len(self._here)
             self.clear()
             self._promote(found, by_score)
 

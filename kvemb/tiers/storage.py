@@ -165,7 +165,7 @@ class TieredStorage:
 
     def _begin_updating(self) -> None:
         self._begin_writing()
-        self.in_flight.expected = True
+        self.in_flight.expected = self.in_flight.followed = True
 
     @contextmanager
     def _writing_without_snapshot(self) -> Iterator[None]:

@@ -351,6 +351,8 @@ def test_gradients_that_are_refused_leave_no_row_and_ask_for_nothing(store):
         at.variable.lookup(MISSING)
         at.train(MISSING)
         assert at.storage.counts.refused - before == (0 if left else 2)
+        at.look()
+        assert at.storage.in_flight.expected, "an update followed, though it took none of the keys"
         assert at.variable.lookup(MISSING, return_exists=True, touch=False)[1].tolist() == [left, left]
     at.check(-1.0, 1, MISSING)
 
