@@ -27,7 +27,9 @@ def s3() -> Iterator[dict[str, Any]]:
     server = pytest.importorskip("moto.server").ThreadedMotoServer(port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
-    options = {"key": "k", "secret": "s", "endpoint_url": f"http://{host}:{port}"}
+    options: dict[str, Any] = {"key": "k", "secret": "s", "endpoint_url": f"http://{host}:{port}"}
+    # One session for all filesystems of a module: each session parses the description of S3's calls again.
+    options["session"] = pytest.importorskip("aiobotocore.session").get_session()
     fsspec.filesystem("s3", **options).makedirs("bucket", exist_ok=True)  # servers of one process share what they hold
     yield options
     server.stop()
