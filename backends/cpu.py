@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb.backends import cpu_bags, cpu_insert, cpu_probe
-from kvemb.backends.cpu_formulas import take_step
+from kvemb.backends.cpu_formulas import take_step, take_step_in_parts
 from kvemb.backends.cpu_rows import CpuRows
-from kvemb.backends.cpu_threads import in_parts, in_ranges, part_count
+from kvemb.backends.cpu_threads import even_bounds, joined_parts, part_count, run_parts
 from kvemb.contracts import HOST, Memory, PlannedChange
 from kvemb.limits import DEFAULT, Limits
 from kvemb.optimizers import Optimizer
@@ -27,7 +27,6 @@ from kvemb.rows.hashing import Keys, Positions, Sums
 from kvemb.rows.schema import Schema
 from kvemb.threads.parallel import cores
 
-NO_POSITIONS: Positions = np.empty(0, np.int64)
 # A step of growth in buckets: the table's buckets / STEP, at least MIN_STEP.
 STEP, MIN_STEP = 64, 4
 # If it may, the table grows before it is fuller than this, because fuller buckets make lookups slower.
@@ -105,7 +104,12 @@ class CpuTable:
         """See contracts.HotTable."""
         cells = np.empty(len(keys), np.int64)
         table = self._buckets, self._tags, self._rows.keys, cells
-        self._in_ranges(len(keys), lambda start, stop: cpu_probe.find(keys, start, stop, cpu_probe.rings()[0], *table))
+        if self._worth_threads(len(keys)):
+            run_parts(
+                cpu_probe.find_in_parts, keys, even_bounds(len(keys)), cpu_probe.rings_of_parts(part_count())[0], *table
+            )
+        else:
+            cpu_probe.find(keys, 0, len(keys), cpu_probe.rings()[0], *table)
         return cells
 
     def lookup(
@@ -114,20 +118,17 @@ class CpuTable:
         """See contracts.HotTable."""
         rows, n = self._rows, len(keys)
         missing: Positions = np.empty(n, np.int64)
-        absences: list[Positions] = []
         how = cpu_probe.NO_TOUCH if rule is None or rule is ScoreRule.CUSTOM else int(rule)
         seen = out.view(rows.schema.kernel_dtype)
         cells = self._buckets, self._tags, rows.keys, rows.values, rows.scores, rows.flags
         times = missing[:0] if counts is None else counts
-
-        def read(start: int, stop: int) -> None:
-            uses = how, now, stop - start < n, times
-            absent = cpu_probe.lookup(keys, start, stop, cpu_probe.rings(), cells, uses, seen, missing)
-            if absent:
-                absences.append(missing[start : start + absent])
-
-        self._in_ranges(n, read)
-        return _ascending(absences)
+        if not self._worth_threads(n):
+            uses = how, now, False, times
+            return missing[: cpu_probe.lookup(keys, 0, n, cpu_probe.rings(), cells, uses, seen, missing)]
+        bounds, absent, rings = even_bounds(n), np.empty(part_count(), np.int64), cpu_probe.rings_of_parts(part_count())
+        uses = how, now, True, times
+        run_parts(cpu_probe.lookup_in_parts, keys, bounds, rings, cells, uses, seen, missing, absent)
+        return joined_parts(missing, bounds, absent)
 
     def pool(
         self, keys: Keys, bags: Bags, beside: RowsBeside | None, out: Any, rule: ScoreRule | None, now: float
@@ -135,28 +136,25 @@ class CpuTable:
         """See contracts.HotTable."""
         how = cpu_probe.NO_TOUCH if rule is None or rule is ScoreRule.CUSTOM else int(rule)
         threads = self._worth_threads(len(keys))
-        return _ascending(
-            cpu_bags.pool(keys, bags, beside, out, how, now, self._rows, self._buckets, self._tags, threads)
-        )
+        return cpu_bags.pool(keys, bags, beside, out, how, now, self._rows, self._buckets, self._tags, threads)
 
     def upsert(self, keys: Keys, values: Any, step: int) -> Positions:
         """See contracts.HotTable."""
         rows, seen = self._rows, values.view(self._rows.schema.kernel_dtype)
         cells = self._buckets, self._tags, rows.keys, rows.values, rows.steps, rows.flags
-        absences: list[Positions] = []
-
-        def write(chosen: Positions) -> None:
-            absent = cpu_probe.upsert(keys, chosen, cpu_probe.rings(), cells, seen, step)
-            if absent:
-                absences.append(chosen[:absent])
-
-        if self._worth_threads(len(keys)):
-            chosen, counts = np.empty((part_count(), len(keys)), np.int64), np.empty(part_count(), np.int64)
-            cpu_probe.split(keys, chosen, counts)
-            in_parts(lambda number, parts: write(chosen[number, : counts[number]]))
-        else:
-            write(np.arange(len(keys)))
-        return _ascending(absences)
+        if not self._worth_threads(len(keys)):
+            chosen = np.arange(len(keys))
+            return chosen[: cpu_probe.upsert(keys, chosen, cpu_probe.rings(), cells, seen, step)]
+        parts = part_count()
+        chosen, counts, absent = (
+            np.empty((parts, len(keys)), np.int64),
+            np.empty(parts, np.int64),
+            np.empty(parts, np.int64),
+        )
+        cpu_probe.split(keys, chosen, counts)
+        rings = cpu_probe.rings_of_parts(parts)
+        run_parts(cpu_probe.upsert_in_parts, keys, chosen, counts, rings, cells, seen, step, absent)
+        return np.sort(np.concatenate([part[:count] for part, count in zip(chosen, absent.tolist(), strict=True)]))
 
     def insert(
         self,
@@ -243,11 +241,8 @@ class CpuTable:
     ) -> None:
         """See contracts.HotTable."""
         given = sums or Sums.of_single_rows(len(cells))
-
-        def train(start: int, stop: int) -> None:
-            take_step(optimizer, cells, self._rows, grads, step, given, start, stop, count)
-
-        self._in_ranges(len(cells), train)
+        take = take_step_in_parts if self._worth_threads(len(cells)) else take_step
+        take(optimizer, cells, self._rows, grads, step, given, count)
 
     def match(self, cells: Positions, optimizer: Optimizer, step: int) -> None:
         """See contracts.HotTable."""
@@ -347,19 +342,8 @@ class CpuTable:
         """See contracts.HotTable."""
         self._flags_now()[:] &= ~SNAPSHOT_FLAGS
 
-    def _in_ranges(self, count: int, work: Callable[[int, int], None]) -> None:
-        """Run work(start, stop) for ranges that cover 0 to count, on several threads if `count` is large enough."""
-        in_ranges(count, work, spread=self._worth_threads(count))
-
     def _worth_threads(self, keys: int) -> bool:
         return keys >= self._parallel_keys and cores() > 1
 
     def _flags_now(self) -> npt.NDArray[np.uint8]:
         return self._rows.flags[: self.capacity_rows]
-
-
-def _ascending(parts: list[Positions]) -> Positions:
-    """Merge ascending parts into ascending positions."""
-    if len(parts) < 2:
-        return parts[0] if parts else NO_POSITIONS
-    return np.sort(np.concatenate(parts))

@@ -11,8 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from kvemb.backends.cpu_probe import FAR, LAST_USE, NEAR, RING, cell_of, first_bucket, likely_cell, rings
-from kvemb.backends.cpu_threads import in_parts, in_ranges, part_count
+from kvemb.backends.cpu_probe import (
+    FAR,
+    LAST_USE,
+    NEAR,
+    RING,
+    cell_of,
+    first_bucket,
+    likely_cell,
+    rings,
+    rings_of_parts,
+)
+from kvemb.backends.cpu_threads import even_bounds, in_parts, joined_parts, part_count, run_parts
 from kvemb.backends.intrinsics import LINE_BYTES, atomic_add, item_bytes, load, prefetch, store
 from kvemb.kernels.compiling import inlined, kernel
 from kvemb.rows.bags import Bags, RowsBeside
@@ -137,6 +147,16 @@ def _pool(
     return absent
 
 
+def _pool_part(number: Any, arguments: Any) -> None:
+    """Pool the bags of a part, and set absent[number] to the number of their missing keys."""
+    wanted, bags, shares, beside, cells, uses, scratch, out, missing, absent = arguments
+    own = scratch[0][number], scratch[1][number], scratch[2][number]
+    absent[number] = _pool(wanted, bags, shares[number], shares[number + 1], beside, cells, uses, own, out, missing)
+
+
+_pool_in_parts = in_parts(_pool_part)
+
+
 @inlined
 def _close(out: Any, bag: Any, total: Any, dim: Any, divisors: Any, divided: Any) -> None:
     """Write a bag's pooled row to out."""
@@ -158,45 +178,36 @@ def pool(
     buckets: int,
     tags: Any,
     threads: bool,
-) -> list[Positions]:
-    """Pool the rows of bags from the columns `rows` of a table, on one or several threads: see contracts.HotTable.pool.
-
-    Returns the positions of missing keys in parts, each of which ascends.
-    """
+) -> Positions:
+    """See contracts.HotTable.pool. rows: the table's columns. threads: keys are split over the cores."""
     schema = rows.schema
     missing: Positions = np.empty(len(wanted), np.int64)
-    absences: list[Positions] = []
     at, values = (missing[:0], rows.values[:0]) if beside is None else beside
     beside_table = at, values.view(schema.kernel_dtype)
     cells = buckets, tags, rows.keys, rows.values, rows.scores, rows.flags
     pooled = out.view(schema.kernel_dtype)
-
-    def work(begin: int, end: int) -> None:
-        uses = rule, now, end - begin < bags.bag_count
-        scratch = *rings(), np.empty(schema.dim, schema.slot_dtype)
-        absent = _pool(wanted, tuple(bags), begin, end, beside_table, cells, uses, scratch, pooled, missing)
-        if absent:
-            start = bags.offsets[begin]
-            absences.append(missing[start : start + absent])
-
-    if threads:
-        # Bags differ in size, so parts are made with about equal numbers of keys.
-        shares = np.searchsorted(bags.offsets, len(wanted) * np.arange(part_count() + 1) // part_count())
-        shares[-1] = bags.bag_count
-        in_parts(lambda part, parts: work(shares[part], shares[part + 1]))
-    else:
-        work(0, bags.bag_count)
-    return absences
+    if not threads:
+        own = *rings(), np.empty(schema.dim, schema.slot_dtype)
+        uses = rule, now, False
+        return missing[: _pool(wanted, tuple(bags), 0, bags.bag_count, beside_table, cells, uses, own, pooled, missing)]
+    # Bags differ in size, so parts are made with about equal numbers of keys.
+    shares = np.searchsorted(bags.offsets, even_bounds(len(wanted)))
+    shares[-1] = bags.bag_count
+    absent, sums = np.empty(part_count(), np.int64), np.empty((part_count(), schema.dim), schema.slot_dtype)
+    scratch, uses = (*rings_of_parts(part_count()), sums), (rule, now, True)
+    run_parts(_pool_in_parts, wanted, tuple(bags), shares, beside_table, cells, uses, scratch, pooled, missing, absent)
+    return joined_parts(missing, bags.offsets[shares], absent)
 
 
 def row_gradients(sums: Sums, bag_of: Positions, weights: Any, grads: Any, out: Any, *, threads: bool) -> None:
     """See contracts.RowKernels.row_gradients. threads: keys are split over the cores."""
     count, dim = out.shape
 
-    def work(start: int, stop: int) -> None:
-        _row_gradients(sums.first, sums.following, bag_of, weights, grads, start, stop, out, dim)
-
-    in_ranges(count, work, spread=threads)
+    if threads:
+        bounds = even_bounds(count)
+        run_parts(_row_gradients_in_parts, sums.first, sums.following, bag_of, weights, grads, bounds, out, dim)
+    else:
+        _row_gradients(sums.first, sums.following, bag_of, weights, grads, 0, count, out, dim)
 
 
 @kernel
@@ -224,3 +235,12 @@ def _row_gradients(
                 for j in range(dim):
                     out[i, j] += grads[bag, j]
             at = following[at]
+
+
+def _row_gradients_part(number: Any, arguments: Any) -> None:
+    """Set the gradients of a part of the keys, from bounds[number] to bounds[number + 1]."""
+    first, following, bag_of, weights, grads, bounds, out, dim = arguments
+    _row_gradients(first, following, bag_of, weights, grads, bounds[number], bounds[number + 1], out, dim)
+
+
+_row_gradients_in_parts = in_parts(_row_gradients_part)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from kvemb.backends.cpu_arithmetic import sum_of_squares
+from kvemb.backends.cpu_threads import InParts, even_bounds, in_parts, part_count, run_parts
 from kvemb.backends.intrinsics import LINE_BYTES, item_bytes, load, prefetch, store
 from kvemb.kernels.compiling import kernel
 from kvemb.optimizers import Optimizer, arithmetic
@@ -31,9 +32,10 @@ AHEAD = 12
 # The kernel's own names begin with an underscore; those of formulas do not.
 _KERNEL = """
 def {name}(
-    _index, _start, _stop, _values, _slots, _grads, _first, _following, _sum, _wide, dim, _step, _steps, _flags,
+    _index, _start, _stop, _own, _values, _slots, _grads, _first, _following, dim, _step, _steps, _flags,
     _column, _end, _count, {parameters}
 ):
+    _sum, _wide = _own[0], _own[1]
     _width = _values.shape[1]
     _slot_width = _slots.shape[1]
     _line = _LINE_BYTES // _item_bytes(_values)
@@ -165,13 +167,14 @@ def source_of(name: str, functions: tuple[Function, ...], slots: tuple[str, ...]
     return ast.unparse(ast.fix_missing_locations(tree))
 
 
-def _kernel(functions: tuple[Function, ...], slots: tuple[str, ...]) -> Callable[..., None]:
-    with parsing:  # the threads of a large batch get here at the same time
+def _kernels(functions: tuple[Function, ...], slots: tuple[str, ...]) -> tuple[Callable[..., None], InParts]:
+    with parsing:  # threads that train several variables get here at the same time
         return _made(functions, slots)
 
 
 @cache
-def _made(functions: tuple[Function, ...], slots: tuple[str, ...]) -> Callable[..., None]:
+def _made(functions: tuple[Function, ...], slots: tuple[str, ...]) -> tuple[Callable[..., None], InParts]:
+    """Return the kernel for a range of rows, and the one that runs it for each part of a batch."""
     name = "step_" + re.sub(r"\W+", "_", "_".join((*(function.__qualname__ for function in functions), *slots)))
     source = source_of(name, functions, slots)
     names = {
@@ -187,25 +190,30 @@ def _made(functions: tuple[Function, ...], slots: tuple[str, ...]) -> Callable[.
     made |= {each: getattr(arithmetic, each) for each in FUNCTIONS}
     exec(compile(source, __file__, "exec"), made)
     own = source.encode() + Path(arithmetic.__file__).read_bytes()
-    return kernel(made[name], own)  # type: ignore[no-any-return]
+    step = kernel(made[name], own)
+
+    def step_part(number: Any, arguments: Any) -> None:
+        index, bounds, own, rest = arguments
+        step(index, bounds[number], bounds[number + 1], own[number], *rest)
+
+    return step, in_parts(step_part, own)
 
 
 def take_step(
-    optimizer: Optimizer,
-    index: Positions,
-    block: RowBlock,
-    grads: Any,
-    step: int,
-    sums: Sums,
-    start: int,
-    stop: int,
-    count: int = 0,
+    optimizer: Optimizer, index: Positions, block: RowBlock, grads: Any, step: int, sums: Sums, count: int = 0
 ) -> None:
-    """Take one optimizer step on the rows index[start:stop] of a block; see contracts.RowKernels.apply.
+    """Take one optimizer step on the rows at `index` of a block; see contracts.RowKernels.apply."""
+    _run(optimizer.formulas, optimizer, index, block, grads, step, sums, count)
 
-    Other threads may take other ranges meanwhile.
-    """
-    _run(optimizer.formulas, optimizer, index, block, grads, step, sums, start, stop, count)
+
+def take_step_in_parts(
+    optimizer: Optimizer, index: Positions, block: RowBlock, grads: Any, step: int, sums: Sums, count: int = 0
+) -> None:
+    """Do what take_step does, on all cores. REQUIRES: index has no row twice."""
+    bounds, own = even_bounds(len(index)), np.empty((part_count(), 2, block.schema.dim), grads.dtype)
+    _, in_parts = _kernels(optimizer.formulas, tuple(slot.name for slot in optimizer.slots))
+    rest = _arguments(optimizer.formulas, optimizer, block, grads, step, sums, count)
+    run_parts(in_parts, index, bounds, own, rest)
 
 
 def match_slots(optimizer: Optimizer, index: Positions, block: RowBlock, step: int) -> None:
@@ -213,7 +221,7 @@ def match_slots(optimizer: Optimizer, index: Positions, block: RowBlock, step: i
     if optimizer.match is not None:
         no_gradient = np.zeros((1, block.schema.dim), block.schema.slot_dtype)
         sums = Sums(np.zeros(len(index), np.int64), np.full(1, -1, np.int64))
-        _run((optimizer.match,), optimizer, index, block, no_gradient, step, sums, 0, len(index), 0)
+        _run((optimizer.match,), optimizer, index, block, no_gradient, step, sums, 0)
 
 
 def _run(
@@ -224,15 +232,26 @@ def _run(
     grads: Any,
     step: int,
     sums: Sums,
-    start: int,
-    stop: int,
     count: int,
 ) -> None:
+    own = np.empty((2, block.schema.dim), grads.dtype)
+    run, _ = _kernels(functions, tuple(slot.name for slot in optimizer.slots))
+    run(index, 0, len(index), own, *_arguments(functions, optimizer, block, grads, step, sums, count))
+
+
+def _arguments(
+    functions: tuple[Function, ...],
+    optimizer: Optimizer,
+    block: RowBlock,
+    grads: Any,
+    step: int,
+    sums: Sums,
+    count: int,
+) -> tuple[Any, ...]:
+    """Return a kernel's arguments after the range of rows and its own memory."""
     schema, columns = block.schema, block.schema.slot_columns
-    own = np.empty((2, schema.dim), grads.dtype)
     numbers = [each for function in functions for each in optimizer.numbers(function, schema.slot_dtype).values()]
-    _kernel(functions, tuple(slot.name for slot in optimizer.slots))(
-        index, start, stop, block.values, block.slots, grads, sums.first, sums.following,
-        own[0], own[1], schema.dim, step, block.steps, block.flags,
+    return (
+        block.values, block.slots, grads, sums.first, sums.following, schema.dim, step, block.steps, block.flags,
         columns[0], columns[-1], float(count), *columns[:-1], *numbers,
     )  # fmt: skip

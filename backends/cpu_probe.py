@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from kvemb.backends.cpu_copies import copy_row
+from kvemb.backends.cpu_threads import in_parts
 from kvemb.backends.intrinsics import LINE_BYTES, atomic_add, equal_bytes, item_bytes, prefetch, trailing_zeros
 from kvemb.kernels.compiling import inlined, kernel
 from kvemb.rows.block import DIRTY
@@ -42,6 +43,11 @@ _LOW = np.uint64(0xFFFFFFFF)
 def rings() -> Any:
     """Return the arrays in which a pipeline keeps its hashes and likely cells, for a kernel's argument."""
     return np.empty(RING, np.uint64), np.empty(RING, np.int64)
+
+
+def rings_of_parts(parts: int) -> Any:
+    """Return the rings of each part of a batch."""
+    return np.empty((parts, RING), np.uint64), np.empty((parts, RING), np.int64)
 
 
 @inlined
@@ -138,6 +144,15 @@ def find(wanted: Any, start: int, stop: int, hashes: Any, buckets: int, tags: An
             cells[i] = cell_of(wanted[i], hashes[i & RING - 1], buckets, tags, keys)
 
 
+def _find_part(number: Any, arguments: Any) -> None:
+    """Find the keys of a part of the batch, from bounds[number] to bounds[number + 1]."""
+    wanted, bounds, hashes, buckets, tags, keys, cells = arguments
+    find(wanted, bounds[number], bounds[number + 1], hashes[number], buckets, tags, keys, cells)
+
+
+find_in_parts = in_parts(_find_part)
+
+
 @kernel
 def split(wanted: Any, chosen: Any, counts: Any) -> None:
     """Write the positions of each part's keys to chosen (parts, n), in order, and their numbers to counts.
@@ -217,6 +232,16 @@ def lookup(
     return absent
 
 
+def _lookup_part(number: Any, arguments: Any) -> None:
+    """Look up the keys of a part, and set absent[number] to the number of missing ones."""
+    wanted, bounds, rings, cells, uses, out, missing, absent = arguments
+    own = rings[0][number], rings[1][number]
+    absent[number] = lookup(wanted, bounds[number], bounds[number + 1], own, cells, uses, out, missing)
+
+
+lookup_in_parts = in_parts(_lookup_part)
+
+
 @kernel
 def upsert(wanted: Any, chosen: Any, rings: Any, cells: Any, given: Any, step: int) -> int:
     """Find the keys at the positions `chosen`, and overwrite their embeddings with those of given (n, dim), in order.
@@ -261,3 +286,13 @@ def upsert(wanted: Any, chosen: Any, rings: Any, cells: Any, given: Any, step: i
                 chosen[absent] = i
                 absent += 1
     return absent
+
+
+def _upsert_part(number: Any, arguments: Any) -> None:
+    """Upsert the keys at a part's positions, and set absent[number] to the number of those that are missing."""
+    wanted, chosen, counts, rings, cells, given, step, absent = arguments
+    own = rings[0][number], rings[1][number]
+    absent[number] = upsert(wanted, chosen[number, : counts[number]], own, cells, given, step)
+
+
+upsert_in_parts = in_parts(_upsert_part)

@@ -87,7 +87,7 @@ class CpuRows:
     ) -> None:
         """See contracts.RowKernels."""
         given = sums or Sums.of_single_rows(len(index))
-        take_step(optimizer, index, block, grads, step, given, 0, len(index), count)
+        take_step(optimizer, index, block, grads, step, given, count)
 
     def match(self, block: RowBlock, index: Positions, optimizer: Optimizer, step: int) -> None:
         """See contracts.RowKernels."""

@@ -1,4 +1,9 @@
-"""The threads over which the CPU's hot table splits a large batch. Kernels release the GIL."""
+"""The threads over which the CPU's hot table splits a large batch. No thread holds the GIL while it works.
+
+A kernel that `in_parts` makes is one loop over the parts of a batch. Each thread in it takes the next part, so that a
+busy core does not delay the others. The threads are PyTorch's (kvemb.backends.openmp) where they can be used, else
+those of a pool. The parts are the same, and so are the results.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +11,37 @@ import os
 from collections.abc import Callable
 from concurrent.futures import wait
 from functools import cache
+from typing import Any
 
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from kvemb.backends import openmp
+from kvemb.backends.cpu_cores import OtherCores
+from kvemb.backends.intrinsics import next_number
+from kvemb.kernels.compiling import inlined, kernel
 from kvemb.threads.parallel import cores
 from kvemb.threads.pool import Threads
 
+# A kernel of in_parts. Its arguments: the address of GOMP_parallel, or 0; the next part's number (1,); the number of
+# parts; the arguments of each part.
+InParts = Callable[[int, Any, int, tuple[Any, ...]], None]
 
-def in_parts(part: Callable[[int, int], object]) -> None:
-    """Run part(number, parts) for every number, on all cores.
 
-    Each thread takes the next number, so that a busy core does not delay the others. All parts have ended when this
-    returns, or raises the error of a part.
-    """
-    parts = part_count()
-    numbers = iter(range(parts))
-
-    def run() -> None:
-        for number in numbers:
-            part(number, parts)
-
-    others = [_pool().submit(run) for _ in range(cores() - 1)]
+def run_parts(work: InParts, *arguments: Any) -> None:
+    """Run all part_count() parts of a batch, on all cores. They have ended when this returns or raises."""
+    number = np.zeros(1, np.int64)
+    if team := openmp.team():
+        work(team, number, part_count(), arguments)
+        return
+    pool, threads = _pool()
+    threads.avoid_this_core()
+    others = [pool.submit(work, 0, number, part_count(), arguments) for _ in range(cores() - 1)]
     try:
-        run()
+        work(0, number, part_count(), arguments)
     finally:
         begun = [other for other in others if not other.cancel()]
         wait(begun)
@@ -34,12 +49,11 @@ def in_parts(part: Callable[[int, int], object]) -> None:
         other.result()
 
 
-def in_ranges(count: int, work: Callable[[int, int], None], *, spread: bool) -> None:
-    """Run work(start, stop) for ranges that cover 0 to count. spread: on all cores; else one range on this thread."""
-    if spread:
-        in_parts(lambda part, parts: work(count * part // parts, count * (part + 1) // parts))
-    else:
-        work(0, count)
+def joined_parts(values: Any, bounds: Any, counts: Any) -> Any:
+    """Return the first counts[part] values of each range. If there are none or one range has all, a view."""
+    if not counts.any():
+        return values[:0]
+    return np.concatenate([values[at : at + count] for at, count in zip(bounds[:-1], counts, strict=True)])
 
 
 def part_count() -> int:
@@ -47,9 +61,69 @@ def part_count() -> int:
     return 2 << (cores() - 1).bit_length()
 
 
+def even_bounds(count: int) -> Any:
+    """Return the bounds (parts + 1,) of about equal ranges that cover 0 to count, one for each part."""
+    return count * np.arange(part_count() + 1) // part_count()
+
+
+def in_parts(part: Any, source: bytes = b"") -> InParts:
+    """Compile a loop over parts from a kernel part(number, arguments). source: see kernel."""
+    part, own = inlined(part), source + f"{part.__module__}.{part.__qualname__}".encode()
+
+    def loop(number: Any, parts: Any, arguments: Any) -> None:
+        taken = next_number(number)
+        while taken < parts:
+            part(taken, arguments)
+            taken = next_number(number)
+
+    loop = kernel(loop, own)
+
+    def run(team: Any, number: Any, parts: Any, arguments: Any) -> None:
+        if team == 0:
+            loop(number, parts, arguments)
+        else:
+            _in_team(team, loop, (number, parts, arguments))
+
+    return kernel(run, own)  # type: ignore[no-any-return]
+
+
+@intrinsic
+def _team_call(typingctx: Any, team: Any, function: Any, arguments: Any) -> Any:
+    """Call GOMP_parallel, whose address is `team`, with a function that calls a kernel with the arguments.
+
+    OpenMP calls that function on each of its threads with a pointer to the arguments, which are on this stack.
+    """
+    called = function.get_call_type(typingctx, tuple(arguments), {})
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kernel = function.dispatcher.get_compile_result(called)
+        context.add_linking_libs([kernel.library])
+        pointer, number = cgutils.voidptr_t, ir.IntType(32)
+        on_thread = ir.FunctionType(ir.VoidType(), [pointer])
+        entry = ir.Function(builder.module, on_thread, builder.module.get_unique_name(f"{builder.function.name}.part"))
+        entry.linkage = "internal"
+        inside = ir.IRBuilder(entry.append_basic_block())
+        given = inside.load(inside.bitcast(entry.args[0], context.get_value_type(arguments).as_pointer()))
+        context.call_internal_no_propagate(
+            inside, kernel.fndesc, called, cgutils.unpack_tuple(inside, given, len(arguments))
+        )
+        inside.ret_void()
+        begin = ir.FunctionType(ir.VoidType(), [on_thread.as_pointer(), pointer, number, number]).as_pointer()
+        data = builder.bitcast(cgutils.alloca_once_value(builder, args[2]), pointer)
+        builder.call(builder.inttoptr(args[0], begin), [entry, data, number(0), number(0)])
+        return context.get_dummy_value()
+
+    return types.void(team, function, arguments), codegen
+
+
+# Called without the first argument, typingctx. Typed as Any, because numba's stubs have the signature with it.
+_in_team: Any = _team_call
+
+
 @cache
-def _pool() -> Threads:
-    return Threads(cores(), thread_name_prefix="kvemb-cpu")
+def _pool() -> tuple[Threads, OtherCores]:
+    threads = OtherCores()
+    return Threads(cores(), thread_name_prefix="kvemb-cpu", initializer=threads.add_this_thread), threads
 
 
 if hasattr(os, "register_at_fork"):

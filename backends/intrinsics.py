@@ -1,4 +1,4 @@
-"""Operations that numba lacks: on bytes, bits and cache lines, atomic add, and loads and stores of 16-bit floats.
+"""Operations that numba lacks: on bytes, bits and cache lines, atomic additions, and loads and stores of 16-bit floats.
 
 Kernels see float16 as uint16 and bfloat16 as int16 (kvemb.rows.block); arithmetic is done in float32, and the result is
 rounded once, to nearest even, as NumPy and ml_dtypes do.
@@ -150,6 +150,17 @@ def _atomic_add(typingctx: Any, array: Any, offset: Any, value: Any) -> Any:
 
 
 @intrinsic
+def _next_number(typingctx: Any, counter: Any) -> Any:
+    """Add 1 atomically to the first element of an int64 array; return what it was."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        return builder.atomic_rmw("add", data, context.get_constant(types.int64, 1), "monotonic")
+
+    return types.int64(counter), codegen
+
+
+@intrinsic
 def _bits_of_float_intrinsic(typingctx: Any, value: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], ir.IntType(32))
@@ -173,6 +184,7 @@ bits_set: Any = _bits_set
 item_bytes: Any = _item_bytes
 copy_64, copy_32, copy_16, copy_8, copy_4, copy_2, copy_1 = (_copier(1 << bit) for bit in range(6, -1, -1))
 atomic_add: Any = _atomic_add
+next_number: Any = _next_number
 sum_of_blocks: Any = _sum_of_blocks
 _bits_of_float: Any = _bits_of_float_intrinsic
 _float_of_bits: Any = _float_of_bits_intrinsic

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from blocks import rows_of
 
-from kvemb.backends.cpu_formulas import _kernel as compile_kernel
+from kvemb.backends.cpu_formulas import _kernels as compile_kernels
 from kvemb.backends.cpu_formulas import source_of, take_step
 from kvemb.optimizers import LAMB, SGD, Adagrad, Adam, AMSGrad, Ftrl, NAdam, Optimizer, RMSProp
 from kvemb.rows.block import DIRTY, RowBlock
@@ -65,14 +65,14 @@ def test_the_count_of_steps_is_the_rows_or_the_variables():
 def test_arithmetic_is_of_vectors(optimizer):
     """Nothing else would notice a loop over so many rows that LLVM gives up."""
     schema = Schema(dtype_of("int64"), dtype_of("float32"), 16, optimizer.shapes(16))
-    kernel = compile_kernel(optimizer.formulas, tuple(slot.name for slot in optimizer.slots))
+    kernel, _ = compile_kernels(optimizer.formulas, tuple(slot.name for slot in optimizer.slots))
     function = numba.njit(error_model="numpy", _nrt=False)(kernel.py_func)
     rows = RowBlock(schema, 2)
     sums, columns = Sums.of_single_rows(1), schema.slot_columns
     numbers = [each for one in optimizer.formulas for each in optimizer.numbers(one, schema.slot_dtype).values()]
     own = np.empty((2, 16), np.float32)
     function(
-        np.array([0]), 0, 1, rows.values, rows.slots, own[:1].copy(), sums.first, sums.following, own[0], own[1], 16, 0,
+        np.array([0]), 0, 1, own, rows.values, rows.slots, own[:1].copy(), sums.first, sums.following, 16, 0,
         rows.steps, rows.flags, columns[0], columns[-1], 1.0, *columns[:-1], *numbers,
     )  # fmt: skip
     (text,) = function.inspect_asm().values()
@@ -83,7 +83,7 @@ def test_arithmetic_is_of_vectors(optimizer):
 def test_a_step_marks_the_rows_it_takes_and_a_negative_place_is_none():
     rows = rows_of([1, 2, 3, 4], 1.0)
     grads = np.array([[1, 2], [9, 9], [4, 6]], np.float32)
-    take_step(SGD(0.5), np.array([2, -1, 0]), rows, grads, 7, Sums.of_single_rows(3), 0, 3)
+    take_step(SGD(0.5), np.array([2, -1, 0]), rows, grads, 7, Sums.of_single_rows(3))
     assert rows.values.tolist() == [[-1.0, -2.0], [1.0, 1.0], [0.5, 0.0], [1.0, 1.0]]
     assert rows.steps.tolist() == [7, 0, 7, 0]
     assert rows.flags.tolist() == [DIRTY, 0, DIRTY, 0]

@@ -75,17 +75,17 @@ def test_a_step_is_that_of_the_row_gradients(table, kind):
 
 @pytest.mark.limits(hot_parallel_keys=7)
 def test_gradients_are_summed_over_the_cores_from_the_limit_of_the_store(table, monkeypatch):
-    over_cores, in_ranges = [], cpu_bags.in_ranges
+    over_cores, run_parts = [], cpu_bags.run_parts
 
-    def watched(count, work, *, spread):
-        over_cores.append(spread)
-        in_ranges(count, work, spread=spread)
+    def watched(work, *arguments):
+        over_cores.append(len(ids))
+        run_parts(work, *arguments)
 
     monkeypatch.setattr(cpu_rows, "cores", lambda: 2)
-    monkeypatch.setattr(cpu_bags, "in_ranges", watched)
+    monkeypatch.setattr(cpu_bags, "run_parts", watched)
     for ids in (IDS, IDS[:6]):
         kvemb.embedding_lookup(table, ids).row_gradients(np.ones((len(ids), 4)))
-    assert over_cores == [True, False]
+    assert over_cores == [len(IDS)]
 
 
 def test_gradients_of_bags_equal_those_of_rows_bit_for_bit(store):
