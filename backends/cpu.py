@@ -154,7 +154,7 @@ class CpuTable:
         cpu_probe.split(keys, chosen, counts)
         rings = cpu_probe.rings_of_parts(parts)
         run_parts(cpu_probe.upsert_in_parts, keys, chosen, counts, rings, cells, seen, step, absent)
-        return np.sort(np.concatenate([part[:count] for part, count in zip(chosen, absent.tolist(), strict=True)]))
+        return np.sort(np.concatenate([chosen[part, : absent[part]] for part in range(parts)]))
 
     def insert(
         self,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 
@@ -43,7 +44,7 @@ def _current_core() -> int | None:
 
 
 @cache
-def _sched_getcpu() -> ctypes._NamedFuncPointer | None:
+def _sched_getcpu() -> Callable[[], int] | None:
     if not hasattr(os, "sched_setaffinity"):
         return None
     return getattr(ctypes.PyDLL(None), "sched_getcpu", None)

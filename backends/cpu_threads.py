@@ -23,6 +23,7 @@ from kvemb.backends import openmp
 from kvemb.backends.cpu_cores import OtherCores
 from kvemb.backends.intrinsics import next_number
 from kvemb.kernels.compiling import inlined, kernel
+from kvemb.rows.hashing import Positions
 from kvemb.threads.parallel import cores
 from kvemb.threads.pool import Threads
 
@@ -49,7 +50,7 @@ def run_parts(work: InParts, *arguments: Any) -> None:
         other.result()
 
 
-def joined_parts(values: Any, bounds: Any, counts: Any) -> Any:
+def joined_parts(values: Positions, bounds: Positions, counts: Positions) -> Positions:
     """Return the first counts[part] values of each range. If there are none or one range has all, a view."""
     if not counts.any():
         return values[:0]
@@ -61,7 +62,7 @@ def part_count() -> int:
     return 2 << (cores() - 1).bit_length()
 
 
-def even_bounds(count: int) -> Any:
+def even_bounds(count: int) -> Positions:
     """Return the bounds (parts + 1,) of about equal ranges that cover 0 to count, one for each part."""
     return count * np.arange(part_count() + 1) // part_count()
 
