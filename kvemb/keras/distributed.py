@@ -21,7 +21,6 @@ from kvemb.variable import Variable
 _PREPROCESSED = "preprocessed_inputs_per_placement"
 
 
-@keras.saving.register_keras_serializable(package="kvemb")
 class DistributedEmbedding(RowsLayer):
     """Look up and pool many features with one call, as keras_rs.layers.DistributedEmbedding does.
 

@@ -14,7 +14,6 @@ from kvemb.store import Store
 from kvemb.variable import Variable
 
 
-@keras.saving.register_keras_serializable(package="kvemb")
 class Embedding(RowsLayer):
     """Look up rows by key, as keras.layers.Embedding does by index.
 

@@ -15,7 +15,6 @@ from kvemb.store import Store
 from kvemb.variable import Variable
 
 
-@keras.saving.register_keras_serializable(package="kvemb")
 class EmbeddingBag(RowsLayer):
     """Pool bags of rows: the last axis of the ids is a bag.
 

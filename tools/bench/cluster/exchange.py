@@ -61,7 +61,8 @@ class Exchange:
         for parts, grads in zip(self._parts, self._grads, strict=True):
             for future in [link.call("lookup", (part,)) for link, part in zip(links, parts, strict=True)]:
                 future.result()
-            sent = [link.call("train", given) for link, *given in zip(links, parts, grads, strict=True)]
+            given = zip(parts, grads, strict=True)
+            sent = [link.call("train", arguments) for link, arguments in zip(links, given, strict=True)]
             for future in sent:
                 future.result()
 
