@@ -208,6 +208,9 @@ class DistributedEmbedding(RowsLayer):
         ]
 
 
+keras.saving.register_keras_serializable(package="kvemb")(DistributedEmbedding)
+
+
 def _unpacked(inputs: Any, weights: Any) -> tuple[Any, Any]:
     """Return inputs and weights of what preprocess() returned, or as they are."""
     if isinstance(inputs, Mapping) and _PREPROCESSED in inputs:

@@ -175,3 +175,6 @@ class EmbeddingBag(RowsLayer):
             StoreNotFound: If no store is open that has the variable; the message says what to open.
         """
         return cls(**opened_again(config, cls.__name__))
+
+
+keras.saving.register_keras_serializable(package="kvemb")(EmbeddingBag)

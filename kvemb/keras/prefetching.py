@@ -40,7 +40,7 @@ def prefetching(dataset: Any, ids: Mapping[Variable | RowsLayer, Source], depth:
     Example:
         >>> import kvemb, numpy as np, kvemb.keras as kk
         >>> words = kk.Embedding("words", 4, key_dtype="int32", optimizer=kvemb.optimizers.SGD(0.5))
-        >>> batches = [(np.array([[1, 2]]), np.ones((1, 1))), (np.array([[2, 3]]), np.ones((1, 1)))]
+        >>> batches = [(np.array([[1, 2]], np.int32), 1.0), (np.array([[2, 3]], np.int32), 0.0)]
         >>> [x.tolist() for x, y in kk.prefetching(batches, {words: 0})]
         [[[1, 2]], [[2, 3]]]
     """
