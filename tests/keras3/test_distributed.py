@@ -76,7 +76,7 @@ def test_a_feature_that_does_not_reach_the_loss_gets_no_rows(store):
 @pytest.mark.needs("keras_rs")
 @pytest.mark.filterwarnings("ignore:JAX cuts ids")
 def test_the_configs_of_keras_rs(store):
-    """As keras-rs' ranking example with several tables: only the import changed, and the store."""
+    """The config objects of keras-rs, in a ranking model as its examples have, with three features of two tables."""
     rs = pytest.importorskip("keras_rs")
     initializer = keras.initializers.RandomUniform(-0.05, 0.05, seed=3)
     movies = rs.layers.TableConfig(name="movies", vocabulary_size=50, embedding_dim=4, combiner="mean",

@@ -19,7 +19,7 @@ from kvemb.cluster.data_plane.segment import Segment, created
 # Of each end of each connection. Only pages that were written to take memory.
 SEGMENT_BYTES = 8 << 20
 # Kinds of frames. SPENT: an answer whose receiver must close the connection, as the sender still uses the call's bytes.
-CALL, BEGUN, ANSWER, SPENT = range(4)
+CALL, ANSWER, SPENT = range(3)
 _FRAME = struct.Struct("<BQ")  # kind, bytes of the message
 _MAX_GREETING = 256
 
