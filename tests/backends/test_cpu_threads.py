@@ -37,7 +37,9 @@ def three_threads(function, data, threads, flags):
         thread.join()
 
 
-@pytest.mark.parametrize("team", [0, ctypes.cast(three_threads, ctypes.c_void_p).value])
+@pytest.mark.parametrize(
+    "team", [0, ctypes.cast(three_threads, ctypes.c_void_p).value], ids=["our own threads", "a team of three"]
+)
 def test_every_part_runs_once_and_there_are_more_than_cores(monkeypatch, team):
     monkeypatch.setattr(openmp, "team", lambda: team)
     parts = part_count()
