@@ -13,7 +13,7 @@ from kvemb.errors import BackendUnavailable
 from kvemb.installed import pip_install
 
 try:
-    from keras.saving import register_keras_serializable
+    import keras
 
     from kvemb.keras.checkpoint import Checkpoint
     from kvemb.keras.distributed import DistributedEmbedding
@@ -30,7 +30,7 @@ except ImportError as error:
 
 # Models that were saved with these layers load them by these names.
 for _layer in (DistributedEmbedding, Embedding, EmbeddingBag):
-    register_keras_serializable(package="kvemb")(_layer)
+    keras.saving.register_keras_serializable(package="kvemb")(_layer)
 
 __all__ = [
     "Checkpoint",

@@ -374,7 +374,7 @@ def checkpoint(
         int, typer.Option(min=1, max=MAX_ROWS, help="For the standstill: dirty rows in all.")
     ] = 200_000,
     variables: Annotated[
-        list[int] | None, typer.Option(min=1, help="For the standstill: variables. Default: 1, 26, 300.")
+        list[int] | None, typer.Option(min=1, max=1000, help="For the standstill: variables. Default: 1, 26, 300.")
     ] = None,
     runs: Runs = 3,
     folder: Folder = None,
