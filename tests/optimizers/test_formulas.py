@@ -256,7 +256,7 @@ PROGRAM = """
         shapes = kind.shapes(4)
         schema = Schema(dtype_of("int64"), dtype_of("float32"), 4, shapes)
         cpu_rows.CpuRows().apply(RowBlock(schema, 2), np.array([1]), kind, np.ones((1, 4), np.float32), 0)
-        kernel = cpu_formulas._kernel(kind.formulas, tuple(shape.name for shape in shapes))
+        kernel, _ = cpu_formulas._kernels(kind.formulas, tuple(shape.name for shape in shapes))
         print(sum(kernel._cache_hits.values()), sum(kernel._cache_misses.values()))
 """
 
@@ -274,7 +274,7 @@ def test_threads_that_need_a_kernel_at_once_make_it_once(monkeypatch):
     monkeypatch.setattr(cpu_formulas, "source_of", slow)
     functions = (*Adam(0.1).formulas, *LAMB(0.1).formulas)  # which no optimizer has
     with ThreadPoolExecutor(4) as threads:
-        kernels = [threads.submit(cpu_formulas._kernel, functions, ("m", "v")) for _ in range(4)]
+        kernels = [threads.submit(cpu_formulas._kernels, functions, ("m", "v")) for _ in range(4)]
     assert len({id(kernel.result()) for kernel in kernels}) == 1
     assert len(made) == 1
 

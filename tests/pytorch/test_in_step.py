@@ -272,6 +272,7 @@ def test_after_a_loss_all_ranks_go_back_and_on_in_step(two):
                 module(torch.tensor([1])).sum().backward()
             rows.step()
         assert module.variable.restrict_policy.status([1]).tolist() == [2]
+        group.meeting.wait()  # the lookups that follow are uses
         return module(torch.tensor([1])).detach().tolist()
 
     assert run(work, groups, stores) == [[[-1, -1]]] * 2, "the checkpoint has no rows"
