@@ -157,18 +157,18 @@ def test_bags_in_jax_learn(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.needs("torch")
 def test_a_dlrm_that_was_killed_ends_as_one_that_was_not(tmp_path: Path) -> None:
-    words = ["--steps", "60", "--save-every", "30", "--batch", "256"]
+    words = ["--steps", "40", "--save-every", "20", "--batch", "256"]
     cut, whole = ([*words, "--path", name] for name in ("cut", "whole"))
-    killed = process(tmp_path, "-c", KILLED, str(EXAMPLES / "dlrm.py"), "40", "cut/checkpoints", *cut)
+    killed = process(tmp_path, "-c", KILLED, str(EXAMPLES / "dlrm.py"), "30", "cut/checkpoints", *cut)
     assert killed.returncode == 9, killed.stderr
     described, resumed, undisturbed = printed(tmp_path, "dlrm", ["--help"], cut, whole)
     check_help(described, "dlrm")
-    assert "continues at step 30\n" in resumed
+    assert "continues at step 20\n" in resumed
     check_that_it_learned(undisturbed)
     ends = [kvemb.CheckpointManager(tmp_path / name / "checkpoints").latest() for name in ("cut", "whole")]
     assert ends[0] is not None
     assert ends[1] is not None
-    assert ends[0].extra == ends[1].extra == {"step": 60}
+    assert ends[0].extra == ends[1].extra == {"step": 40}
     check_equal_rows(ends[0], ends[1])
     check_equal_tensors(ends[0].files["train.pt"], ends[1].files["train.pt"])
 
@@ -223,9 +223,9 @@ def test_a_dlrm_on_ranks_that_was_killed_resumes_and_ends_as_one_process(tmp_pat
     again = started(tmp_path, free_port(), example, *words, "--steps", "30")
     told = [rank.communicate(timeout=600)[0] for rank in again]
     assert [rank.returncode for rank in again] == [0, 0], told
-    assert "continues at step 15\n" in told[0]
+    assert "continues at step 20\n" in told[0]
     number, checkpoint = kvemb.cluster.latest(tmp_path / "cut")
-    assert checkpoint.extra == {"step": 30}
+    assert checkpoint.extra == {"step": 40}
     sys.path.insert(0, str(EXAMPLES))
     try:
         check_that_one_process_has_the_same(tmp_path, number)
