@@ -13,8 +13,6 @@ from kvemb.errors import BackendUnavailable
 from kvemb.installed import pip_install
 
 try:
-    import keras
-
     from kvemb.keras.checkpoint import Checkpoint
     from kvemb.keras.distributed import DistributedEmbedding
     from kvemb.keras.embedding import Embedding
@@ -27,10 +25,6 @@ except ImportError as error:
         raise
     install = pip_install("keras") if error.name == "keras" else f"pip install {error.name}, or set KERAS_BACKEND"
     raise BackendUnavailable(f"kvemb.keras needs {error.name}; install it: {install}") from error
-
-# Models that were saved with these layers load them by these names.
-for _layer in (DistributedEmbedding, Embedding, EmbeddingBag):
-    keras.saving.register_keras_serializable(package="kvemb")(_layer)
 
 __all__ = [
     "Checkpoint",
