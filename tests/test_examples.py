@@ -183,47 +183,49 @@ def test_the_ranking_in_keras_goes_on_and_learns(tmp_path: Path, monkeypatch: py
     assert figure("squared error", second) < figure("variance", second)
 
 
-# Runs an example as torchrun does, and ends a rank at once when it asks for the batch of a step and a checkpoint is
+# The second rank, which has imported Ray before: it fails when it asks for the batch of a step and a checkpoint is
 # complete.
-KILLED_RANK = (
+FAILING_RANK = "import ray\n" + (
     KILLED.replace("import dlrm\n", "import dlrm, dlrm_on_ranks\n")
+    .replace("os._exit(9)", 'raise ValueError("boom")')
     .replace("dlrm.batch = until_killed", "dlrm_on_ranks.batch = until_killed")
     .replace("dlrm.main()", "dlrm_on_ranks.main()")
 )
 
 
-def started(place: Path, number: int, *words: str) -> list[subprocess.Popen[str]]:
-    """Start Python on two ranks, with another Ray than any that runs here."""
-    command = [sys.executable, *words]
+def on_ranks(place: Path, *ranks: list[str]) -> list[tuple[int, str]]:
+    """Run Python on ranks, with another Ray than any that runs here; returns each one's exit code and output."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        number = server.getsockname()[1]
     common = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_ADDRESS": "local", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(number), "PYTHONPATH": str(EXAMPLES)}
     common.pop("RAY_AUTH_MODE", None)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return [
-        subprocess.Popen(command, cwd=place, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}, **pipes)
-        for rank in range(2)
+    begun = [
+        subprocess.Popen(
+            [sys.executable, *words], cwd=place, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}, **pipes
+        )
+        for rank, words in enumerate(ranks)
     ]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    told = [rank.communicate(timeout=600)[0] for rank in begun]
+    return [(rank.returncode, text) for rank, text in zip(begun, told, strict=True)]
 
 
 @pytest.mark.slow
 @pytest.mark.needs("torch", "ray")
-def test_a_dlrm_on_ranks_that_was_killed_resumes_and_ends_as_one_process(tmp_path: Path) -> None:
-    """Both ranks end at step 20, as if they were killed; then the same command is run again."""
+def test_a_dlrm_on_ranks_of_which_one_fails_resumes_and_ends_as_one_process(tmp_path: Path) -> None:
+    """Ray is started by the first rank, with its tokens, of which the second one knows nothing."""
     example, words = str(EXAMPLES / "dlrm_on_ranks.py"), ["--save-every", "15", "--batch", "128", "--path", "cut"]
-    words += ["--memory-budget", "32MiB"]
-    killed = started(
-        tmp_path, free_port(), "-c", KILLED_RANK, example, "20", "cut/checkpoints", *words, "--steps", "30"
-    )
-    assert [rank.communicate(timeout=600)[0] is None or rank.returncode for rank in killed] == [9, 9]
-    again = started(tmp_path, free_port(), example, *words, "--steps", "30")
-    told = [rank.communicate(timeout=600)[0] for rank in again]
-    assert [rank.returncode for rank in again] == [0, 0], told
-    assert "continues at step 15\n" in told[0]
+    words += ["--memory-budget", "32MiB", "--steps", "30"]
+    failing = ["-c", FAILING_RANK, example, "20", "cut/checkpoints", *words]
+    (code, first), (its_code, second) = on_ranks(tmp_path, [example, *words], failing)
+    assert (code, its_code) == (1, 1), first + second
+    assert "RankLost: rank 1 has ended: ValueError: boom; start all ranks again" in first
+    assert second.rstrip().endswith("ValueError: boom")
+    assert kvemb.cluster.latest(tmp_path / "cut")[1].extra == {"step": 15}
+    (code, first), (its_code, second) = on_ranks(tmp_path, [example, *words], [example, *words])
+    assert (code, its_code) == (0, 0), first + second
+    assert "continues at step 15\n" in first
     number, checkpoint = kvemb.cluster.latest(tmp_path / "cut")
     assert checkpoint.extra == {"step": 30}
     sys.path.insert(0, str(EXAMPLES))

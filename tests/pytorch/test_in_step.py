@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -300,26 +294,3 @@ def test_a_group_of_one_rank_is_none(store, monkeypatch):
     assert rows.leaves[0].grad.tolist() == [[1, 1]]
     rows.step()
     assert module(torch.tensor([1])).tolist() == [[0, 0]]
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.slow
-@pytest.mark.needs("ray")
-def test_two_processes_of_ddp_train_what_one_process_does(store, tmp_path):
-    """On Ray, over gloo, with DDP's dense part."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    common = {**os.environ, "RAY_ADDRESS": "local", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    common |= {"MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    common.pop("RAY_AUTH_MODE", None)
-    command = [sys.executable, Path(__file__).parents[1] / "ddp_in_step.py", tmp_path]
-    ranks = [
-        subprocess.Popen(command, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(RANKS)
-    ]
-    assert [rank.wait(timeout=600) for rank in ranks] == [0, 0]
-    losses, model = train(store, None, None)
-    expected = {"losses": losses, **exported(model)}
-    with np.load(tmp_path / "result.npz") as found:
-        assert sorted(found) == sorted(expected)
-        for name, array in expected.items():
-            np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
