@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -52,6 +51,12 @@ def sources(package: str) -> list[Path]:
     return sorted(path for path in FOLDERS[package].rglob("*.py") if "__pycache__" not in path.parts)
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """What a file consists of."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def module_of(path: Path) -> str:
     """The name under which a file is imported."""
     for package, folder in FOLDERS.items():
@@ -68,7 +73,7 @@ def layer_of(module: str) -> str:
 
 def for_annotations(path: Path) -> list[str]:
     """The modules that a file imports for annotations alone."""
-    blocks = [node for node in ast.walk(ast.parse(path.read_text())) if _is_type_checking(node)]
+    blocks = [node for node in ast.walk(tree_of(path)) if _is_type_checking(node)]
     found = [node for block in blocks for node in ast.walk(block) if isinstance(node, (ast.Import, ast.ImportFrom))]
     return [node.module or "" if isinstance(node, ast.ImportFrom) else node.names[0].name for node in found]
 
@@ -81,7 +86,7 @@ def _is_type_checking(node: ast.AST) -> bool:
 def imports(path: Path) -> list[tuple[str, bool]]:
     """List every module that a file imports by a statement that runs, and whether it does when the file is loaded."""
     found: list[tuple[str, bool]] = []
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     late: set[ast.AST] = set()
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -202,7 +207,7 @@ def test_a_reader_who_asks_for_names_gets_the_public_ones():
 def test_a_long_file_says_why():
     for path in MODULES.values():
         lines = len(path.read_text().splitlines())
-        said = ast.get_docstring(ast.parse(path.read_text())) or ""
+        said = ast.get_docstring(tree_of(path)) or ""
         assert lines <= MAX_LINES or REASON in said, f"{path.relative_to(ROOT)} has {lines} lines; one idea a file"
         assert lines > MAX_LINES or REASON not in said, f"{path.relative_to(ROOT)} excuses a length it has no more"
 
@@ -232,20 +237,23 @@ REACHES = {
 PUBLIC = {"os._exit", "data._version", "_asdict", "_replace", "_fields", "_make"}
 
 
-def reaches(path: Path) -> Iterator[tuple[int, str, str]]:
-    """Yield where a file names a private attribute of another object: the line, the expression, the attribute."""
-    for node in ast.walk(ast.parse(path.read_text())):
+@cache
+def reaches(path: Path) -> list[tuple[int, str, str]]:
+    """Where a file names a private attribute of another object: the line, the expression, the attribute."""
+    found = []
+    for node in ast.walk(tree_of(path)):
         if not isinstance(node, ast.Attribute) or not node.attr.startswith("_") or node.attr.startswith("__"):
             continue
         own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
         if not own and not {node.attr, ast.unparse(node)} & PUBLIC:
-            yield node.lineno, ast.unparse(node), node.attr
+            found.append((node.lineno, ast.unparse(node), node.attr))
+    return found
 
 
 def test_no_module_reaches_into_another_objects_private_attributes():
     for path in MODULES.values():
         allowed = REACHES.get(path.relative_to(ROOT).as_posix(), set())
-        found = {attribute for _, _, attribute in reaches(path)}
+        found = {attribute for *_, attribute in reaches(path)}
         assert found >= allowed, f"{path}: {allowed - found} is excused and not there"
         for line, expression, attribute in reaches(path):
             assert attribute in allowed, f"{path.relative_to(ROOT)}:{line}: {expression}"
@@ -253,7 +261,7 @@ def test_no_module_reaches_into_another_objects_private_attributes():
 
 def test_every_module_says_what_it_is():
     for path in MODULES.values():
-        assert ast.get_docstring(ast.parse(path.read_text())), path.name
+        assert ast.get_docstring(tree_of(path)), path.name
 
 
 @pytest.mark.parametrize("page", ["README.md", "ARCHITECTURE.md", "FORMAT.md", "CONTRIBUTING.md", "SECURITY.md"])

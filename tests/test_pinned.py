@@ -35,26 +35,6 @@ def test_a_removed_key_stays_removed_beside_one_of_equal_digest(store: kvemb.Sto
         assert variable.size() == 2
 
 
-@pytest.mark.parametrize("key_dtype", ["int64", "int32", "uint64"])
-def test_a_single_key_gives_a_single_row_in_every_key_dtype(store: kvemb.Store, key_dtype: str) -> None:
-    variable = store.get_variable("table", key_dtype, dim=3)
-    variable.upsert(7, np.ones(3, np.float32))
-    rows, exists = variable.lookup(np.array(7, key_dtype), return_exists=True)
-    assert rows.shape == (3,)
-    assert exists.shape == ()
-    assert exists
-
-
-@pytest.mark.parametrize("value_dtype", ["float16", "bfloat16", "float32", "float64"])
-def test_an_empty_table_exports_slots_of_their_own_dtype(store: kvemb.Store, value_dtype: str) -> None:
-    variable = store.get_variable("table", value_dtype=value_dtype, dim=3, optimizer=kvemb.optimizers.Adagrad())
-    empty = variable.export(with_slots=True)[2]["accumulator"]
-    variable.upsert([1], np.ones((1, 3), variable.value_dtype))
-    filled = variable.export(with_slots=True)[2]["accumulator"]
-    assert empty.dtype == filled.dtype
-    assert empty.shape == (0, 3)
-
-
 @pytest.mark.parametrize("cold", [kvemb.RocksDBCreator, kvemb.MemoryCreator])
 def test_a_store_opens_again_while_an_export_of_its_past_is_half_read(
     open_store: Opener, tmp_path: Path, cold: Any

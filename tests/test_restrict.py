@@ -332,13 +332,6 @@ def test_a_bound_policy_asks_its_variable():
     assert all(type(value) is int for call in variable.calls[1:] for value in call[1:] if value is not None)
 
 
-def test_an_unbound_policy_says_so():
-    policy = TimestampRestrictPolicy()
-    for call in (lambda: policy.apply_update([1]), lambda: policy.apply_restriction(3), lambda: policy.status([1])):
-        with pytest.raises(ValueError, match="TimestampRestrictPolicy must be bound to a variable"):
-            call()
-
-
 def test_num_reserved_and_trigger_are_counts():
     variable = Variable()
     policy = TimestampRestrictPolicy().bind(variable)

@@ -27,13 +27,10 @@ def test_names_are_prefixed_and_nest():
             assert get_variable("users", dim=2).name == "towers/left/deep/users"
     with variable_scope("other"), variable_scope(towers, reuse=True):
         assert get_variable("users").name == "towers/users"
+    with variable_scope("s"):
+        assert kvemb.default_store().get_variable("v", dim=1).name == "s/v"
     assert get_variable_scope() is None
     assert get_variable("users", dim=2).name == "users"
-
-
-def test_store_get_variable_is_in_the_scope_too(store):
-    with variable_scope("s"):
-        assert store.get_variable("v", dim=1).name == "s/v"
 
 
 def test_auto_reuse_gets_what_it_created():
@@ -225,14 +222,6 @@ def test_an_open_variable_does_not_take_on_a_scopes_regularizer(store):
     with pytest.raises(ValueError, match="'model/table' is open with regularizer=<function"):
         store.get_variable("model/table", regularizer=print)
     assert store.get_variable("model/table") is table
-
-
-def test_an_open_variable_keeps_its_constraint():
-    assert get_variable("v", dim=1, constraint=most_one) is get_variable("v") is get_variable("v", constraint=most_one)
-    with pytest.raises(
-        ValueError, match=r"'v' is open with constraint=<function most_one .*, got constraint=<ufunc 'absolute'>"
-    ):
-        get_variable("v", constraint=np.abs)
 
 
 # What is refused.

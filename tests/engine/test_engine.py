@@ -167,20 +167,6 @@ def test_after_a_kill_the_store_is_as_it_was_flushed(open_store, tmp_path):
         np.testing.assert_array_equal(column, expected[f"arr_{number}"])
 
 
-@pytest.mark.slow
-def test_a_kill_before_the_first_flush_leaves_a_store(open_store, tmp_path):
-    run_python(
-        """
-        import os, sys
-        import kvemb
-        kvemb.open(sys.argv[1]).get_variable("users").upsert([1], [[1.0]])
-        os._exit(9)
-        """,
-        tmp_path / "store",
-    )
-    assert list(open_store(tmp_path / "store").variables) == []
-
-
 def test_a_flush_that_fails_poisons_the_store(open_store, tmp_path, monkeypatch, caplog):
     store = open_store(tmp_path / "store")
     users = fill(store)

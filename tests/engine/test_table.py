@@ -68,20 +68,6 @@ def test_its_part_of_a_checkpoint_asks_for_the_entry_when_it_is_written(table):
     assert part.entry().rows == 99
 
 
-def test_uses_of_missing_keys_are_ignored_and_their_scores_are_nan(table):
-    inner = inside(table)
-    inner.record_uses([[1, 1], [2, 5000]])
-    scores = inner.scores([[1, 2], [3, 5000]])
-    np.testing.assert_array_equal(scores, [[3, 2], [1, np.nan]])
-    assert table.size() == 100
-
-
-def test_restriction_tells_how_many_rows_left(table):
-    assert inside(table).restrict(90, 100) == 0
-    assert inside(table).restrict(90, 99) == 10
-    assert table.size() == 90
-
-
 # Its end.
 
 

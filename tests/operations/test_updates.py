@@ -55,56 +55,6 @@ def test_rows_are_read_back_hot_and_cold_and_missing_ones_read_as_the_initialize
     assert table._storage.size == 40, "a lookup inserts nothing"
 
 
-def test_of_equal_keys_the_last_wins_in_an_upsert(table):
-    table.upsert(np.array([1, 2, 1]), values([1, 2, 3]))
-    table.upsert(np.array([2, 2, 1]), values([4, 5, 6]))
-    assert look(table, [1, 2]) == [6.0, 5.0]
-
-
-def test_gradients_of_equal_keys_are_summed_before_the_step(table):
-    fill(table, 30)
-    table.apply_gradients(np.array([3, 50, 3, 29]), values([2, 2, 4, 2]))
-    assert look(table, [3, 50, 29]) == [0.0, -0.5, 28.0]
-
-
-def test_accum_adds_where_both_know_the_key_and_inserts_where_neither_does(table):
-    fill(table, 30)
-    keys, exists = np.array([1, 2, 60, 61, 60]), np.array([True, False, False, True, False])
-    table.accum(keys, values([1, 1, 1, 1, 1]), values([3, 9, 4, 9, 7]), exists)
-    assert look(table, [1, 2, 60, 61]) == [3.0, 2.0, 4.0, None]
-
-
-def test_removed_rows_are_missing_and_those_that_were_not_there_do_not_matter(table):
-    fill(table)
-    table.remove(np.array([0, 39, 99, 0]))
-    assert look(table, [0, 39, 1]) == [None, None, 1.0]
-    assert table._storage.size == 38
-    table.clear()
-    assert look(table, [1]) == [None]
-
-
-def test_uses_count_only_where_they_are_asked_for(table):
-    fill(table)
-    keys = np.array([0, 39, 99])
-    before = table.scores(keys)
-    look(table, keys, touch=False)
-    assert table.scores(keys).tobytes() == before.tobytes()
-    look(table, [0, 39, 0, 99], touch=True)
-    table.use(np.array([39, 99]))
-    assert (table.scores(keys) - before)[:2].tolist() == [2.0, 2.0]
-    assert np.isnan(table.scores(keys)[2])
-
-
-def test_a_restriction_keeps_the_highest_scores_and_of_equal_ones_the_larger_keys(table):
-    fill(table, 10)
-    table.use(np.array([2, 4]))
-    told = []
-    assert table.restrict(10, None) == table.restrict(3, 10) == 0
-    assert table.restrict(4, 9, lambda done, total: told.append((done, total))) == 6
-    assert look(table, range(10)) == [None, None, 2.0, None, 4.0, None, None, None, 8.0, 9.0]
-    assert told[-1][0] == told[-1][1]
-
-
 def test_whole_rows_are_put_where_they_are(table):
     fill(table, 10)
     table.put(rows_of([3, 70], 8.0, score=6.0), 99)
@@ -119,13 +69,6 @@ def test_rows_are_made_hot_when_they_are_asked_for(table):
     table.warm(np.array([0, 99]))
     assert table._hot_tables.find(np.array([0]), None)[0] >= 0
     assert table._storage.size == 40
-
-
-def test_another_optimizer_takes_the_next_step(table):
-    fill(table, 2)
-    table.set_optimizer(kvemb.optimizers.SGD(2.0))
-    table.apply_gradients(np.array([1]), values([1]))
-    assert look(table, [1]) == [-1.0]
 
 
 def test_new_rows_are_in_no_tier(table):

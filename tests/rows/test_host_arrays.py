@@ -56,6 +56,7 @@ def test_any_layout_of_memory_is_accepted():
         *(([1.0], INT64), ([1.5], INT64), (np.array([1.0]), INT64), (np.array([1], np.uint64), INT64)),
         *((np.array([1]), INT32), (np.array([1]), UINT64), ([2**63], INT64), ([2**31], INT32), ([-1], UINT64)),
         *((["a"], INT64), ([None], INT64), ([b"ab"], INT64), ([2**64], UINT64), (1j, INT64), ({1, 2}, INT64)),
+        *((np.array([1, 2], object), INT64), (np.zeros(1, [("id", "i8")]), INT64), ([2**70], INT64)),
         *((np.array([1], "M8[s]"), INT64), (np.array([1], "m8[s]"), INT64), ([-1, 2**63], INT64)),
         *((flags, dtype) for dtype in (INT64, UINT64, INT32) for flags in (True, np.ones(2, bool))),
     ],
