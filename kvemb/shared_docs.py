@@ -26,30 +26,33 @@ def described_as(source: Callable[..., Any]) -> Callable[[Described], Described]
 
     def decorate(target: Described) -> Described:
         if target.__doc__ and source.__doc__:  # python -OO drops them
-            known = {**_entries(source.__doc__, "Args"), **_entries(target.__doc__, "Args")}
-            described = [known[name] for name in inspect.signature(target).parameters if name in known]
-            target.__doc__ = _with_entries(target.__doc__, "Args", described)
+            target.__doc__ = _with_arguments(target.__doc__, [source.__doc__, target.__doc__], target)
         return target
 
     return decorate
 
 
 def describe_inherited(kind: type) -> None:
-    """Add to a class's docstring the entries of `Args:` and `Raises:` that only its bases' docstrings have.
+    """Complete the `Args:` and the `Raises:` of a class's docstring with those of its bases' docstrings.
 
-    The entries of the class come first, then those of its bases, the farthest base first. An entry of the class
-    replaces its bases' entry of the same name. A class without a docstring is left as it is.
+    An entry of the class replaces its bases' entry of the same name. A class without a docstring is left as it is.
     """
-    own = kind.__dict__.get("__doc__")
-    if not own:
-        return
-    for title in ("Args", "Raises"):
-        entries = _entries(own, title)
-        for base in reversed(kind.__mro__[1:-1]):
-            for name, told in _entries(base.__doc__ or "", title).items():
-                entries.setdefault(name, told)
-        own = _with_entries(own, title, entries.values())
-    kind.__doc__ = own
+    docs = [vars(each).get("__doc__") or "" for each in reversed(kind.__mro__[:-1])]
+    if docs[-1]:
+        raised: dict[str, str] = {}
+        for doc in docs:
+            raised |= _entries(doc, "Raises")
+        kind.__doc__ = _with_arguments(_with_entries(docs[-1], "Raises", raised.values()), docs, kind)
+
+
+def _with_arguments(doc: str, docs: Iterable[str], described: Callable[..., Any]) -> str:
+    """Return a docstring whose `Args:` are those of the signature that one of docs describes; the last one counts."""
+    known: dict[str, str] = {}
+    for each in docs:
+        known |= _entries(each, "Args")
+    return _with_entries(
+        doc, "Args", [known[name] for name in inspect.signature(described).parameters if name in known]
+    )
 
 
 def _split(doc: str) -> tuple[str, dict[str, str]]:

@@ -137,7 +137,7 @@ def test_seconds_to_live_are_those_of_the_clock(make):
     for wrong in (0, -1, float("inf"), float("nan")):
         with pytest.raises(ValueError, match="ttl must be finite and above 0"):
             kvemb.TimeToLiveRestrictPolicy(ttl=wrong)
-    with pytest.raises(TypeError, match="ttl must be a number, such as 86400 for a day, got '1'"):
+    with pytest.raises(TypeError, match="ttl must be a number, got str '1'; a day has 86400 seconds"):
         kvemb.TimeToLiveRestrictPolicy(ttl="1")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 
 import pytest
 
@@ -10,6 +11,7 @@ from kvemb.optimizers import KINDS, SGD, AdamW, Optimizer
 from kvemb.shared_docs import describe_inherited, described_as
 
 
+@dataclass
 class Base:
     """Do a step.
 
@@ -21,6 +23,9 @@ class Base:
     Raises:
         ValueError: A number is below 0.
     """
+
+    rate: float
+    limit: float = 1.0
 
 
 class Near(Base):
@@ -41,7 +46,8 @@ def test_an_argument_of_its_own_is_described_as_the_class_says():
     assert (AdamW.__doc__ or "").rstrip().endswith(SGD.__doc__.partition("\nRaises:")[2].rstrip())  # type: ignore[union-attr]
 
 
-def test_inherited_entries_follow_the_own_ones():
+def test_inherited_entries_stand_in_the_order_of_the_arguments():
+    @dataclass
     class Kind(Base):
         """Do another step.
 
@@ -53,14 +59,16 @@ def test_inherited_entries_follow_the_own_ones():
             None.
         """
 
+        share: float = 0.0
+
     describe_inherited(Kind)
     assert Kind.__doc__ == inspect.cleandoc(
         """Do another step.
 
         Args:
-            share: A share.
-            limit: The least.
             rate: Step size.
+            limit: The least.
+            share: A share.
 
         Raises:
             ValueError: A number is below 0.

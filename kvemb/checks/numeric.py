@@ -1,10 +1,11 @@
-"""Real numbers in arguments and in JSON: type checks, dtype ranges, and lossless conversion. Pure functions."""
+"""Numbers and words in arguments and in JSON: type checks, ranges, and lossless conversion. Pure functions."""
 
 from __future__ import annotations
 
 import math
 import numbers
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -52,18 +53,49 @@ def as_int(value: Any, what: str, least: int | None = None, most: int | None = N
     return number
 
 
-def check_finite(target: object, *names: str) -> None:
-    """Convert fields of a frozen dataclass to finite floats, in __post_init__. Raises TypeError or ValueError."""
-    for name in names:
-        what = f"{type(target).__name__} {name}"
-        given = as_number(getattr(target, name), what)
-        try:
-            value = float(given)
-        except OverflowError:
-            value = math.inf
-        if not math.isfinite(value):
-            raise ValueError(f"{what} must be a finite float64, got {brief(given)}")
-        object.__setattr__(target, name, value)
+def as_float(
+    value: Any,
+    what: str,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    hint: str = "",
+) -> float:
+    """Return value as a finite float within its limits. hint: the end of each message.
+
+    Raises, naming `what`, TypeError if it is not a real number, ValueError if it is not finite or out of its limits.
+    """
+    end = hint and f"; {hint}"
+    if not is_number(value):
+        raise TypeError(f"{what} must be a number, got {type(value).__name__} {brief(value)}{end}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    limits = [
+        ("at least", least, least is None or number >= least),
+        ("above", above, above is None or number > above),
+        ("at most", most, most is None or number <= most),
+    ]
+    if not (math.isfinite(number) and all(kept for _, _, kept in limits)):
+        wanted = " and ".join(["finite", *(f"{how} {limit}" for how, limit, _ in limits if limit is not None)])
+        raise ValueError(f"{what} must be {wanted}, got {brief(value)}{end}")
+    return number
+
+
+def as_bool(value: Any, what: str) -> bool:
+    """Return value as a Python bool. Raises TypeError, naming `what`, for anything else, also 0 and 1."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{what} must be True or False, got {type(value).__name__} {brief(value)}")
+    return bool(value)
+
+
+def as_choice(value: Any, what: str, *, among: Sequence[str]) -> str:
+    """Return value if it is one of these words. Raises ValueError, naming `what`, for anything else."""
+    if not (isinstance(value, str) and value in among):
+        raise ValueError(f"{what} must be {' or '.join(map(repr, among))}, got {brief(value)}")
+    return value
 
 
 def is_integer(dtype: np.dtype[Any]) -> bool:

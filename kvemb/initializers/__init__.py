@@ -21,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb.checks.brief import brief
-from kvemb.checks.numeric import from_plain, is_number
+from kvemb.checks.declared import from_json
+from kvemb.checks.numeric import is_number
 from kvemb.errors import UnsupportedFormat
 from kvemb.initializers.base import Initializer, Random
 from kvemb.initializers.fixed import Constant, Ones, Row, Zeros
@@ -123,15 +124,7 @@ def initializer_from_json(data: Mapping[str, Any]) -> Initializer:
         UnsupportedFormat: The kind or a field is unknown, a field's value is invalid, or a random initializer has no
             seed.
     """
-    kind = data.get("kind") if isinstance(data, Mapping) else None
-    found = _KINDS.get(kind) if isinstance(kind, str) else None
-    if found is None:
-        kinds = ", ".join(_KINDS)
-        raise UnsupportedFormat(f"initializer must be of kind {kinds}, got {brief(data)}; use the kvemb that wrote it")
-    try:
-        made = found(**{name: from_plain(value) for name, value in data.items() if name != "kind"})
-        if isinstance(made, Random) and made.seed is None:
-            raise ValueError("it has no seed")
-        return made
-    except (TypeError, ValueError) as error:
-        raise UnsupportedFormat(f"initializer {brief(data)} cannot be read: {error}") from error
+    made = from_json(data, "kind", _KINDS, "initializer")
+    if isinstance(made, Random) and made.seed is None:
+        raise UnsupportedFormat(f"initializer {brief(data)} cannot be read: it has no seed")
+    return made

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from kvemb.checks.brief import brief
-from kvemb.checks.numeric import Number, as_int, fits, is_integer, rounded, to_plain
+from kvemb.checks.declared import Declared, as_json
+from kvemb.checks.numeric import Number, as_int, fits, is_integer, rounded
 from kvemb.checks.ranges import MAX_DIM
 
 Keys = npt.NDArray[np.int64]
 Rows = npt.NDArray[Any]
 
 
-class Initializer(abc.ABC):
+class Initializer(Declared, abc.ABC):
     """The base of all initializers, which give the rows of missing keys.
 
     Two initializers with equal `to_json()` give equal rows. Only the kinds of this module can be stored; `kind` is each
@@ -87,8 +87,7 @@ class Initializer(abc.ABC):
         Returns:
             A dict of "kind" and the fields, exact to the bit. Non-finite floats become strings.
         """
-        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
-        return {"kind": self.kind, **{name: to_plain(value) for name, value in values.items()}}
+        return as_json(self, "kind", self.kind)
 
 
 class Fixed(Initializer):
@@ -155,8 +154,3 @@ class Random(Initializer):
         drawn = np.empty((len(keys), dim), dtype if dtype == np.float32 else np.float64)
         self._fill(drawn, np.ascontiguousarray(keys, np.int64), np.uint64(self.seed))
         return rounded(drawn, dtype)
-
-
-def set_field(target: object, name: str, value: object) -> None:
-    """Set a field of a frozen dataclass while it is being constructed."""
-    object.__setattr__(target, name, value)

@@ -4,20 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any
 
 import numpy as np
 
 from kvemb.checks.brief import brief
+from kvemb.checks.declared import accepts
 from kvemb.checks.numeric import Number, as_number
-from kvemb.initializers.base import Fixed, set_field
+from kvemb.initializers.base import Fixed
+
+
+def _as_values(values: Any, what: str) -> tuple[Number, ...]:
+    """Return a sequence of numbers as a tuple. Raises TypeError, ValueError."""
+    if isinstance(values, (str, bytes)) or not isinstance(values, (tuple, list, np.ndarray)):
+        raise TypeError(f"{what} must be a sequence of numbers, got {brief(values)}")
+    if isinstance(values, np.ndarray) and values.ndim != 1:
+        raise ValueError(f"{what} must have one dimension, got shape {values.shape}; reshape to (dim,)")
+    if not len(values):
+        raise ValueError(f"{what} must hold one value for each column, got none")
+    return tuple(as_number(value, what) for value in values)
 
 
 @dataclass(frozen=True)
 class Zeros(Fixed):
     """Every element is 0: the default initializer."""
 
-    kind: ClassVar[str] = "zeros"
+    kind = "zeros"
 
     def _values(self, dim: int) -> Sequence[Number]:
         return (0,)
@@ -27,7 +39,7 @@ class Zeros(Fixed):
 class Ones(Fixed):
     """Every element is 1."""
 
-    kind: ClassVar[str] = "ones"
+    kind = "ones"
 
     def _values(self, dim: int) -> Sequence[Number]:
         return (1,)
@@ -44,12 +56,9 @@ class Constant(Fixed):
         TypeError: value is not a real number.
     """
 
-    kind: ClassVar[str] = "constant"
+    kind = "constant"
 
-    value: Number
-
-    def __post_init__(self) -> None:
-        set_field(self, "value", as_number(self.value, "Constant value"))
+    value: int | float = accepts(as_number)
 
     def _values(self, dim: int) -> Sequence[Number]:
         return (self.value,)
@@ -67,18 +76,9 @@ class Row(Fixed):
         ValueError: The array has more than one dimension, or values is empty.
     """
 
-    kind: ClassVar[str] = "row"
+    kind = "row"
 
-    values: tuple[Number, ...]
-
-    def __post_init__(self) -> None:
-        if isinstance(self.values, (str, bytes)) or not isinstance(self.values, (tuple, list, np.ndarray)):
-            raise TypeError(f"Row values must be a sequence of numbers, got {brief(self.values)}")
-        if isinstance(self.values, np.ndarray) and self.values.ndim != 1:
-            raise ValueError(f"Row values must have one dimension, got shape {self.values.shape}; reshape to (dim,)")
-        if not len(self.values):
-            raise ValueError("Row values must hold one value for each column, got none")
-        set_field(self, "values", tuple(as_number(value, "Row values") for value in self.values))
+    values: tuple[Number, ...] = accepts(_as_values)
 
     def _values(self, dim: int) -> Sequence[Number]:
         if len(self.values) != dim:

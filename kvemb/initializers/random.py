@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-import numbers
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
-from typing import ClassVar
 
 import numpy as np
 
-from kvemb.checks.brief import brief
-from kvemb.checks.numeric import check_finite
-from kvemb.initializers.base import Keys, Random, Rows, set_field
+from kvemb.checks.declared import accepts
+from kvemb.checks.numeric import as_float, as_int
+from kvemb.initializers.base import Keys, Random, Rows
 
 TWO_SIGMA_MASS = 0.9544997361036416  # P(|z| <= 2) of a standard normal
+MAX_SEED = 2**64 - 1
 NORMAL_REACH = 8.3  # no 52-bit uniform maps farther than 8.21 standard deviations
 
 
@@ -41,19 +40,18 @@ class RandomUniform(Random):
         ValueError: minval is above maxval, a number or the interval's length is not finite, or seed is out of range.
     """
 
-    kind: ClassVar[str] = "random_uniform"
+    kind = "random_uniform"
 
-    minval: float = -0.05
-    maxval: float = 0.05
-    seed: int | None = None
+    minval: float = accepts(as_float, -0.05)
+    maxval: float = accepts(as_float, 0.05)
+    seed: int | None = accepts(as_int, None, least=0, most=MAX_SEED)
 
     def __post_init__(self) -> None:
-        check_finite(self, "minval", "maxval")
+        super().__post_init__()
         if self.minval > self.maxval:
             raise ValueError(f"RandomUniform minval must be at most maxval, got {self.minval} > {self.maxval}")
         if not math.isfinite(self.maxval - self.minval):
             raise ValueError(f"RandomUniform maxval - minval must be finite, got {self.minval} to {self.maxval}")
-        _check_seed(self)
 
     def _reach(self, dim: int) -> float:
         return max(abs(self.minval), abs(self.maxval))
@@ -78,14 +76,11 @@ class RandomNormal(Random):
         ValueError: stddev is negative, a number is not finite, or seed is out of range.
     """
 
-    kind: ClassVar[str] = "random_normal"
+    kind = "random_normal"
 
-    mean: float = 0.0
-    stddev: float = 0.05
-    seed: int | None = None
-
-    def __post_init__(self) -> None:
-        _check_normal(self)
+    mean: float = accepts(as_float, 0.0)
+    stddev: float = accepts(as_float, 0.05, least=0)
+    seed: int | None = accepts(as_int, None, least=0, most=MAX_SEED)
 
     def _reach(self, dim: int) -> float:
         return abs(self.mean) + NORMAL_REACH * self.stddev
@@ -109,14 +104,11 @@ class TruncatedNormal(Random):
         ValueError: stddev is negative, a number is not finite, or seed is out of range.
     """
 
-    kind: ClassVar[str] = "truncated_normal"
+    kind = "truncated_normal"
 
-    mean: float = 0.0
-    stddev: float = 0.05
-    seed: int | None = None
-
-    def __post_init__(self) -> None:
-        _check_normal(self)
+    mean: float = accepts(as_float, 0.0)
+    stddev: float = accepts(as_float, 0.05, least=0)
+    seed: int | None = accepts(as_int, None, least=0, most=MAX_SEED)
 
     def _reach(self, dim: int) -> float:
         return abs(self.mean) + 2.0 * self.stddev
@@ -139,12 +131,9 @@ class GlorotUniform(Random):
         ValueError: seed is out of range.
     """
 
-    kind: ClassVar[str] = "glorot_uniform"
+    kind = "glorot_uniform"
 
-    seed: int | None = None
-
-    def __post_init__(self) -> None:
-        _check_seed(self)
+    seed: int | None = accepts(as_int, None, least=0, most=MAX_SEED)
 
     def _reach(self, dim: int) -> float:
         return math.sqrt(3.0 / dim)
@@ -152,19 +141,3 @@ class GlorotUniform(Random):
     def _fill(self, out: Rows, keys: Keys, seed: np.uint64) -> None:
         limit = self._reach(out.shape[1])
         _kernels().fill_uniform(out, keys, seed, -limit, 2.0 * limit)
-
-
-def _check_seed(target: Random) -> None:
-    what, seed = f"{type(target).__name__} seed", target.seed
-    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral | None):
-        raise TypeError(f"{what} must be an int or None, got {type(seed).__name__} {brief(seed)}")
-    if seed is not None and not 0 <= seed < 2**64:
-        raise ValueError(f"{what} must be from 0 to 2**64 - 1, got {brief(seed)}")
-    set_field(target, "seed", None if seed is None else int(seed))
-
-
-def _check_normal(target: RandomNormal | TruncatedNormal) -> None:
-    check_finite(target, "mean", "stddev")
-    if target.stddev < 0:
-        raise ValueError(f"{type(target).__name__} stddev must be at least 0, got {target.stddev}")
-    _check_seed(target)

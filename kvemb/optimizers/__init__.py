@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvemb.checks.brief import brief
-from kvemb.errors import UnsupportedFormat
+from kvemb.checks.declared import from_json
 from kvemb.optimizers.adadelta import Adadelta
 from kvemb.optimizers.adagrad import Adagrad, RowWiseAdagrad
 from kvemb.optimizers.adam import Adam, AdamW, AMSGrad
@@ -30,6 +30,7 @@ from kvemb.optimizers.partial_row_wise_adam import PartialRowWiseAdam
 from kvemb.optimizers.proximal import ProximalAdagrad, ProximalSGD
 from kvemb.optimizers.rmsprop import RMSProp
 from kvemb.optimizers.sgd import SGD, Momentum, Nesterov
+from kvemb.shared_docs import describe_inherited
 
 __all__ = [
     "KINDS",
@@ -63,6 +64,8 @@ _ALL = (
 )
 # Every optimizer, by name.
 KINDS: dict[str, type[Optimizer]] = {kind.name: kind for kind in _ALL}
+for _kind in _ALL:
+    describe_inherited(_kind)
 
 
 def as_optimizer(spec: Any, *, required: bool = False) -> Optimizer | None:
@@ -100,12 +103,4 @@ def optimizer_from_json(data: Mapping[str, Any]) -> Optimizer:
     Raises:
         UnsupportedFormat: The name or a field is unknown, or a field's value is invalid.
     """
-    name = data.get("name") if isinstance(data, Mapping) else None
-    found = KINDS.get(name) if isinstance(name, str) else None
-    if found is None:
-        known = ", ".join(KINDS)
-        raise UnsupportedFormat(f"optimizer must be one of {known}, got {brief(data)}; use the kvemb that wrote it")
-    try:
-        return found(**{field: value for field, value in data.items() if field != "name"})
-    except (TypeError, ValueError) as error:
-        raise UnsupportedFormat(f"optimizer {brief(data)} cannot be read: {error}") from error
+    return from_json(data, "name", KINDS, "optimizer")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from kvemb.optimizers.arithmetic import Elements, Number, rounded, sqrt
-from kvemb.optimizers.base import Slot
+from kvemb.optimizers.base import Slot, number
 from kvemb.optimizers.weight_decay import WeightDecayed
 
 
@@ -34,16 +33,12 @@ class Adadelta(WeightDecayed):
         epsilon: Added inside both roots. It sets the size of the first steps. Default: 1e-06.
     """
 
-    name: ClassVar[str] = "adadelta"
+    name = "adadelta"
+    slots = (Slot("v"), Slot("u"))
 
-    learning_rate: float = 1.0
-    rho: float = 0.9
-    epsilon: float = 1e-6
-
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        """The averages v of squared gradients and u of squared changes."""
-        return (Slot("v"), Slot("u"))
+    learning_rate: float = number(1.0)
+    rho: float = number(0.9)
+    epsilon: float = number(1e-6)
 
     @staticmethod
     def formula(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from kvemb.optimizers.arithmetic import Elements, Number, rounded, sqrt, sum_of_squares
-from kvemb.optimizers.base import Slot
+from kvemb.optimizers.base import Slot, number
 from kvemb.optimizers.weight_decay import WeightDecayed
 
 
@@ -30,11 +29,11 @@ class Adagrad(WeightDecayed):
         epsilon: Added to the root, so that nothing is divided by 0. Default: 1e-10.
     """
 
-    name: ClassVar[str] = "adagrad"
+    name = "adagrad"
 
-    learning_rate: float = 0.01
-    initial_accumulator_value: float = 0.0
-    epsilon: float = 1e-10
+    learning_rate: float = number(0.01)
+    initial_accumulator_value: float = number(0.0)
+    epsilon: float = number(1e-10)
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -73,11 +72,11 @@ class RowWiseAdagrad(WeightDecayed):
         epsilon: Added to the root, so that nothing is divided by 0. Default: 1e-10.
     """
 
-    name: ClassVar[str] = "row_wise_adagrad"
+    name = "row_wise_adagrad"
 
-    learning_rate: float = 0.01
-    initial_accumulator_value: float = 0.0
-    epsilon: float = 1e-10
+    learning_rate: float = number(0.01)
+    initial_accumulator_value: float = number(0.0)
+    epsilon: float = number(1e-10)
 
     @property
     def slots(self) -> tuple[Slot, ...]:

@@ -7,15 +7,17 @@ from typing import ClassVar
 
 import numpy as np
 
+from kvemb.checks.declared import accepts
+from kvemb.checks.numeric import as_bool
+from kvemb.optimizers.adam_family import OfMoments
 from kvemb.optimizers.arithmetic import Count, Elements, Number, larger, power, rounded, sqrt, where_positive
-from kvemb.optimizers.base import Slot
-from kvemb.optimizers.bias_correction import BiasCorrected
+from kvemb.optimizers.base import Slot, number
 from kvemb.optimizers.formula import Function
 from kvemb.optimizers.weight_decay import WeightDecayed, decoupled
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class EpsilonPlaced(BiasCorrected):
+class EpsilonPlaced(OfMoments):
     """An optimizer that divides by a root, to which epsilon is added after or before the bias correction.
 
     Args:
@@ -24,7 +26,7 @@ class EpsilonPlaced(BiasCorrected):
             this epsilon "epsilon hat". Default: False.
     """
 
-    epsilon_hat: bool = False
+    epsilon_hat: bool = accepts(as_bool, False)
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,31 +43,14 @@ class Adam(WeightDecayed, EpsilonPlaced):
 
         w -= learning_rate * sqrt(1 - beta_2 ** t) / (1 - beta_1 ** t) * m / (sqrt(v) + epsilon)
 
-    A row has the slots `m` and `v`, the averages of gradients and of their squares. With bias_correction="row" it also
-    has `steps`, one number, which is t. While a row is in no step, it does not move, and m and v do not decay:
-    torch.optim.Adam would move it.
+    A row has the slots `m` and `v`, the averages of gradients and of their squares. While a row is in no step, it does
+    not move, and m and v do not decay: torch.optim.Adam would move it.
 
     torch.optim.SparseAdam is Adam(bias_correction="global", epsilon_hat=True), and so is Keras' Adam if every row is in
     every step. Defaults are PyTorch's; Keras' epsilon is 1e-7. The weight decay of FBGEMM's Adam is that of AdamW.
-
-    Args:
-        learning_rate: Step size. Default: 0.001.
-        beta_1: Decay rate of m, at most 0.999999. Default: 0.9.
-        beta_2: Decay rate of v, at most 0.999999. Default: 0.999.
-        epsilon: Added to the root, so that nothing is divided by 0. Default: 1e-08.
     """
 
-    name: ClassVar[str] = "adam"
-
-    learning_rate: float = 0.001
-    beta_1: float = 0.9
-    beta_2: float = 0.999
-    epsilon: float = 1e-8
-
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        """The averages m of gradients and v of their squares, and the row's step count."""
-        return self.with_count(Slot("m"), Slot("v"))
+    name = "adam"
 
     @staticmethod
     def formula(
@@ -85,16 +70,8 @@ class Adam(WeightDecayed, EpsilonPlaced):
         rate = rounded(learning_rate / (1 - power(beta_1, t)), g)
         root = rounded(sqrt(1 - power(beta_2, t)), g)
         small = where_positive(epsilon_hat, epsilon / root, epsilon)
-        keep_m = rounded(beta_1, g)
-        take_m = rounded(1 - beta_1, g)
-        keep_v = rounded(beta_2, g)
-        take_v = rounded(1 - beta_2, g)
         for j in range(dim):
-            mean = keep_m * m[j] + take_m * g[j]
-            square = keep_v * v[j] + take_v * (g[j] * g[j])
-            m[j] = mean
-            v[j] = square
-            w[j] = w[j] - rate * mean / (sqrt(square) / root + small)
+            w[j] = w[j] - rate * m[j] / (sqrt(v[j]) / root + small)
 
 
 @dataclass(frozen=True, repr=False)
@@ -106,33 +83,19 @@ class AdamW(EpsilonPlaced):
         w *= 1 - learning_rate * weight_decay
         then Adam's step
 
-    The slots are Adam's: `m`, `v`, and with bias_correction="row" also `steps`, one number. While a row is in no step,
-    it neither moves nor decays.
+    The slots are Adam's. While a row is in no step, it neither moves nor decays.
 
     Defaults are PyTorch's. Keras has epsilon_hat=True, and a weight decay of 0.004.
 
     Args:
-        learning_rate: Step size. Default: 0.001.
-        beta_1: Decay rate of m, at most 0.999999. Default: 0.9.
-        beta_2: Decay rate of v, at most 0.999999. Default: 0.999.
-        epsilon: Added to the root, so that nothing is divided by 0. Default: 1e-08.
         weight_decay: The strength of weight decay. It acts only on the rows of a step. Default: 0.01.
     """
 
-    name: ClassVar[str] = "adamw"
+    name = "adamw"
 
-    learning_rate: float = 0.001
-    beta_1: float = 0.9
-    beta_2: float = 0.999
-    epsilon: float = 1e-8
-    weight_decay: float = 0.01
+    weight_decay: float = number(0.01)
 
     formula: ClassVar[Function] = staticmethod(Adam.formula)
-
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        """The slots of Adam."""
-        return self.with_count(Slot("m"), Slot("v"))
 
     def decay_formulas(self) -> tuple[Function, ...]:
         """See Optimizer."""
@@ -154,29 +117,13 @@ class AMSGrad(WeightDecayed, EpsilonPlaced):
 
         w -= learning_rate * sqrt(1 - beta_2 ** t) / (1 - beta_1 ** t) * m / (sqrt(v_max) + epsilon)
 
-    A row has the slots `m`, `v` and `v_max`. With bias_correction="row" it also has `steps`, one number, which is t.
-    While a row is in no step, it does not move, and m and v do not decay.
+    A row has the slots `m`, `v` and `v_max`. While a row is in no step, it does not move, and m and v do not decay.
 
     The maximum is taken before the bias correction. Defaults are PyTorch's. Keras has epsilon_hat=True.
-
-    Args:
-        learning_rate: Step size. Default: 0.001.
-        beta_1: Decay rate of m, at most 0.999999. Default: 0.9.
-        beta_2: Decay rate of v, at most 0.999999. Default: 0.999.
-        epsilon: Added to the root, so that nothing is divided by 0. Default: 1e-08.
     """
 
-    name: ClassVar[str] = "amsgrad"
-
-    learning_rate: float = 0.001
-    beta_1: float = 0.9
-    beta_2: float = 0.999
-    epsilon: float = 1e-8
-
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        """The averages m and v as in Adam, the largest v, and the row's step count."""
-        return self.with_count(Slot("m"), Slot("v"), Slot("v_max"))
+    name = "amsgrad"
+    averages = (Slot("m"), Slot("v"), Slot("v_max"))
 
     @staticmethod
     def formula(
@@ -197,15 +144,7 @@ class AMSGrad(WeightDecayed, EpsilonPlaced):
         rate = rounded(learning_rate / (1 - power(beta_1, t)), g)
         root = rounded(sqrt(1 - power(beta_2, t)), g)
         small = where_positive(epsilon_hat, epsilon / root, epsilon)
-        keep_m = rounded(beta_1, g)
-        take_m = rounded(1 - beta_1, g)
-        keep_v = rounded(beta_2, g)
-        take_v = rounded(1 - beta_2, g)
         for j in range(dim):
-            square = keep_v * v[j] + take_v * (g[j] * g[j])
-            v[j] = square
-            v_max[j] = larger(v_max[j], square)
-        for j in range(dim):
-            mean = keep_m * m[j] + take_m * g[j]
-            m[j] = mean
-            w[j] = w[j] - rate * mean / (sqrt(v_max[j]) / root + small)
+            most = larger(v_max[j], v[j])
+            v_max[j] = most
+            w[j] = w[j] - rate * m[j] / (sqrt(most) / root + small)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
+from kvemb.optimizers.adam_family import BiasCorrected
 from kvemb.optimizers.arithmetic import Count, Elements, Number, absolute, larger, power, rounded
-from kvemb.optimizers.base import Slot
-from kvemb.optimizers.bias_correction import BiasCorrected
+from kvemb.optimizers.base import Slot, number
 from kvemb.optimizers.weight_decay import WeightDecayed
 
 
@@ -23,29 +22,21 @@ class Adamax(WeightDecayed, BiasCorrected):
         u = max(beta_2 * u, abs(g) + epsilon)
         w -= learning_rate / (1 - beta_1 ** t) * m / u
 
-    A row has the slots `m`, the average of gradients, and `u`, a decaying maximum. With bias_correction="row" it also
-    has `steps`, one number, which is t. While a row is in no step, it does not move, and m and u do not decay.
+    A row has the slots `m`, the average of gradients, and `u`, a decaying maximum. While a row is in no step, it
+    does not move, and m and u do not decay.
 
     Defaults are PyTorch's. Keras and TensorFlow add epsilon in the division.
 
     Args:
         learning_rate: Step size. Default: 0.002.
-        beta_1: Decay rate of m, at most 0.999999. Default: 0.9.
         beta_2: Decay rate of u, at most 0.999999. Default: 0.999.
         epsilon: Added to the gradient's magnitude, so that nothing is divided by 0. Default: 1e-08.
     """
 
-    name: ClassVar[str] = "adamax"
+    name = "adamax"
+    averages = (Slot("m"), Slot("u"))
 
-    learning_rate: float = 0.002
-    beta_1: float = 0.9
-    beta_2: float = 0.999
-    epsilon: float = 1e-8
-
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        """The average m of gradients, the decaying maximum u, and the row's step count."""
-        return self.with_count(Slot("m"), Slot("u"))
+    learning_rate: float = number(0.002)
 
     @staticmethod
     def formula(

@@ -5,16 +5,16 @@ from __future__ import annotations
 import abc
 import inspect
 from collections.abc import Mapping
-from dataclasses import Field, FrozenInstanceError, dataclass, fields
+from dataclasses import FrozenInstanceError, dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from kvemb.checks.declared import Declared, accepts, arguments, as_json
+from kvemb.checks.numeric import as_float
 from kvemb.optimizers.clipping import clip_to_norm, clip_values
-from kvemb.optimizers.field_checks import check_fields
 from kvemb.optimizers.formula import Formula, Function, read, run
 from kvemb.rows.schema import SlotShape
-from kvemb.shared_docs import describe_inherited
 
 # The slot that counts a row's own steps.
 STEPS = "steps"
@@ -43,6 +43,11 @@ class Slot:
     initial: float = 0.0
 
 
+def number(default: float) -> Any:
+    """Declare a hyperparameter: a finite float, at least 0."""
+    return accepts(as_float, default, least=0)
+
+
 class _Signature:
     """The arguments of a class, which are those of its __init__; documentation would show those of __new__."""
 
@@ -52,7 +57,7 @@ class _Signature:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Optimizer(abc.ABC):
+class Optimizer(Declared, abc.ABC):
     """The base of all optimizers: frozen hyperparameters, the slots in a row, and the formula of a step.
 
     A step uses the sum of a key's gradients. It changes only the rows of the call: all other rows keep their embeddings
@@ -65,10 +70,10 @@ class Optimizer(abc.ABC):
     In the formulas of the subclasses, w is a row's embedding, g is its gradient, and dim is the number of their
     elements. Slots have dim elements unless said otherwise.
 
-    To add an optimizer to kvemb, define its fields, of which one must be learning_rate (`kvemb migrate` sets it), and
-    these members:
+    To add an optimizer to kvemb, define its fields with `number` or `accepts`, of which one must be learning_rate
+    (`kvemb migrate` sets it), and these members:
 
-    - `name`: its name on disk; do not rename.
+    - `name`: its name on disk; do not rename. `slots`: a tuple, or a property if they depend on its fields.
     - `formula`: one step on one row, in place, as described in kvemb.optimizers.formula. It is written once: kernels
       are generated from it, and NumPy runs it as it is.
     - `match`: a formula that sets the slots that depend on the embedding. It is used for a row whose embedding was set
@@ -91,13 +96,8 @@ class Optimizer(abc.ABC):
     match: ClassVar[Function | None] = None
     __signature__: ClassVar[_Signature] = _Signature()
 
-    clip_value: float | None = None
-    clip_norm: float | None = None
-
-    def __init_subclass__(cls, **arguments: Any) -> None:
-        """Describe inherited arguments in the docstring of each subclass."""
-        super().__init_subclass__(**arguments)
-        describe_inherited(cls)
+    clip_value: float | None = accepts(as_float, None, above=0)
+    clip_norm: float | None = accepts(as_float, None, above=0)
 
     def __new__(cls, *_args: Any, **arguments: Any) -> Self:
         """Make an optimizer. Raises TypeError for a name that torch.optim or FBGEMM has, and says the one here."""
@@ -109,7 +109,7 @@ class Optimizer(abc.ABC):
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         # Not inherited: @dataclass(frozen=True) gives each class its own, with an error that does not say what to do.
         if type(self).__setattr__ is not _refuse:
             type(self).__setattr__ = _refuse  # type: ignore[method-assign, assignment]
@@ -237,17 +237,13 @@ class Optimizer(abc.ABC):
         Returns:
             A dict of "name" and the fields. Floats are kept exactly.
         """
-        return {"name": self.name, **{field.name: getattr(self, field.name) for field in self._fields()}}
+        return as_json(self, "name", self.name)
 
     def __repr__(self) -> str:
         """Return the call that makes it, without keyword options that have their defaults."""
-        told = ((field.name, getattr(self, field.name), field) for field in self._fields())
+        told = ((field.name, getattr(self, field.name), field) for field in arguments(self))
         parts = [f"{name}={value!r}" for name, value, field in told if not field.kw_only or value != field.default]
         return f"{type(self).__name__}({', '.join(parts)})"
-
-    def _fields(self) -> list[Field[Any]]:
-        """Return the fields in the order of the arguments."""
-        return sorted(fields(self), key=lambda field: field.kw_only is True)
 
 
 def _refuse(self: Optimizer, name: str, value: object) -> None:

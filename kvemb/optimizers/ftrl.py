@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
+from kvemb.checks.declared import accepts
+from kvemb.checks.numeric import as_float
 from kvemb.optimizers.arithmetic import Elements, Number, larger, root_power, rounded, smaller, sqrt, where_positive
-from kvemb.optimizers.base import Optimizer, Slot
-from kvemb.optimizers.field_checks import check_above_zero
+from kvemb.optimizers.base import Optimizer, Slot, number
 from kvemb.optimizers.formula import Function
 
 
@@ -41,17 +41,13 @@ class Ftrl(Optimizer):
         l2_regularization_strength: Shrinks w towards 0. Default: 0.0.
     """
 
-    name: ClassVar[str] = "ftrl"
+    name = "ftrl"
 
-    learning_rate: float = 0.001
-    learning_rate_power: float = -0.5
-    initial_accumulator_value: float = 0.1
-    l1_regularization_strength: float = 0.0
-    l2_regularization_strength: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_above_zero(self, "learning_rate", "Ftrl divides by it")
+    learning_rate: float = accepts(as_float, 0.001, above=0, hint="Ftrl divides by it")
+    learning_rate_power: float = accepts(as_float, -0.5, most=0)
+    initial_accumulator_value: float = number(0.1)
+    l1_regularization_strength: float = number(0.0)
+    l2_regularization_strength: float = number(0.0)
 
     @property
     def slots(self) -> tuple[Slot, ...]:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
+from kvemb.optimizers.adam_family import OfMoments
 from kvemb.optimizers.arithmetic import Count, Elements, Number, power, rounded, sqrt, sum_of_squares, where_positive
-from kvemb.optimizers.base import Slot
-from kvemb.optimizers.bias_correction import BiasCorrected
+from kvemb.optimizers.base import number
 
 
 @dataclass(frozen=True, repr=False)
-class LAMB(BiasCorrected):
+class LAMB(OfMoments):
     """LAMB with the norms of each row, as FBGEMM has it (You and others, ICLR 2020).
 
     Step t::
@@ -23,33 +22,23 @@ class LAMB(BiasCorrected):
         r = (m / (1 - beta_1 ** t)) / (sqrt(v / (1 - beta_2 ** t)) + epsilon) + weight_decay * w
         w -= learning_rate * norm(w) / norm(r) * r
 
-    A row has the slots `m` and `v`, the averages of gradients and of their squares. With bias_correction="row" it also
-    has `steps`, one number, which is t. While a row is in no step, it does not move, and m and v do not decay.
+    A row has the slots `m` and `v`, the averages of gradients and of their squares. While a row is in no step, it does
+    not move, and m and v do not decay.
 
     The ratio of norms is 1 if one of them is 0, as in Keras; otherwise a row of zeros would never change. FBGEMM lacks
     this guard. Keras' norms are those of the whole tensor. Defaults are Keras'; FBGEMM's epsilon is 1e-8.
 
     Args:
         learning_rate: Step size, relative to the row's norm. Default: 0.001.
-        beta_1: Decay rate of m, at most 0.999999. Default: 0.9.
-        beta_2: Decay rate of v, at most 0.999999. Default: 0.999.
         epsilon: Added to the corrected root, so that nothing is divided by 0. Default: 1e-07.
         weight_decay: The strength of weight decay, which is part of r. It acts only on the rows of a step. Default:
             0.0.
     """
 
-    name: ClassVar[str] = "lamb"
+    name = "lamb"
 
-    learning_rate: float = 0.001
-    beta_1: float = 0.9
-    beta_2: float = 0.999
-    epsilon: float = 1e-7
-    weight_decay: float = 0.0
-
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        """The averages m of gradients and v of their squares, and the row's step count."""
-        return self.with_count(Slot("m"), Slot("v"))
+    epsilon: float = number(1e-7)
+    weight_decay: float = number(0.0)
 
     @staticmethod
     def formula(
@@ -68,16 +57,8 @@ class LAMB(BiasCorrected):
         """See Optimizer. g becomes r."""
         full = rounded(1 / (1 - power(beta_1, t)), g)
         root = rounded(sqrt(1 - power(beta_2, t)), g)
-        keep_m = rounded(beta_1, g)
-        take_m = rounded(1 - beta_1, g)
-        keep_v = rounded(beta_2, g)
-        take_v = rounded(1 - beta_2, g)
         for j in range(dim):
-            mean = keep_m * m[j] + take_m * g[j]
-            square = keep_v * v[j] + take_v * (g[j] * g[j])
-            m[j] = mean
-            v[j] = square
-            g[j] = full * mean / (sqrt(square) / root + epsilon) + weight_decay * w[j]
+            g[j] = full * m[j] / (sqrt(v[j]) / root + epsilon) + weight_decay * w[j]
         of_w = sqrt(sum_of_squares(w))
         of_r = sqrt(sum_of_squares(g))
         rate = rounded(learning_rate * where_positive(of_w, where_positive(of_r, of_w / of_r, 1), 1), g)

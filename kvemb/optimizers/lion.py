@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from kvemb.optimizers.arithmetic import Elements, rounded, where_positive
-from kvemb.optimizers.base import Optimizer, Slot
+from kvemb.optimizers.base import Optimizer, Slot, number
 
 
 @dataclass(frozen=True, repr=False)
@@ -32,17 +31,13 @@ class Lion(Optimizer):
         weight_decay: The strength of weight decay. It acts only on the rows of a step. Default: 0.0.
     """
 
-    name: ClassVar[str] = "lion"
+    name = "lion"
+    slots = (Slot("m"),)
 
-    learning_rate: float = 0.001
-    beta_1: float = 0.9
-    beta_2: float = 0.99
-    weight_decay: float = 0.0
-
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        """The average m of gradients."""
-        return (Slot("m"),)
+    learning_rate: float = number(0.001)
+    beta_1: float = number(0.9)
+    beta_2: float = number(0.99)
+    weight_decay: float = number(0.0)
 
     @staticmethod
     def formula(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar
 
 import numpy as np
 
+from kvemb.optimizers.adam_family import OfMoments
 from kvemb.optimizers.arithmetic import Count, Elements, Number, Table, entry, power, root_power, rounded, sqrt
-from kvemb.optimizers.base import Slot
-from kvemb.optimizers.bias_correction import BiasCorrected
+from kvemb.optimizers.base import number
 from kvemb.optimizers.weight_decay import WeightDecayed
 
 # A product below this, or a factor this close to 1, has no effect on the float64 results.
@@ -19,7 +18,7 @@ _BLOCK = 4096
 
 
 @dataclass(frozen=True, repr=False)
-class NAdam(WeightDecayed, BiasCorrected):
+class NAdam(WeightDecayed, OfMoments):
     """NAdam as torch.optim.NAdam has it (Dozat, ICLR 2016 workshop).
 
     Step t, where mu(t) = beta_1 * (1 - 0.5 * 0.96 ** (t * momentum_decay)), and p(t) is the product of mu(1) to mu(t)::
@@ -29,31 +28,21 @@ class NAdam(WeightDecayed, BiasCorrected):
         d = sqrt(v / (1 - beta_2 ** t)) + epsilon
         w -= learning_rate * ((1 - mu(t)) / (1 - p(t)) * g / d + mu(t + 1) / (1 - p(t + 1)) * m / d)
 
-    A row has the slots `m` and `v`, the averages of gradients and of their squares. With bias_correction="row" it also
-    has `steps`, one number, which is t. While a row is in no step, it does not move, and m and v do not decay.
+    A row has the slots `m` and `v`, the averages of gradients and of their squares. While a row is in no step, it does
+    not move, and m and v do not decay.
 
     Defaults are PyTorch's. Keras' Nadam has a momentum_decay of 1.
 
     Args:
         learning_rate: Step size. Default: 0.002.
-        beta_1: Decay rate of m, at most 0.999999. Default: 0.9.
-        beta_2: Decay rate of v, at most 0.999999. Default: 0.999.
         epsilon: Added to the corrected root, so that nothing is divided by 0. Default: 1e-08.
         momentum_decay: How fast mu(t) grows from beta_1 / 2 towards beta_1. Default: 0.004.
     """
 
-    name: ClassVar[str] = "nadam"
+    name = "nadam"
 
-    learning_rate: float = 0.002
-    beta_1: float = 0.9
-    beta_2: float = 0.999
-    epsilon: float = 1e-8
-    momentum_decay: float = 0.004
-
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        """The averages m of gradients and v of their squares, and the row's step count."""
-        return self.with_count(Slot("m"), Slot("v"))
+    learning_rate: float = number(0.002)
+    momentum_decay: float = number(0.004)
 
     @property
     def fading(self) -> float:
@@ -87,16 +76,8 @@ class NAdam(WeightDecayed, BiasCorrected):
         rate_g = rounded(learning_rate * (1 - mu) / (1 - product), g)
         rate_m = rounded(learning_rate * mu_next / (1 - product * mu_next), g)
         root = rounded(sqrt(1 - power(beta_2, t)), g)
-        keep_m = rounded(beta_1, g)
-        take_m = rounded(1 - beta_1, g)
-        keep_v = rounded(beta_2, g)
-        take_v = rounded(1 - beta_2, g)
         for j in range(dim):
-            mean = keep_m * m[j] + take_m * g[j]
-            square = keep_v * v[j] + take_v * (g[j] * g[j])
-            m[j] = mean
-            v[j] = square
-            w[j] = w[j] - (rate_g * g[j] + rate_m * mean) / (sqrt(square) / root + epsilon)
+            w[j] = w[j] - (rate_g * g[j] + rate_m * m[j]) / (sqrt(v[j]) / root + epsilon)
 
 
 @cache

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
+from kvemb.optimizers.adam_family import BiasCorrected
 from kvemb.optimizers.arithmetic import Count, Elements, power, rounded, sqrt, sum_of_squares
-from kvemb.optimizers.base import Slot
-from kvemb.optimizers.bias_correction import BiasCorrected
+from kvemb.optimizers.base import Slot, number
 
 
 @dataclass(frozen=True, repr=False)
@@ -24,32 +23,22 @@ class PartialRowWiseAdam(BiasCorrected):
         w -= learning_rate * (r + weight_decay * w)
 
     A row has the slots `m`, the average of gradients, and `v`, one number: the average of the row's mean squared
-    gradient. With bias_correction="row" it also has `steps`, one number, which is t. While a row is in no step, it
-    neither moves nor decays.
+    gradient. While a row is in no step, it neither moves nor decays.
 
     Defaults are FBGEMM's, which counts steps as bias_correction="global" does.
 
     Args:
         learning_rate: Step size. Default: 0.01.
-        beta_1: Decay rate of m, at most 0.999999. Default: 0.9.
-        beta_2: Decay rate of v, at most 0.999999. Default: 0.999.
         epsilon: Added to the corrected root, so that nothing is divided by 0. Default: 1e-08.
         weight_decay: The strength of weight decay, which is decoupled. It acts only on the rows of a step. Default:
             0.0.
     """
 
-    name: ClassVar[str] = "partial_row_wise_adam"
+    name = "partial_row_wise_adam"
+    averages = (Slot("m"), Slot("v", 1))
 
-    learning_rate: float = 0.01
-    beta_1: float = 0.9
-    beta_2: float = 0.999
-    epsilon: float = 1e-8
-    weight_decay: float = 0.0
-
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        """The average m of gradients, v (one number), and the row's step count."""
-        return self.with_count(Slot("m"), Slot("v", 1))
+    learning_rate: float = number(0.01)
+    weight_decay: float = number(0.0)
 
     @staticmethod
     def formula(

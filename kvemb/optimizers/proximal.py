@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
+from kvemb.checks.declared import accepts
+from kvemb.checks.numeric import as_float
 from kvemb.optimizers.arithmetic import Elements, Number, absolute, larger, sqrt, where_positive
-from kvemb.optimizers.base import Optimizer, Slot
-from kvemb.optimizers.field_checks import check_above_zero
+from kvemb.optimizers.base import Optimizer, Slot, number
 
 
 @dataclass(frozen=True, repr=False)
@@ -28,16 +28,12 @@ class ProximalSGD(Optimizer):
         l2_regularization_strength: Divides each element by 1 + learning_rate times this. Default: 0.0.
     """
 
-    name: ClassVar[str] = "proximal_sgd"
+    name = "proximal_sgd"
+    slots = ()
 
-    learning_rate: float = 0.01
-    l1_regularization_strength: float = 0.0
-    l2_regularization_strength: float = 0.0
-
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        """No slots."""
-        return ()
+    learning_rate: float = number(0.01)
+    l1_regularization_strength: float = number(0.0)
+    l2_regularization_strength: float = number(0.0)
 
     @staticmethod
     def formula(
@@ -80,16 +76,14 @@ class ProximalAdagrad(Optimizer):
         l2_regularization_strength: Divides each element by 1 + rate times this. Default: 0.0.
     """
 
-    name: ClassVar[str] = "proximal_adagrad"
+    name = "proximal_adagrad"
 
-    learning_rate: float = 0.01
-    initial_accumulator_value: float = 0.1
-    l1_regularization_strength: float = 0.0
-    l2_regularization_strength: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_above_zero(self, "initial_accumulator_value", "elements without a gradient would be divided by it")
+    learning_rate: float = number(0.01)
+    initial_accumulator_value: float = accepts(
+        as_float, 0.1, above=0, hint="elements without a gradient would be divided by it"
+    )
+    l1_regularization_strength: float = number(0.0)
+    l2_regularization_strength: float = number(0.0)
 
     @property
     def slots(self) -> tuple[Slot, ...]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
+from kvemb.checks.declared import accepts
+from kvemb.checks.numeric import as_bool
 from kvemb.optimizers.arithmetic import Elements, Number, larger, rounded, sqrt
-from kvemb.optimizers.base import Slot
+from kvemb.optimizers.base import Slot, number
 from kvemb.optimizers.formula import Function
 from kvemb.optimizers.sgd import SGD, Momentum
 from kvemb.optimizers.weight_decay import WeightDecayed
@@ -48,13 +49,13 @@ class RMSProp(WeightDecayed):
         centered: Whether to divide by the root of the gradients' variance instead of their mean square. Default: False.
     """
 
-    name: ClassVar[str] = "rmsprop"
+    name = "rmsprop"
 
-    learning_rate: float = 0.01
-    rho: float = 0.99
-    epsilon: float = 1e-8
-    momentum: float = 0.0
-    centered: bool = False
+    learning_rate: float = number(0.01)
+    rho: float = number(0.99)
+    epsilon: float = number(1e-8)
+    momentum: float = number(0.0)
+    centered: bool = accepts(as_bool, False)
 
     @property
     def slots(self) -> tuple[Slot, ...]:

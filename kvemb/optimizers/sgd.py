@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from kvemb.optimizers.arithmetic import Elements, Number
-from kvemb.optimizers.base import Slot
+from kvemb.optimizers.base import Slot, number
 from kvemb.optimizers.weight_decay import WeightDecayed
 
 
@@ -24,14 +23,10 @@ class SGD(WeightDecayed):
         learning_rate: Step size. Default: 0.001.
     """
 
-    name: ClassVar[str] = "sgd"
+    name = "sgd"
+    slots = ()
 
-    learning_rate: float = 0.001
-
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        """No slots."""
-        return ()
+    learning_rate: float = number(0.001)
 
     @staticmethod
     def formula(dim: int, w: Elements, g: Elements, learning_rate: Number) -> None:
@@ -59,15 +54,11 @@ class Momentum(WeightDecayed):
         momentum: The share of the velocity that each step keeps. Default: 0.9.
     """
 
-    name: ClassVar[str] = "momentum"
+    name = "momentum"
+    slots = (Slot("velocity"),)
 
-    learning_rate: float = 0.001
-    momentum: float = 0.9
-
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        """The velocity, as wide as the embedding."""
-        return (Slot("velocity"),)
+    learning_rate: float = number(0.001)
+    momentum: float = number(0.9)
 
     @staticmethod
     def formula(
@@ -99,15 +90,11 @@ class Nesterov(WeightDecayed):
         momentum: The share of the velocity that each step keeps. Default: 0.9.
     """
 
-    name: ClassVar[str] = "nesterov"
+    name = "nesterov"
+    slots = (Slot("velocity"),)
 
-    learning_rate: float = 0.001
-    momentum: float = 0.9
-
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        """The velocity, as wide as the embedding."""
-        return (Slot("velocity"),)
+    learning_rate: float = number(0.001)
+    momentum: float = number(0.9)
 
     @staticmethod
     def formula(

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvemb.checks.declared import accepts
+from kvemb.checks.numeric import as_bool
 from kvemb.optimizers.arithmetic import Elements, Number, rounded
-from kvemb.optimizers.base import Optimizer
+from kvemb.optimizers.base import Optimizer, number
 from kvemb.optimizers.formula import Function
 
 
@@ -35,8 +37,8 @@ class WeightDecayed(Optimizer):
             the step, like torch.optim.AdamW. Default: False.
     """
 
-    weight_decay: float = 0.0
-    decoupled: bool = False
+    weight_decay: float = number(0.0)
+    decoupled: bool = accepts(as_bool, False)
 
     def decay_formulas(self) -> tuple[Function, ...]:
         """See Optimizer."""

@@ -9,14 +9,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from kvemb.checks.brief import brief
-from kvemb.errors import UnsupportedFormat
+from kvemb.checks.declared import from_json
+from kvemb.checks.numeric import as_choice
 from kvemb.restrict.admission import Admission
 from kvemb.restrict.epochs import EpochFrequencyRestrictPolicy, EpochTimestampRestrictPolicy
 from kvemb.restrict.frequency import FrequencyRestrictPolicy
 from kvemb.restrict.missing import MissingPolicy
 from kvemb.restrict.norm import NormRestrictPolicy
-from kvemb.restrict.policy import Counts, RestrictPolicy, ScoredRows, ScoreRule, Scores, check_clock
+from kvemb.restrict.policy import CLOCKS, Counts, RestrictPolicy, ScoredRows, ScoreRule, Scores
 from kvemb.restrict.time_to_live import TimeToLiveRestrictPolicy
 from kvemb.restrict.timestamp import TimestampRestrictPolicy
 
@@ -81,7 +81,7 @@ def as_policy(spec: Any) -> RestrictPolicy | None:
         )
     if type(policy).score is RestrictPolicy.score:
         raise TypeError(f"restrict_policy {type(policy).__name__} must define score(self, old_score, count, now)")
-    check_clock(policy)
+    as_choice(policy.clock, f"{type(policy).__name__} clock", among=CLOCKS)
     if math.isnan(policy.initial_score):
         raise ValueError(f"{type(policy).__name__} initial_score must be a number, got NaN; -inf and inf are allowed")
     return policy
@@ -101,19 +101,9 @@ def policy_from_json(data: Mapping[str, Any] | None) -> RestrictPolicy | None:
     """
     if data is None:
         return None
-    kind = data.get("kind") if isinstance(data, Mapping) else None
-    if kind == "custom" and isinstance(data.get("class"), str) and len(data) == 2:
+    if isinstance(data, Mapping) and data.get("kind") == "custom" and len(data) == 2 and type(data.get("class")) is str:
         return MissingPolicy(data["class"])
-    found = _KINDS.get(kind) if isinstance(kind, str) else None
-    if found is None:
-        raise UnsupportedFormat(
-            f"restrict policy must be of kind {', '.join(_KINDS)} or custom, got {brief(data)}; "
-            "use the kvemb that wrote it"
-        )
-    try:
-        return found(**{name: value for name, value in data.items() if name != "kind"})
-    except (TypeError, ValueError) as error:
-        raise UnsupportedFormat(f"restrict policy {brief(data)} cannot be read: {error}") from error
+    return from_json(data, "kind", _KINDS, "restrict policy")
 
 
 def policy_class_name(policy: RestrictPolicy | Mapping[str, Any] | None) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvemb.checks.declared import Declared, accepts
 from kvemb.checks.numeric import as_int
 from kvemb.checks.ranges import MAX_BUDGET_BYTES
 
@@ -11,7 +12,7 @@ MAX_SIGHTINGS = 255
 
 
 @dataclass(frozen=True)
-class Admission:
+class Admission(Declared):
     """Only keys that training has seen often enough get a row.
 
     apply_gradients creates the row of a missing key only at its n-th sighting, where n is `sightings`. Until then the
@@ -57,10 +58,5 @@ class Admission:
         1
     """
 
-    sightings: int
-    memory_bytes: int = 1 << 20
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sightings", as_int(self.sightings, "Admission sightings", 1, MAX_SIGHTINGS))
-        most = MAX_BUDGET_BYTES
-        object.__setattr__(self, "memory_bytes", as_int(self.memory_bytes, "Admission memory_bytes", 1024, most))
+    sightings: int = accepts(as_int, least=1, most=MAX_SIGHTINGS)
+    memory_bytes: int = accepts(as_int, 1 << 20, least=1024, most=MAX_BUDGET_BYTES)

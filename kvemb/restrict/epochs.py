@@ -6,7 +6,6 @@ Like HierarchicalKV's kEpochLru and kEpochLfu (NVIDIA, Apache License 2.0): the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import numpy as np
 
@@ -52,15 +51,11 @@ class EpochTimestampRestrictPolicy(_Epochs):
     The time of a use is the number of calls that recorded uses, which stops increasing at 2**32.
     """
 
-    kind: ClassVar[str] = "epoch_timestamp"
+    kind = "epoch_timestamp"
 
     def score(self, old_score: Scores, count: Counts, now: float) -> Scores:
         """Return epoch * 2**32 + now for every row."""
         return np.full_like(old_score, self.epoch * _REST + min(now, _REST - 1))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the kind; of a subclass, its class by name."""
-        return {"kind": self.kind} if type(self) is EpochTimestampRestrictPolicy else super().to_json()
 
 
 @dataclass(frozen=True)
@@ -70,13 +65,9 @@ class EpochFrequencyRestrictPolicy(_Epochs):
     Uses count up to 2**32 - 1. Every occurrence counts.
     """
 
-    kind: ClassVar[str] = "epoch_frequency"
+    kind = "epoch_frequency"
 
     def score(self, old_score: Scores, count: Counts, now: float) -> Scores:
         """Return epoch * 2**32 + uses."""
         uses: Scores = np.minimum(old_score % _REST + count, _REST - 1)
         return self.epoch * _REST + uses
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the kind; of a subclass, its class by name."""
-        return {"kind": self.kind} if type(self) is EpochFrequencyRestrictPolicy else super().to_json()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import numbers
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import numpy as np
 
-from kvemb.checks.brief import brief
+from kvemb.checks.declared import accepts
+from kvemb.checks.numeric import as_float
 from kvemb.restrict.policy import Counts, RestrictPolicy, ScoreRule, Scores
 
 
@@ -38,24 +37,15 @@ class FrequencyRestrictPolicy(RestrictPolicy):
         ValueError: half_life is not finite, or not above 0.
     """
 
-    kind: ClassVar[str] = "frequency"
+    kind = "frequency"
+    _rule = ScoreRule.COUNT
 
-    half_life: float | None = None
+    half_life: float | None = accepts(as_float, None, above=0)
 
     def __post_init__(self) -> None:
-        given = self.half_life
-        if given is None:
-            return
-        if isinstance(given, (bool, np.bool_)) or not isinstance(given, numbers.Real):
-            raise TypeError(f"FrequencyRestrictPolicy half_life must be None or a number of steps, got {brief(given)}")
-        try:
-            steps = float(given)
-        except OverflowError:
-            steps = math.inf
-        if not 0 < steps < math.inf:
-            raise ValueError(f"FrequencyRestrictPolicy half_life must be finite and above 0, got {brief(given)}")
-        object.__setattr__(self, "half_life", steps)
-        object.__setattr__(self, "initial_score", -math.inf)
+        super().__post_init__()
+        if self.half_life is not None:
+            object.__setattr__(self, "initial_score", -math.inf)
 
     def score(self, old_score: Scores, count: Counts, now: float) -> Scores:
         """Return old_score + count, or with a half-life log2(2**old_score + count * 2**(now / half_life))."""
@@ -64,15 +54,3 @@ class FrequencyRestrictPolicy(RestrictPolicy):
         # logaddexp2 is max + log2(1 + 2**(min - max)), which does not overflow, however large now is.
         scores: Scores = np.logaddexp2(old_score, np.log2(count) + now / self.half_life)
         return scores
-
-    @property
-    def rule(self) -> ScoreRule:
-        """COUNT without a half-life, unless a subclass overrides score or initial_score; else CUSTOM."""
-        plain = self.half_life is None and self.initial_score == 0.0
-        return ScoreRule.COUNT if plain and type(self).score is FrequencyRestrictPolicy.score else ScoreRule.CUSTOM
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the kind and the half-life; for a subclass, the name of its class."""
-        if type(self) is not FrequencyRestrictPolicy:
-            return super().to_json()
-        return {"kind": self.kind, "half_life": self.half_life}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,24 +19,15 @@ class NormRestrictPolicy(RestrictPolicy):
     uses. Norms are calculated in float64 when the variable is restricted. A row with NaN is removed first.
     """
 
-    kind: ClassVar[str] = "norm"
+    kind = "norm"
+    _rule = ScoreRule.COUNT
 
     def score(self, old_score: Scores, count: Counts, now: float) -> Scores:
         """Return old_score + count."""
         return old_score + count
-
-    @property
-    def rule(self) -> ScoreRule:
-        """COUNT, unless a subclass overrides score or initial_score."""
-        plain = self.initial_score == 0.0 and type(self).score is NormRestrictPolicy.score
-        return ScoreRule.COUNT if plain else ScoreRule.CUSTOM
 
     def ranking(self, scores: Scores, values: npt.NDArray[Any]) -> Scores:
         """Return the L2 norm of each row."""
         wide = values.astype(np.float64)
         norms: Scores = np.sqrt(np.einsum("ij,ij->i", wide, wide))
         return np.where(np.isnan(norms), -np.inf, norms)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the kind; for a subclass, the name of its class."""
-        return {"kind": self.kind} if type(self) is NormRestrictPolicy else super().to_json()

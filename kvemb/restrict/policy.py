@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from kvemb.checks.declared import Declared, as_json
 from kvemb.checks.numeric import as_int
 from kvemb.checks.ranges import MAX_ROWS
 from kvemb.handle import Handle, inside
@@ -51,7 +52,7 @@ class ScoredRows(Protocol):
         """Return the scores of keys, of keys.shape."""
 
 
-class RestrictPolicy:
+class RestrictPolicy(Declared):
     """The base of every policy: it turns the uses of a row into a score, and rows with higher scores survive.
 
     To define a policy, subclass it and override `score`. A row is used when it is created, and at each occurrence in a
@@ -104,8 +105,10 @@ class RestrictPolicy:
 
     @property
     def rule(self) -> ScoreRule:
-        """The rule by which the hot table may compute this score itself."""
-        return ScoreRule.CUSTOM
+        """The rule by which the hot table may compute this score itself: that of the class that defines `score`."""
+        scoring = next(kind for kind in type(self).__mro__ if "score" in vars(kind))
+        plain = self.initial_score == 0
+        return vars(scoring).get("_rule", ScoreRule.CUSTOM) if plain else ScoreRule.CUSTOM
 
     def now(self, step: int) -> float:
         """Return the time of a use in this step.
@@ -268,14 +271,7 @@ class RestrictPolicy:
         Returns:
             A dict of "kind", and a built-in policy's parameters or the name of a user-defined class.
         """
-        return {"kind": "custom", "class": _qualified_name(type(self))}
-
-
-def _qualified_name(of: type) -> str:
-    return f"{of.__module__}.{of.__qualname__}"
-
-
-def check_clock(policy: RestrictPolicy) -> None:
-    """Raise ValueError for an unknown clock."""
-    if policy.clock not in CLOCKS:
-        raise ValueError(f"{type(policy).__name__} clock must be 'seconds' or 'steps', got {policy.clock!r}")
+        made = type(self)
+        if made.__module__.startswith(f"{__package__}."):
+            return as_json(self, "kind", self.kind)
+        return {"kind": "custom", "class": f"{made.__module__}.{made.__qualname__}"}

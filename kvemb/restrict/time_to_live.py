@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar
 
-from kvemb.checks.numeric import as_number
-from kvemb.restrict.policy import ScoreRule
+from kvemb.checks.declared import accepts
+from kvemb.checks.numeric import as_choice, as_float
+from kvemb.restrict.policy import CLOCKS
 from kvemb.restrict.timestamp import TimestampRestrictPolicy
 
 
@@ -26,32 +26,12 @@ class TimeToLiveRestrictPolicy(TimestampRestrictPolicy):
         ValueError: ttl is not finite, not above 0, or clock is unknown.
     """
 
-    kind: ClassVar[str] = "time_to_live"
+    kind = "time_to_live"
 
-    ttl: float = 30 * 86_400.0
+    ttl: float = accepts(as_float, 30 * 86_400.0, above=0, hint="a day has 86400 seconds")
     _: KW_ONLY
-    clock: str = "seconds"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.ttl, str):
-            raise TypeError(f"TimeToLiveRestrictPolicy ttl must be a number, such as 86400 for a day, got {self.ttl!r}")
-        ttl = float(as_number(self.ttl, "TimeToLiveRestrictPolicy ttl"))
-        if not 0 < ttl < float("inf"):
-            raise ValueError(f"TimeToLiveRestrictPolicy ttl must be finite and above 0, got {self.ttl}")
-        object.__setattr__(self, "ttl", ttl)
-
-    @property
-    def rule(self) -> ScoreRule:
-        """LAST_USE, unless a subclass overrides score."""
-        return ScoreRule.LAST_USE if type(self).score is TimestampRestrictPolicy.score else ScoreRule.CUSTOM
+    clock: str = accepts(as_choice, "seconds", among=CLOCKS)
 
     def min_score(self, now: float) -> float:
         """Return now - ttl: rows whose last use was before that have expired."""
         return now - self.ttl
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the kind, the clock and the ttl; for a subclass, the name of its class."""
-        if type(self) is not TimeToLiveRestrictPolicy:
-            return super().to_json()
-        return {"kind": self.kind, "clock": self.clock, "ttl": self.ttl}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import numpy as np
 
-from kvemb.restrict.policy import Counts, RestrictPolicy, ScoreRule, Scores, check_clock
+from kvemb.checks.declared import accepts
+from kvemb.checks.numeric import as_choice
+from kvemb.restrict.policy import CLOCKS, Counts, RestrictPolicy, ScoreRule, Scores
 
 
 @dataclass(frozen=True)
@@ -27,24 +28,11 @@ class TimestampRestrictPolicy(RestrictPolicy):
         ValueError: clock is unknown.
     """
 
-    kind: ClassVar[str] = "timestamp"
+    kind = "timestamp"
+    _rule = ScoreRule.LAST_USE
 
-    clock: str = "seconds"
-
-    def __post_init__(self) -> None:
-        check_clock(self)
+    clock: str = accepts(as_choice, "seconds", among=CLOCKS)
 
     def score(self, old_score: Scores, count: Counts, now: float) -> Scores:
         """Return `now` for every row, or its old score if that is higher."""
         return np.maximum(old_score, now)
-
-    @property
-    def rule(self) -> ScoreRule:
-        """LAST_USE, unless a subclass overrides score."""
-        return ScoreRule.LAST_USE if type(self).score is TimestampRestrictPolicy.score else ScoreRule.CUSTOM
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the kind and the clock; for a subclass, the name of its class."""
-        if type(self) is not TimestampRestrictPolicy:
-            return super().to_json()
-        return {"kind": self.kind, "clock": self.clock}

@@ -260,7 +260,7 @@ def test_a_learning_rate_is_given_or_the_default_and_is_told(store, tmp_path):
         "none:1": "such as sgd:0.1, got 'none:1'",
         "adamx:1": "--optimizer must be none, sgd, momentum, .*, lion, got 'adamx'",
         "adam:0.1,speed=2": "--optimizer adam has no parameter 'speed'; it has .*beta_1",
-        "adam:beta_1=2": "--optimizer adam:beta_1=2: Adam beta_1 must be at most 0.999999",
+        "adam:beta_1=2": "--optimizer adam:beta_1=2: Adam beta_1 must be finite and at least 0 and at most 0.999999",
         "adam:bias_correction=each": "bias_correction must be 'row' or 'global', got 'each'",
         "adagrad:clip_norm=none": "has the optimizer adagrad:clip_norm=none already",
     }.items():
