@@ -11,7 +11,6 @@ from kvemb.checks.declared import accepts
 from kvemb.checks.numeric import as_choice, as_float
 from kvemb.optimizers.arithmetic import Elements, rounded
 from kvemb.optimizers.base import STEPS, Optimizer, Slot, number
-from kvemb.optimizers.formula import Function
 
 MAX_BETA = 0.999999
 
@@ -37,7 +36,7 @@ class BiasCorrected(Optimizer):
             late is (1 - beta_1) / sqrt(1 - beta_2) times learning_rate: 3.16 times with the defaults. Default: 'row'.
     """
 
-    averages: ClassVar[tuple[Slot, ...]]
+    averages: ClassVar[tuple[Slot, ...]] = (Slot("m"), Slot("v"))
 
     learning_rate: float = number(0.001)
     beta_1: float = accepts(as_float, 0.9, least=0, most=MAX_BETA)
@@ -60,7 +59,7 @@ class BiasCorrected(Optimizer):
 def average(
     dim: int, w: Elements, g: Elements, m: Elements, v: Elements, beta_1: np.float64, beta_2: np.float64
 ) -> None:
-    """Take the gradient into the averages m of gradients and v of their squares."""
+    """Take the gradient into the averages m and v, before the formula of an optimizer that need not be in one loop."""
     keep_m = rounded(beta_1, g)
     take_m = rounded(1 - beta_1, g)
     keep_v = rounded(beta_2, g)
@@ -68,14 +67,3 @@ def average(
     for j in range(dim):
         m[j] = keep_m * m[j] + take_m * g[j]
         v[j] = keep_v * v[j] + take_v * (g[j] * g[j])
-
-
-@dataclass(frozen=True, repr=False)
-class OfMoments(BiasCorrected):
-    """An optimizer with Adam's averages m and v, which `average` changes before the formula of the subclass."""
-
-    averages: ClassVar[tuple[Slot, ...]] = (Slot("m"), Slot("v"))
-
-    def own_formulas(self) -> tuple[Function, ...]:
-        """See Optimizer."""
-        return (average, self.formula)

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvemb.optimizers.adam_family import OfMoments
+from kvemb.optimizers.adam_family import BiasCorrected, average
 from kvemb.optimizers.arithmetic import Count, Elements, Number, power, rounded, sqrt, sum_of_squares, where_positive
 from kvemb.optimizers.base import number
+from kvemb.optimizers.formula import Function
 
 
 @dataclass(frozen=True, repr=False)
-class LAMB(OfMoments):
+class LAMB(BiasCorrected):
     """LAMB with the norms of each row, as FBGEMM has it (You and others, ICLR 2020).
 
     Step t::
@@ -39,6 +40,10 @@ class LAMB(OfMoments):
 
     epsilon: float = number(1e-7)
     weight_decay: float = number(0.0)
+
+    def own_formulas(self) -> tuple[Function, ...]:
+        """See Optimizer."""
+        return (average, self.formula)
 
     @staticmethod
     def formula(

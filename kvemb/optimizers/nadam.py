@@ -7,9 +7,10 @@ from functools import cache
 
 import numpy as np
 
-from kvemb.optimizers.adam_family import OfMoments
+from kvemb.optimizers.adam_family import BiasCorrected, average
 from kvemb.optimizers.arithmetic import Count, Elements, Number, Table, entry, power, root_power, rounded, sqrt
 from kvemb.optimizers.base import number
+from kvemb.optimizers.formula import Function
 from kvemb.optimizers.weight_decay import WeightDecayed
 
 # A product below this, or a factor this close to 1, has no effect on the float64 results.
@@ -18,7 +19,7 @@ _BLOCK = 4096
 
 
 @dataclass(frozen=True, repr=False)
-class NAdam(WeightDecayed, OfMoments):
+class NAdam(WeightDecayed, BiasCorrected):
     """NAdam as torch.optim.NAdam has it (Dozat, ICLR 2016 workshop).
 
     Step t, where mu(t) = beta_1 * (1 - 0.5 * 0.96 ** (t * momentum_decay)), and p(t) is the product of mu(1) to mu(t)::
@@ -53,6 +54,10 @@ class NAdam(WeightDecayed, OfMoments):
     def products(self) -> Table:
         """The product of 1 - 0.5 * fading ** i for i from 1 to t, at index t; the last one for all larger t."""
         return _products(self.fading)
+
+    def own_formulas(self) -> tuple[Function, ...]:
+        """See Optimizer."""
+        return (average, self.formula)
 
     @staticmethod
     def formula(
