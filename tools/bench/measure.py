@@ -8,10 +8,12 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -20,7 +22,9 @@ import kvemb
 Work = Callable[[int], object]
 # A process is idle if its CPU time in an interval of IDLE_SECONDS is below IDLE_SHARE of it.
 IDLE_SECONDS, IDLE_SHARE = 0.01, 0.2
+# OpenMP's threads, such as PyTorch's, spin for some ms after a side's work.
 REST_SECONDS = 0.03
+T = TypeVar("T")
 
 
 def seconds(work: Work, run: int) -> float:
@@ -37,26 +41,31 @@ class RunCost:
     wall: float
     cpu: float
 
+    def __add__(self, other: RunCost) -> RunCost:
+        return RunCost(self.wall + other.wall, self.cpu + other.cpu)
 
-def measure_alternately(sides: tuple[Work, ...], runs: int) -> tuple[list[RunCost], ...]:
-    """Return the cost of each side in each run. Each side is called with the run's number, from 0.
 
-    Pauses between two sides, as OpenMP's threads, such as PyTorch's, spin for some ms after their work.
-    """
-    taken: tuple[list[RunCost], ...] = tuple([] for _ in sides)
+def measure_alternately(sides: Sequence[Work], runs: int) -> tuple[list[RunCost], ...]:
+    """Return the cost of each side in each run. Each side is called with the run's number, from 0."""
+    return take_turns([partial(cost, side) for side in sides], runs)
+
+
+def cost(work: Work, run: int) -> RunCost:
+    """Return the cost of work(run)."""
+    time.sleep(REST_SECONDS)
+    before = time.process_time()
+    wall = seconds(work, run)
+    return RunCost(wall, time.process_time() - before)
+
+
+def take_turns(sides: Sequence[Callable[[int], T]], runs: int) -> tuple[list[T], ...]:
+    """Return what each side returned in each run. Each side is called with the run's number, from 0."""
+    taken: tuple[list[T], ...] = tuple([] for _ in sides)
     for run in range(runs):
         order = range(len(sides)) if run % 2 == 0 else reversed(range(len(sides)))
         for side in order:
-            time.sleep(REST_SECONDS)
-            before = time.process_time()
-            wall = seconds(sides[side], run)
-            taken[side].append(RunCost(wall, time.process_time() - before))
+            taken[side].append(sides[side](run))
     return taken
-
-
-def take_turns(sides: tuple[Work, ...], runs: int, rows_per_run: int) -> tuple[list[float], ...]:
-    """Return rows per second of each side in each run."""
-    return tuple([rows_per_run / each.wall for each in side] for side in measure_alternately(sides, runs))
 
 
 def until_idle() -> float:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from kvemb.tools.bench.measure import RunCost
 from kvemb.tools.screen import to_json
 
 
@@ -34,7 +35,10 @@ class Spread:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One comparison. bar: the required result, as text. met: whether it was reached; None without a bar."""
+    """One comparison. bar: the required result, as text. met: whether it was reached; None without a bar.
+
+    The methods return the line with a bar, or as it is if the bound is None.
+    """
 
     name: str
     unit: str
@@ -45,61 +49,82 @@ class Comparison:
     bar: str = ""
     met: bool | None = None
 
+    def at_least(self, bound: float | None) -> Comparison:
+        """Require of our median."""
+        return self._required("", "≥", self.ours, bound)
 
-def compare(
-    name: str, unit: str, ours: Sequence[float], peer_name: str, peer: Sequence[float], min_ratio: float | None = None
-) -> Comparison:
-    """Return the line of the ratios ours[i] / peer[i] of runs i; the bar is a ratio of at least min_ratio."""
+    def at_most(self, bound: float | None) -> Comparison:
+        """Require of our median."""
+        return self._required("", "≤", self.ours, bound)
+
+    def ratio_at_least(self, bound: float | None) -> Comparison:
+        """Require of the median ratio."""
+        return self._required("ratio ", "≥", self.ratio, bound)
+
+    def ratio_at_most(self, bound: float | None) -> Comparison:
+        """Require of the median ratio."""
+        return self._required("ratio ", "≤", self.ratio, bound)
+
+    def _required(self, what: str, sign: str, found: Spread | None, bound: float | None) -> Comparison:
+        if bound is None or found is None:
+            return self
+        met = found.median >= bound if sign == "≥" else found.median <= bound
+        return replace(self, bar=f"{what}{sign} {bound:,g}", met=met)
+
+
+def compare(name: str, unit: str, ours: Sequence[float], peer_name: str = "", peer: Sequence[float] = ()) -> Comparison:
+    """Return the line of the figures of all runs, and of the ratios ours[i] / peer[i] if there is a peer."""
+    if not peer:
+        return Comparison(name, unit, Spread.of(ours))
     ratio = Spread.of(a / b for a, b in zip(ours, peer, strict=True))
-    bar = "" if min_ratio is None else f"ratio ≥ {min_ratio:g}"
-    met = None if min_ratio is None else ratio.median >= min_ratio
-    return Comparison(name, unit, Spread.of(ours), peer_name, Spread.of(peer), ratio, bar, met)
+    return Comparison(name, unit, Spread.of(ours), peer_name, Spread.of(peer), ratio)
 
 
-def compare_cost(
-    name: str, unit: str, ours: Sequence[float], peer_name: str, peer: Sequence[float], max_ratio: float | None = None
-) -> Comparison:
-    """As compare(), for costs; the bar is a ratio of at most max_ratio."""
-    ratio = Spread.of(a / b for a, b in zip(ours, peer, strict=True))
-    bar = "" if max_ratio is None else f"ratio ≤ {max_ratio:g}"
-    met = None if max_ratio is None else ratio.median <= max_ratio
-    return Comparison(name, unit, Spread.of(ours), peer_name, Spread.of(peer), ratio, bar, met)
+def compare_costs(
+    name: str, rows: int, ours: Sequence[RunCost], peer_name: str, peer: Sequence[RunCost]
+) -> list[Comparison]:
+    """Return the lines of rows/s, and of CPU time a row. rows: of each run."""
+    rates = [[rows / each.wall for each in side] for side in (ours, peer)]
+    cpu = [[1e9 * each.cpu / rows for each in side] for side in (ours, peer)]
+    return [
+        compare(name, "rows/s", rates[0], peer_name, rates[1]),
+        compare(name, "ns CPU a row", cpu[0], peer_name, cpu[1]),
+    ]
 
 
 @dataclass
 class Report:
-    """The results of a benchmark. settings: the options; facts: other figures, such as the compile time."""
+    """The results of a benchmark. facts: other figures, such as the compile time.
 
-    bench: str
-    settings: dict[str, object]
+    parts: measures more lines while it is iterated, a part at a time.
+    """
+
     lines: list[Comparison] = field(default_factory=list)
     facts: dict[str, object] = field(default_factory=dict)
+    parts: Iterable[Sequence[Comparison]] = ()
 
-    def show(self, as_json: bool) -> None:
-        """Print to stdout one JSON object, or a table followed by the facts."""
-        self.show_parts([self.lines], as_json)
-
-    def show_parts(self, parts: Iterable[Sequence[Comparison]], as_json: bool) -> None:
-        """Print as show() does, but a table for each part as soon as it ends. Adds the lines to the report."""
+    def show(self, bench: str, settings: dict[str, object], as_json: bool) -> None:
+        """Print to stdout one JSON object; or the lines as a table, each part as soon as it ends, and the facts."""
         console = Console()
-        lines: list[Comparison] = []
         if not as_json:
-            title = f"bench {self.bench}: " + ", ".join(f"{k} {_number(v)}" for k, v in self.settings.items())
+            title = f"bench {bench}: " + ", ".join(f"{k} {number(v)}" for k, v in settings.items())
             console.print(title, highlight=False)
-        for part in parts:
-            lines += part
-            if part and not as_json:
+            _print_table(self.lines, console)
+        for part in self.parts:
+            self.lines += part
+            if not as_json:
                 _print_table(part, console)
-                console.file.flush()  # so that this is printed even if the process is killed later
-        self.lines = lines
         if as_json:
-            print(to_json(asdict(self), indent=2))
+            lines = [asdict(line) for line in self.lines]
+            print(to_json({"bench": bench, "settings": settings, "lines": lines, "facts": self.facts}, indent=2))
             return
         for name, fact in self.facts.items():
-            console.print(f"[dim]{name}:[/dim] {_number(fact)}", highlight=False)
+            console.print(f"[dim]{name}:[/dim] {number(fact)}", highlight=False)
 
 
-def _print_table(lines: Iterable[Comparison], console: Console) -> None:
+def _print_table(lines: Sequence[Comparison], console: Console) -> None:
+    if not lines:
+        return
     table = Table(padding=0)
     for column in ("", "ours", "peer", "ratio", "bar", "met"):
         table.add_column(column, justify="left" if column in ("", "bar", "met") else "right", no_wrap=column != "")
@@ -109,16 +134,18 @@ def _print_table(lines: Iterable[Comparison], console: Console) -> None:
         met = "" if line.met is None else ("[green]yes[/green]" if line.met else "[red]no[/red]")
         table.add_row(name, _spread(line.ours), peer, ratio, line.bar, met)
     console.print(table)
+    console.file.flush()  # so that this is printed even if the process is killed later
 
 
 def _spread(spread: Spread) -> str:
-    middle = _number(spread.median)
+    middle = number(spread.median)
     if spread.min == spread.max:
         return middle
-    return f"{middle}\n[dim]{_number(spread.min)}..{_number(spread.max)}[/dim]"
+    return f"{middle}\n[dim]{number(spread.min)}..{number(spread.max)}[/dim]"
 
 
-def _number(value: object) -> str:
+def number(value: object) -> str:
+    """Return a fact as text; a number with three digits: 12.3k, 45.6, 0.789."""
     if isinstance(value, float):
         for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
             if abs(value) >= size:
@@ -127,7 +154,7 @@ def _number(value: object) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     if isinstance(value, dict):
-        return ", ".join(f"{k} {_number(v)}" for k, v in value.items())
+        return ", ".join(f"{k} {number(v)}" for k, v in value.items())
     if isinstance(value, list):
-        return ", ".join(map(_number, value))
+        return ", ".join(map(number, value))
     return str(value)

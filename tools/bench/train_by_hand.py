@@ -1,8 +1,7 @@
-"""The peer of `kvemb bench train`: the same training loop, written by hand on rocksdict by a careful user.
+"""Tables written by hand on rocksdict by a careful user, with which benchmarks compare kvemb.
 
-One read per step (the rows read for the forward pass are the ones updated), unique sorted keys, records joined once to
-an array, one sorted WriteBatch without a log, a Bloom filter, and the whole memory budget as block cache and memtables.
-Index and filter blocks are outside the cache, which is faster; their memory is not counted.
+Sorted keys, one sorted WriteBatch without a log, a Bloom filter, and the whole memory budget as block cache and
+memtables. Index and filter blocks are outside the cache, which is faster; their memory is not counted.
 """
 
 from __future__ import annotations
@@ -20,53 +19,86 @@ WRITE_BUFFER_BYTES = 32 << 20
 WRITE_BUFFERS = 2
 
 
-class RocksLoop:
-    """Rows of dim float32 with their Adagrad accumulators, one raw record per key."""
+class RawTable:
+    """One raw record per key. All ids are distinct and ascend."""
 
-    def __init__(self, path: Path, dim: int, learning_rate: float, epsilon: float, memory_bytes: int) -> None:
-        self._dim, self._rate, self._epsilon = dim, np.float32(learning_rate), np.float32(epsilon)
+    def __init__(self, path: Path, memory_bytes: int) -> None:
         self._options = options(memory_bytes)
         self._db = rd.Rdict(str(path), self._options)
         self._unlogged = rd.WriteOptions()
         self._unlogged.disable_wal = True  # type: ignore[method-assign, assignment]
         self._unlogged.memtable_insert_hint_per_batch = True
 
-    def load(self, ids: Ids, values: Floats) -> None:
-        """Insert rows (n, dim) of distinct ids (n,), with zero accumulators."""
-        order = np.argsort(ids)
-        rows = np.zeros((len(ids), 2 * self._dim), np.float32)
-        rows[:, : self._dim] = values[order]
-        self._write(encode(ids[order]), rows)
+    def put(self, ids: Ids, records: list[bytes]) -> None:
+        """Write records through the memtable."""
+        batch = rd.WriteBatch(raw_mode=True)
+        deque(map(batch.put, encode(ids), records), maxlen=0)
+        self._db.write(batch, self._unlogged)
 
-    def ingest(self, batches: Iterable[tuple[Ids, Floats]]) -> None:
-        """Insert rows as `load` does, but as finished table files. All ids ascend; the table is empty."""
-        folder = Path(self._db.path())
+    def ingest(self, parts: Iterable[tuple[Ids, list[bytes]]]) -> None:
+        """Write records as finished table files, one for each part, which are moved to the database."""
         paths: list[str] = []
-        for ids, values in batches:
-            rows = np.zeros((len(ids), 2 * self._dim), np.float32)
-            rows[:, : self._dim] = values
-            paths.append(str(folder / f"ingested-{len(paths)}"))
+        for ids, records in parts:
+            paths.append(str(Path(self._db.path()) / f"ingested-{len(paths)}"))
             writer = rd.SstFileWriter(self._options)
             writer.open(paths[-1])
-            deque(map(writer.__setitem__, encode(ids), self._records(rows)), maxlen=0)
+            deque(map(writer.__setitem__, encode(ids), records), maxlen=0)
             writer.finish()
         moved = rd.IngestExternalFileOptions()
         moved.set_move_files(True)
         self._db.ingest_external_file(paths, moved)
 
-    def checkpoint(self, path: Path) -> None:
-        """Make a checkpoint of all rows: memtables are flushed, files linked."""
-        rd.Checkpoint(self._db).create_checkpoint(str(path))
+    def get(self, ids: Ids) -> list[bytes]:
+        """Return the records, None for a missing one."""
+        records: list[bytes] = self._db.get(encode(ids))  # type: ignore[arg-type, assignment]
+        return records
 
     def flush(self) -> None:
         """Flush the memtables, as a store's flush does, so that the first steps do not pay for the load."""
         self._db.flush(True)
 
+    def compact(self, _: int = 0) -> None:
+        """Flush and compact everything."""
+        self._db.flush(True)
+        self._db.compact_range(None, None)
+
+    @property
+    def files_in_l0(self) -> int:
+        """The number of files that are not compacted yet."""
+        return int(self._db.property_value("rocksdb.num-files-at-level0") or 0)
+
+    def checkpoint(self, path: Path) -> None:
+        """Make a checkpoint of all rows: memtables are flushed, files linked."""
+        rd.Checkpoint(self._db).create_checkpoint(str(path))
+
+    def close(self) -> None:
+        """Release the files."""
+        self._db.close()
+
+
+class RocksLoop(RawTable):
+    """A training loop over rows of dim float32 with their Adagrad accumulators.
+
+    A step reads once: the rows read for the forward pass are the ones updated. Records are joined once to an array.
+    """
+
+    def __init__(self, path: Path, dim: int, learning_rate: float, epsilon: float, memory_bytes: int) -> None:
+        super().__init__(path, memory_bytes)
+        self._dim, self._rate, self._epsilon = dim, np.float32(learning_rate), np.float32(epsilon)
+
+    def load(self, ids: Ids, values: Floats) -> None:
+        """Insert rows (n, dim) of distinct ids (n,), in any order, with zero accumulators."""
+        order = np.argsort(ids)
+        self.put(ids[order], self.untrained(values[order]))
+
+    def untrained(self, values: Floats) -> list[bytes]:
+        """Return the records of rows with zero accumulators."""
+        return self._records(np.hstack([values, np.zeros_like(values)]))
+
     def train(self, ids: Ids, pull: Floats) -> None:
         """Read the rows of ids, and take an Adagrad step with the gradient `row - pull`."""
         unique, inverse = np.unique(ids, return_inverse=True)
-        names = encode(unique)
-        rows = self._read(names)
+        rows = self._read(unique)
         grads = rows[inverse, : self._dim] - pull
         order = np.argsort(inverse, kind="stable")
         starts = np.searchsorted(inverse[order], np.arange(len(unique)))
@@ -74,27 +106,17 @@ class RocksLoop:
         accumulator = rows[:, self._dim :]
         accumulator += summed * summed
         rows[:, : self._dim] -= self._rate * summed / (np.sqrt(accumulator) + self._epsilon)
-        self._write(names, rows)
+        self.put(unique, self._records(rows))
 
     def values(self, ids: Ids) -> Floats:
-        """Return the embeddings (n, dim) of distinct ids (n,)."""
+        """Return the embeddings (n, dim) of distinct ids (n,), in any order."""
         order = np.argsort(ids)
         out = np.empty((len(ids), self._dim), np.float32)
-        out[order] = self._read(encode(ids[order]))[:, : self._dim]
+        out[order] = self._read(ids[order])[:, : self._dim]
         return out
 
-    def close(self) -> None:
-        """Release the files."""
-        self._db.close()
-
-    def _read(self, names: list[bytes]) -> Floats:
-        records: list[bytes] = self._db.get(names)  # type: ignore[arg-type, assignment]
-        return np.frombuffer(b"".join(records), np.float32).reshape(len(names), 2 * self._dim).copy()
-
-    def _write(self, names: list[bytes], rows: Floats) -> None:
-        batch = rd.WriteBatch(raw_mode=True)
-        deque(map(batch.put, names, self._records(rows)), maxlen=0)
-        self._db.write(batch, self._unlogged)
+    def _read(self, ids: Ids) -> Floats:
+        return np.frombuffer(b"".join(self.get(ids)), np.float32).reshape(len(ids), 2 * self._dim).copy()
 
     def _records(self, rows: Floats) -> list[bytes]:
         records: list[bytes] = rows.view(f"V{8 * self._dim}").ravel().tolist()

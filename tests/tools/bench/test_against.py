@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from kvemb.tools.bench.against.versions import environment, unpack
+from kvemb.tools.bench.cold.versions import environment, unpack
 from kvemb.tools.bench.command import app
 from kvemb.tools.failures import BadInput
 
@@ -84,7 +84,7 @@ def test_two_versions_take_the_same_steps(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["train", *words], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
-    assert [line["unit"] for line in report["lines"]] == ["ms CPU a step", "ms a step"] * 3
+    assert [line["unit"] for line in report["lines"]] == ["rows/s", "ns CPU a row"] * 3
     assert all(line["ours"]["median"] > 0 and line["peer"]["median"] > 0 for line in report["lines"])
     assert report["facts"]["rows_compared"] > 0
     assert len(set(report["facts"]["paths"])) == 2

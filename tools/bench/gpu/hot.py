@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 import kvemb
-from kvemb.tools.bench.data import Floats, Ids, batches_of_ids, ids_of, values_of
+from kvemb.tools.bench.data import Floats, Ids, ids_of
 from kvemb.tools.bench.measure import Work, measure_alternately, scratch
-from kvemb.tools.bench.resident import LOAD_BATCH
 from kvemb.tools.bench.results import Comparison, compare
+from kvemb.tools.bench.trained import load
 
 # A call on a variable with a batch of keys and their rows or gradients, in either memory.
 Call = Callable[[kvemb.Variable, Any, Any], object]
@@ -38,8 +38,11 @@ def measure(
         values: Floats = draw.standard_normal((batch, dim), dtype=np.float32)
         keys_there, values_there = [[on_gpu.array(each) for each in run] for run in keys], on_gpu.array(values)
         for what, call in _calls(batch).items():
-            side = _waiting(_calling(call, there, keys_there, values_there), on_gpu.finish)
-            sides = side, _calling(call, here, keys, values), _calling(call, across, keys, values)
+            sides = (
+                _calling(call, there, keys_there, values_there, on_gpu.finish),
+                _calling(call, here, keys, values),
+                _calling(call, across, keys, values),
+            )
             measure_alternately(sides, 1)  # warm up
             taken = measure_alternately(sides, runs)
             _assert_same([there, here, across], keys[0][0])
@@ -76,29 +79,22 @@ def _loaded(store: kvemb.Store, name: str, device: str, rows: int, dim: int) -> 
     """Return a variable with Adam, all of whose rows are hot on a device."""
     optimizer = kvemb.optimizers.Adam()
     var = store.get_variable(name, dim=dim, devices=device, init_size=2 * rows, optimizer=optimizer)
-    for ids in batches_of_ids(rows, LOAD_BATCH):
-        var.upsert(ids, values_of(ids, dim))
+    load(var, rows)
     return var
 
 
-def _calling(call: Call, var: kvemb.Variable, keys: list[list[Any]], values: Any) -> Work:
-    """Return a function that makes one run of calls on a variable."""
+def _calling(
+    call: Call, var: kvemb.Variable, keys: list[list[Any]], values: Any, finish: Callable[[], None] | None = None
+) -> Work:
+    """Return a function that makes one run of calls on a variable. finish: waits until the GPU has done them."""
 
     def work(i: int) -> None:
         for batch in keys[i]:
             call(var, batch, values)
+        if finish is not None:
+            finish()
 
     return work
-
-
-def _waiting(work: Work, finish: Callable[[], None]) -> Work:
-    """Return a function that does this work, and waits until the GPU has done it."""
-
-    def waited(i: int) -> None:
-        work(i)
-        finish()
-
-    return waited
 
 
 def _calls(batch: int) -> dict[str, Call]:

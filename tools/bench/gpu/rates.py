@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import exp
 
 from kvemb.tools.bench.gpu.cells import HIERARCHICAL, UNIFORM, ZIPF, FullTable
-from kvemb.tools.bench.results import Comparison, Spread
+from kvemb.tools.bench.results import Comparison, compare
 
 # The required rates, in billions of keys per second, found and inserted, with rows of 64 numbers.
 BARS = {"H200": (4.0, 1.0), "H100": (2.8, 0.7)}
@@ -46,11 +46,11 @@ def find(table: FullTable, runs: int) -> Iterator[Comparison]:
         f"bytes moved by a copy of rows by number ({copied} a row)", [rate * copied for rate in copies], table
     )
     waited = [size / sum(table.find_seconds(UNIFORM)) for _ in range(runs)]
-    yield Comparison("the same find, with the host's wait for each call", "keys/s", Spread.of(waited))
+    yield compare("the same find, with the host's wait for each call", "keys/s", waited)
     popular = [size / table.on_gpu(lambda: table.start_finds(ZIPF)) for _ in range(runs)]
-    yield Comparison(f"the same find, {ZIPF}", "keys/s", Spread.of(popular))
+    yield compare(f"the same find, {ZIPF}", "keys/s", popular)
     theirs = [_better_of_two(table.find_seconds(HIERARCHICAL), table) for _ in range(runs)]
-    yield Comparison(f"the same find, {HIERARCHICAL}, the better of two calls", "keys/s", Spread.of(theirs))
+    yield compare(f"the same find, {HIERARCHICAL}, the better of two calls", "keys/s", theirs)
 
 
 def insert(table: FullTable, runs: int) -> Iterator[Comparison]:
@@ -70,12 +70,12 @@ def insert(table: FullTable, runs: int) -> Iterator[Comparison]:
         theirs.append(_better_of_two(taken, table))
     yield _barred(f"{name} {table.row_bytes // 4}", rates, table, 1)
     yield _moving(f"bytes moved by that insert (about {moved} a key)", [rate * moved for rate in rates], table)
-    yield Comparison("the same insert, with the host's wait for each call", "keys/s", Spread.of(waited))
-    yield Comparison("the same insert, the better of two calls", "keys/s", Spread.of(theirs))
+    yield compare("the same insert, with the host's wait for each call", "keys/s", waited)
+    yield compare("the same insert, the better of two calls", "keys/s", theirs)
 
 
 def _barred(name: str, rates: Sequence[float], table: FullTable, which: int) -> Comparison:
-    line = Comparison(name, "keys/s", Spread.of(rates))
+    line = compare(name, "keys/s", rates)
     if table.row_bytes == 4 * BAR_DIM:
         for model in set(table.device.name().split()) & set(BARS):
             bar = BARS[model][which]
@@ -85,11 +85,9 @@ def _barred(name: str, rates: Sequence[float], table: FullTable, which: int) -> 
 
 def _moving(name: str, rates: Sequence[float], table: FullTable) -> Comparison:
     """Return a line of bytes per second, compared with the bandwidth of the GPU's memory."""
-    line, most = Comparison(name, "bytes/s", Spread.of(rates)), table.device.bytes_per_second()
-    if not most:
-        return line
-    share = Spread.of(rate / most for rate in rates)
-    return replace(line, peer_name="the bandwidth of the GPU's memory", peer=Spread.of([most]), ratio=share)
+    most = table.device.bytes_per_second()
+    peer = [most] * len(rates) if most else []
+    return compare(name, "bytes/s", rates, "the bandwidth of the GPU's memory", peer)
 
 
 def _better_of_two(taken: Sequence[float], table: FullTable) -> float:

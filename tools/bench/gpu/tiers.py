@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import kvemb
-from kvemb.tools.bench.data import Floats, Ids, Zipf, batches_of_ids, ids_of, values_of
+from kvemb.tools.bench.data import Floats, Zipf, ids_of
 from kvemb.tools.bench.gpu.hot import rows_there, unsaved
-from kvemb.tools.bench.measure import Work, measure_alternately, scratch
+from kvemb.tools.bench.measure import measure_alternately, scratch
 from kvemb.tools.bench.results import Comparison, compare
+from kvemb.tools.bench.trained import load
 
 MIN_RATIO, EXPONENT = 3.0, 1.05
-LOAD_ROWS = 65_536
 
 
 def measure(
@@ -36,48 +37,38 @@ def measure(
         zipf, draw = Zipf(rows, EXPONENT, seed=1), np.random.default_rng(2)
         keys = [[ids_of(zipf.sample(batch)) for _ in range(steps)] for _ in range(runs + 1)]
         grads: Floats = draw.standard_normal((batch, dim), dtype=np.float32)
-        sides = _on_gpu(there, keys, grads), _on_cpu(here, keys, grads)
-        measure_alternately(sides, 1)  # warm up: fills the hot tiers with the rows that are used most
-        taken = measure_alternately(tuple(_after(side) for side in sides), runs)
-        last = keys[-1][-1]
+        on_gpu = rows_there(there)
+        keys_there, grads_there = [[on_gpu.array(batch) for batch in each] for each in keys], on_gpu.array(grads)
+
+        def upper_tiers(run: int) -> None:
+            _steps(there, keys_there[run], grads_there)
+            # Waits for the GPU, and until other threads have moved rows.
+            there.lookup(keys[run][-1][:1], touch=False)
+
+        def lower_tiers(run: int) -> None:
+            _steps(here, keys[run], grads)
+
+        # The last run comes first, to warm up: it fills the hot tiers with the rows that are used most.
+        for side in (upper_tiers, lower_tiers):
+            side(runs)
+        taken = measure_alternately((upper_tiers, lower_tiers), runs)
+        last = keys[runs - 1][-1]
         if there.lookup(last, touch=False).tobytes() != here.lookup(last, touch=False).tobytes():
             raise AssertionError("the rows on the GPU are not those on the CPU")
     rates, others = ([steps * batch / each.wall for each in side] for side in taken)
     what = f"training, table of 10 times {device_mib} MiB of the GPU, 2 times the host's budget, Zipf {EXPONENT}"
-    yield compare(what, "ids/s", rates, "the same, hot on the CPU alone", others, MIN_RATIO)
+    yield compare(what, "ids/s", rates, "the same, hot on the CPU alone", others).ratio_at_least(MIN_RATIO)
 
 
 def _loaded(store: kvemb.Store, device: str, rows: int, dim: int) -> kvemb.Variable:
     var = store.get_variable("rows", dim=dim, devices=device, optimizer=kvemb.optimizers.Adam())
-    for ids in batches_of_ids(rows, LOAD_ROWS):
-        var.upsert(ids, values_of(ids, dim))
+    load(var, rows)
     store.flush()
     return var
 
 
-def _on_gpu(var: kvemb.Variable, keys: list[list[Ids]], grads: Floats) -> Work:
-    """Return steps with ids and gradients on the GPU, where the rows are returned."""
-    there = rows_there(var)
-    given, gradients = [[there.array(batch) for batch in each] for each in keys], there.array(grads)
-
-    def work(run: int) -> None:
-        for ids in given[run]:
-            var.lookup(ids)
-            var.apply_gradients(ids, gradients)
-        var.lookup(keys[run][-1][:1], touch=False)  # waits for the GPU, and until other threads have moved rows
-
-    return work
-
-
-def _on_cpu(var: kvemb.Variable, keys: list[list[Ids]], grads: Floats) -> Work:
-    def work(run: int) -> None:
-        for ids in keys[run]:
-            var.lookup(ids)
-            var.apply_gradients(ids, grads)
-
-    return work
-
-
-def _after(side: Work) -> Work:
-    """Return the work, with runs numbered from 1."""
-    return lambda run: side(run + 1)
+def _steps(var: kvemb.Variable, keys: list[Any], grads: Any) -> None:
+    """Take steps with ids and gradients where the rows are returned."""
+    for ids in keys:
+        var.lookup(ids)
+        var.apply_gradients(ids, grads)

@@ -59,13 +59,6 @@ class Case:
         return f"{what}, {self.rows:,} rows, {100 * self.hot:g}% hot, Zipf {self.zipf:g}"
 
 
-# The defaults of `kvemb bench tier`.
-ROWS = [4_000_000, 1_000_000, 16_000_000]
-HOT = [0.01, 0.05, 0.1, 0.25, 0.5]
-ZIPF = [0.8, 1.0, 1.2]
-DEFAULTS = Settings(dim=32, batch=8192, steps=40, runs=3, seconds=1.5, checkpoints=24)
-
-
 def plan(rows: list[int], hot: list[float], zipf: list[float], everywhere: bool) -> list[Case]:
     """Return the cases in order. everywhere: measure every hot share and skew at every size."""
     rows, hot, zipf = list(dict.fromkeys(rows)), sorted(set(hot)), sorted(set(zipf))

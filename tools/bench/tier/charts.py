@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from kvemb.tools.bench.tier.figures import Found, grid, growing, middle, one
+from kvemb.tools.bench.tier.records import Record
 from kvemb.tools.report.axes import Categories, Linear, Log, Scale, number, top
 from kvemb.tools.report.charts import Curve
 from kvemb.tools.report.pictures import picture
 
+CACHES = ("warm", "cold")
 SIDES = (("kvemb", "kvemb", False), ("by_hand", "by hand", True))
 # The chart of the restart shows the mean of this many steps.
 SMOOTHING = 20
@@ -42,41 +44,39 @@ def drawn(found: Found, batch: int) -> dict[str, str]:
     return {name: chart for name, chart in charts.items() if chart is not None}
 
 
-def _by_hot_share(found: Found, title: str, note: str, cache: str, name: str, *, log: bool = False) -> str | None:
-    cases = grid(found)
-    if not cases:
-        return None
-    shares, skews = sorted({case.hot for case in cases}), sorted({case.zipf for case in cases})
+# A line for each side: what it shows, the state of the page cache, and the results along the axis.
+Group = tuple[str, str, list[tuple[float, Record]]]
+
+
+def _sides(groups: Sequence[Group], name: str) -> list[Curve]:
+    """Return the curves of a figure, without those that have no results."""
     curves = []
     for side, label, dashed in SIDES:
-        for colour, skew in enumerate(skews):
-            points = [
-                (float(shares.index(case.hot)), middle(result[cache][side], name))
-                for case, result in cases.items()
-                if case.zipf == skew and result[cache]
-            ]
-            curves.append(Curve(f"{label}, Zipf {skew:g}", points, colour, dashed))
-    curves = [curve for curve in curves if curve.points]
-    return picture(title, curves, _shares(shares), _up(curves, log=log), across=_HOT, note=note) if curves else None
+        for colour, (what, cache, along) in enumerate(groups):
+            points = [(at, middle(result[cache][side], name)) for at, result in along if result[cache]]
+            curves.append(Curve(f"{label}, {what}", points, colour, dashed))
+    return [curve for curve in curves if curve.points]
+
+
+def _along_hot(found: Found, zipf: float) -> list[tuple[float, Record]]:
+    shares = sorted({case.hot for case in grid(found)})
+    return [(float(shares.index(case.hot)), each) for case, each in grid(found).items() if case.zipf == zipf]
+
+
+def _by_hot_share(found: Found, title: str, note: str, cache: str, name: str, *, log: bool = False) -> str | None:
+    skews = sorted({case.zipf for case in grid(found)})
+    curves = _sides([(f"Zipf {skew:g}", cache, _along_hot(found, skew)) for skew in skews], name)
+    return picture(title, curves, _shares(found), _up(curves, log=log), across=_HOT, note=note) if curves else None
 
 
 def _page_cache(found: Found) -> str | None:
-    cases = {case: result for case, result in grid(found).items() if case.zipf == _middle_skew(found)}
-    if not cases:
+    skews = sorted({case.zipf for case in grid(found)})
+    if not skews:
         return None
-    shares = sorted({case.hot for case in cases})
-    curves = [
-        Curve(
-            f"{label}, {cache}",
-            [(float(shares.index(c.hot)), middle(r[cache][side], "rows_per_s")) for c, r in cases.items() if r[cache]],
-            colour,
-            dashed,
-        )
-        for side, label, dashed in SIDES
-        for colour, cache in enumerate(("warm", "cold"))
-    ]
-    note = f"rows/s, log scale; Zipf {_middle_skew(found):g}"
-    return picture("Page cache warm and cold", curves, _shares(shares), _up(curves, log=True), across=_HOT, note=note)
+    skew = skews[len(skews) // 2]
+    curves = _sides([(cache, cache, _along_hot(found, skew)) for cache in CACHES], "rows_per_s")
+    note = f"rows/s, log scale; Zipf {skew:g}"
+    return picture("Page cache warm and cold", curves, _shares(found), _up(curves, log=True), across=_HOT, note=note)
 
 
 def _growth(found: Found) -> str | None:
@@ -84,16 +84,8 @@ def _growth(found: Found) -> str | None:
     if len(cases) < 2:
         return None
     case = next(iter(cases))
-    curves = [
-        Curve(
-            f"{label}, {cache}",
-            [(float(at), middle(r[cache][side], "rows_per_s")) for at, r in enumerate(cases.values()) if r[cache]],
-            colour,
-            dashed,
-        )
-        for side, label, dashed in SIDES
-        for colour, cache in enumerate(("warm", "cold"))
-    ]
+    along = [(float(at), result) for at, result in enumerate(cases.values())]
+    curves = _sides([(cache, cache, along) for cache in CACHES], "rows_per_s")
     names = Categories(tuple(number(case.rows) for case in cases))
     note = f"rows/s, log scale; {100 * case.hot:g}% hot, Zipf {case.zipf:g}"
     return picture("Growth of the table", curves, names, _up(curves, log=True), across="rows in the table", note=note)
@@ -158,13 +150,8 @@ def _numbers(count: int) -> Scale:
     return Linear(0.5, count + 0.5, whole=True)
 
 
-def _shares(shares: Sequence[float]) -> Scale:
-    return Categories(tuple(f"{100 * share:g}%" for share in shares))
-
-
-def _middle_skew(found: Found) -> float:
-    skews = sorted({case.zipf for case in grid(found)})
-    return skews[len(skews) // 2] if skews else 0.0
+def _shares(found: Found) -> Scale:
+    return Categories(tuple(f"{100 * share:g}%" for share in sorted({case.hot for case in grid(found)})))
 
 
 def _up(curves: Sequence[Curve], *, log: bool = False) -> Scale:

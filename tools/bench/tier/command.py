@@ -1,42 +1,49 @@
-"""The command `kvemb bench tier`: its options."""
+"""The command `kvemb bench tier`: its options, and the command line that repeats results."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kvemb.tools.bench.options import AsJson, Batch, Dim, Runs, Steps
-from kvemb.tools.bench.tier.cases import DEFAULTS, HOT, ROWS, ZIPF, Settings, plan
+from kvemb.tools.bench.tier.cases import Case, Settings, plan
 from kvemb.tools.limits import MAX_PAUSE_S, MAX_ROWS, MAX_RUNS, MAX_ZIPF, no_nan, no_nans
 from kvemb.tools.screen import Screen
+
+# The default settings and cases.
+ROWS = [4_000_000, 1_000_000, 16_000_000]
+HOT = [0.01, 0.05, 0.1, 0.25, 0.5]
+ZIPF = [0.8, 1.0, 1.2]
+DEFAULTS = Settings(dim=32, batch=8192, steps=40, runs=3, seconds=1.5, checkpoints=24)
 
 
 def tier(
     rows: Annotated[
-        list[int] | None,
+        list[int],
         typer.Option(
             min=1,
             max=MAX_ROWS,
             help="Rows in the table. May be given several times; the first size is measured in full.",
         ),
-    ] = None,
+    ] = ROWS,
     hot: Annotated[
-        list[float] | None,
+        list[float],
         typer.Option(
             min=0.0, max=1.0, callback=no_nans, help="Share of the rows that are hot. May be given several times."
         ),
-    ] = None,
+    ] = HOT,
     zipf: Annotated[
-        list[float] | None,
+        list[float],
         typer.Option(
             min=0.0,
             max=MAX_ZIPF,
             callback=no_nans,
             help="Exponent of the Zipf law by which keys are drawn. May be given several times.",
         ),
-    ] = None,
+    ] = ZIPF,
     everywhere: Annotated[
         bool, typer.Option("--everywhere", help="Measure every hot share and skew at every size.")
     ] = False,
@@ -69,15 +76,6 @@ def tier(
         Path | None,
         typer.Option(dir_okay=False, metavar="FILE", help="Write a Markdown page of all results, and its charts."),
     ] = None,
-    others: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--with",
-            exists=True,
-            dir_okay=False,
-            help="Add the --json output of another benchmark to the page. May be given several times.",
-        ),
-    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the closing table.")] = False,
     json: AsJson = False,
 ) -> None:
@@ -87,6 +85,21 @@ def tier(
     """
     from kvemb.tools.bench.tier.run import run
 
-    cases = plan(rows or ROWS, hot or HOT, zipf or ZIPF, everywhere)
+    cases = plan(rows, hot, zipf, everywhere)
     settings = Settings(dim, batch, steps, runs, seconds, checkpoints)
-    run(cases, settings, Screen(quiet, json), folder, resume=resume, page=out, others=others).show(json)
+    report = run(cases, settings, Screen(quiet, json), folder, resume=resume, page=out)
+    report.show("tier", dict(vars(settings)), json)
+
+
+def command(cases: Iterable[Case], settings: Settings) -> str:
+    """Return the command line for these cases and settings."""
+    measured = list(cases)
+    given: list[tuple[str, Sequence[float], Sequence[float]]] = [
+        ("rows", list(dict.fromkeys(case.rows for case in measured)), ROWS),
+        ("hot", sorted({case.hot for case in measured}), HOT),
+        ("zipf", sorted({case.zipf for case in measured}), ZIPF),
+    ]
+    words = [f"--{name} {value}" for name, values, usual in given if values != usual for value in values]
+    usual_of = vars(DEFAULTS)
+    words += [f"--{name} {value}" for name, value in vars(settings).items() if value != usual_of[name]]
+    return " ".join(["kvemb bench tier", *words, "--folder FOLDER --resume --out docs/inside/tier.md"])

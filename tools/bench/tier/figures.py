@@ -49,11 +49,3 @@ def ratio(result: Record, cache: str) -> float:
         return math.nan
     ours, theirs = (result[cache][side]["rows_per_s"] for side in ("kvemb", "by_hand"))
     return float(statistics.median(a / b for a, b in zip(ours, theirs, strict=True)))
-
-
-def short(value: float) -> str:
-    """Return a number with three digits: 12.3k, 45.6, 0.789."""
-    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= limit:
-            return f"{value / limit:.3g}{unit}"
-    return f"{value:.3g}"

@@ -10,12 +10,12 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvemb.tools.bench import results
 from kvemb.tools.bench.tier import figures, prose
 from kvemb.tools.bench.tier.cases import CELL_BYTES, Case, Settings
 from kvemb.tools.bench.tier.charts import RESTARTS, drawn
-from kvemb.tools.bench.tier.command_line import command
+from kvemb.tools.bench.tier.command import command
 from kvemb.tools.bench.tier.figures import grid, growing, one
-from kvemb.tools.bench.tier.other_reports import read, table
 from kvemb.tools.bench.tier.records import NAME, Record, Records
 from kvemb.tools.bench.tier.restart import ROLLING, SLACK
 from kvemb.tools.failures import BadInput
@@ -40,24 +40,20 @@ _COLUMNS = [
 ]
 
 
-def write(page: Path, records: Records, others: Sequence[Path]) -> None:
-    """Write the page, its charts and a copy of the results. others: JSON reports of other benchmarks.
-
-    Raises BadInput if a report cannot be read, or nothing was measured.
-    """
+def write(page: Path, records: Records) -> None:
+    """Write the page, its charts and a copy of the results. Raises BadInput if nothing was measured."""
     if not records.found:
         raise BadInput("there are no results to make a page of")
-    reports = [read(path) for path in others]
-    folder, results = page.parent, page.parent / NAME
+    folder, copied = page.parent, page.parent / NAME
     charts = drawn(records.found, records.head["settings"]["batch"])
     for name, svg in charts.items():
         (folder / f"tier-{name}.svg").write_text(svg, encoding="utf-8")
-    if not (results.exists() and results.samefile(records.path)):
-        shutil.copyfile(records.path, results)
-    page.write_text(text(records, list(charts), reports), encoding="utf-8")
+    if not (copied.exists() and copied.samefile(records.path)):
+        shutil.copyfile(records.path, copied)
+    page.write_text(text(records, list(charts)), encoding="utf-8")
 
 
-def text(records: Records, charts: Sequence[str], reports: Sequence[Record]) -> str:
+def text(records: Records, charts: Sequence[str]) -> str:
     """Return the page as Markdown. charts: the names of the existing files."""
     settings, found = Settings(**records.head["settings"]), records.found
     again = prose.AGAIN.format(command=command(found, settings), results=NAME)
@@ -74,7 +70,6 @@ def text(records: Records, charts: Sequence[str], reports: Sequence[Record]) -> 
         ),
         *_section("Restart", _restart(found), _pictures(["restart"], charts)),
         *_section("Numbers", "kvemb / by hand; the hit rate is kvemb's.", _numbers(found)),
-        *_section("Other measurements", "", table(reports)),
         again,
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -160,4 +155,4 @@ def _numbers(found: dict[Case, Record]) -> str:
 def _pair(result: Record, cache: str, name: str) -> str:
     if not result[cache]:
         return ""
-    return " / ".join(figures.short(figures.middle(result[cache][side], name)) for side in ("kvemb", "by_hand"))
+    return " / ".join(results.number(float(figures.middle(result[cache][side], name))) for side in ("kvemb", "by_hand"))

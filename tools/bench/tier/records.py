@@ -1,16 +1,22 @@
 """The results of `kvemb bench tier` on disk: one JSON object per line, added as soon as a case is measured.
 
-The first line has the machine and the settings of the others; a run continues only a file with the same settings.
+The first line has the settings of the others, the machine, and the versions of the software; a run continues only a
+file with the same settings.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import platform
+import re
+import time
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import kvemb
 from kvemb.tools.bench.tier.cases import Case, Settings
 from kvemb.tools.failures import BadInput
 
@@ -74,3 +80,19 @@ def _append(path: Path, record: Record) -> None:
         file.write(json.dumps(record) + "\n")
         file.flush()
         os.fsync(file.fileno())
+
+
+def machine(folder: Path) -> Record:
+    """Return a description of the machine as plain values. folder: of the tables."""
+    cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    disk = os.statvfs(folder)
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "cpu": cpu[1] if cpu else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "disk_free_bytes": disk.f_bavail * disk.f_frsize,
+        "system": f"{platform.system()} {platform.release().partition('-')[0]}",
+        "python": platform.python_version(),
+        "versions": {"kvemb": kvemb.__version__, **{name: version(name) for name in ("numpy", "numba", "rocksdict")}},
+    }

@@ -5,17 +5,15 @@ from __future__ import annotations
 import shutil
 import time
 from contextlib import nullcontext
-from dataclasses import asdict
 from pathlib import Path
 
 from kvemb.tools.bench.measure import compile_seconds, scratch
-from kvemb.tools.bench.results import Comparison, Report, Spread, compare, compare_cost
+from kvemb.tools.bench.results import Comparison, Report, compare
 from kvemb.tools.bench.tier import cases, restart, series, steps
 from kvemb.tools.bench.tier.cases import Case, Settings
 from kvemb.tools.bench.tier.counters import counted
-from kvemb.tools.bench.tier.machine import machine
 from kvemb.tools.bench.tier.page import write
-from kvemb.tools.bench.tier.records import Record, Records
+from kvemb.tools.bench.tier.records import Record, Records, machine
 from kvemb.tools.bench.tier.tables import TableOnDisk
 from kvemb.tools.failures import BadInput
 from kvemb.tools.screen import Screen, size
@@ -33,9 +31,8 @@ def run(
     *,
     resume: bool = False,
     page: Path | None = None,
-    others: list[Path] | None = None,
 ) -> Report:
-    """Measure the cases of a plan; write a page of all results if `page` is given. others: JSON of other benchmarks.
+    """Measure the cases of a plan; write a page of all results if `page` is given.
 
     folder: for the tables, which are deleted, and the results, which are kept; None: a temporary one, where nothing is
     kept. Raises BadInput if the system counts no bytes, if the results cannot be used, or if the disk is too small.
@@ -48,8 +45,8 @@ def run(
         records = (Records.resumed if resume else Records.new)(place, settings, machine(place))
         _measure([case for case in plan if case not in records.found], settings, records, place, screen)
         if page is not None:
-            write(page, records, others or [])
-        return report(records, settings)
+            write(page, records)
+        return report(records)
 
 
 def _measure(todo: list[Case], settings: Settings, records: Records, place: Path, screen: Screen) -> None:
@@ -101,12 +98,10 @@ def _brief(case: Case, result: Record) -> str:
     return f"{line.ours.median:.3g}{peer} {line.unit}"
 
 
-def report(records: Records, settings: Settings) -> Report:
+def report(records: Records) -> Report:
     """Return all results as lines."""
-    made = Report("tier", dict(asdict(settings)))
-    made.facts = {name: value for name, value in records.head["machine"].items() if name != "date"}
-    made.lines = [line for case, result in records.found.items() for line in _lines(case, result)]
-    return made
+    facts = {name: value for name, value in records.head["machine"].items() if name != "date"}
+    return Report([line for case, result in records.found.items() for line in _lines(case, result)], facts)
 
 
 def _lines(case: Case, result: Record) -> list[Comparison]:
@@ -122,7 +117,7 @@ def _lines(case: Case, result: Record) -> list[Comparison]:
     if case.kind == "series":
         ours, theirs = result["kvemb"], result["by_hand"]
         return [
-            compare_cost(str(case), unit, ours[name], peer, theirs[name])
+            compare(str(case), unit, ours[name], peer, theirs[name])
             for name, unit in (("seconds", "s each"), ("new_bytes", "bytes each"))
         ]
     return [_restart(case, name, result[name]) for name in ("warm", "not_warm", "by_hand")]
@@ -132,4 +127,4 @@ def _restart(case: Case, name: str, result: Record) -> Comparison:
     reached = result["full_speed_s"]
     unit = "s to full speed" if reached is not None else "s, and full speed not reached"
     taken = result["open_s"] + sum(result["steps"]) if reached is None else reached
-    return Comparison(f"{case}, {name.replace('_', ' ')}", unit, Spread.of([taken]))
+    return compare(f"{case}, {name.replace('_', ' ')}", unit, [taken])

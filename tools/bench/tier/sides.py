@@ -18,8 +18,8 @@ from kvemb.tools.bench.measure import scratch, until_idle
 from kvemb.tools.bench.tier.cases import Case, Settings
 from kvemb.tools.bench.tier.page_cache import fill
 from kvemb.tools.bench.tier.tables import TableOnDisk, most_popular
-from kvemb.tools.bench.train import EPSILON, LEARNING_RATE, open_table, target, train_step
 from kvemb.tools.bench.train_by_hand import RocksLoop
+from kvemb.tools.bench.trained import EPSILON, LEARNING_RATE, open_table, target, train_step
 from kvemb.tools.stopping import check
 
 FILL_BATCH = 1 << 16

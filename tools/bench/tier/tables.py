@@ -19,8 +19,8 @@ from kvemb.tools.bench.data import Ids, ids_of, values_of
 from kvemb.tools.bench.measure import until_idle
 from kvemb.tools.bench.tier.cases import MIN_MEMORY
 from kvemb.tools.bench.tier.page_cache import table_files
-from kvemb.tools.bench.train import EPSILON, LEARNING_RATE, open_table
 from kvemb.tools.bench.train_by_hand import RocksLoop
+from kvemb.tools.bench.trained import EPSILON, LEARNING_RATE, open_table
 
 LOAD_BATCH = 1 << 18
 USES = 20
@@ -48,7 +48,7 @@ class TableOnDisk:
             store.checkpoint(unfinished / "checkpoint")
         shutil.rmtree(unfinished / "store")
         peer = RocksLoop(unfinished / "by-hand", self.dim, LEARNING_RATE, EPSILON, 4 * MIN_MEMORY)
-        peer.ingest((rows.keys, rows.values) for rows in self._rows(ids, ranks))
+        peer.ingest((rows.keys, peer.untrained(rows.values)) for rows in self._rows(ids, ranks))
         until_idle()
         peer.close()
         unfinished.rename(self.place)

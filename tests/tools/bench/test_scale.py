@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kvemb.cluster.session import EXCHANGE_SECONDS
-from kvemb.tools.bench.cluster.simulation import Assumptions, assumed_text, breaks, figures, step_seconds
+from kvemb.tools.bench.cluster.scale import Assumptions, assumed_text, breaks, figures, step_seconds
 from kvemb.tools.bench.command import app
 
 PAGE = Path(__file__).parents[3] / "docs" / "operate" / "cluster_scale.md"
@@ -18,10 +18,10 @@ PAGE = Path(__file__).parents[3] / "docs" / "operate" / "cluster_scale.md"
 
 @pytest.mark.slow
 def test_the_page_has_what_the_command_prints():
-    printed = CliRunner().invoke(app, ["cluster", "--simulate"], catch_exceptions=False).output
+    printed = CliRunner().invoke(app, ["scale"], catch_exceptions=False).output
     assert printed.strip() in PAGE.read_text()
     assert assumed_text() in PAGE.read_text()
-    found = json.loads(CliRunner().invoke(app, ["cluster", "--simulate", "--json"], catch_exceptions=False).output)
+    found = json.loads(CliRunner().invoke(app, ["scale", "--json"], catch_exceptions=False).output)
     assert list(found["shards"]) == ["8", "64", "1000"]
 
 

@@ -13,39 +13,46 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+import typer
 
 import kvemb
 from kvemb.tools.bench.data import batches_of_ids, ids_of, values_of
+from kvemb.tools.bench.hot.resident import array_of
 from kvemb.tools.bench.measure import compile_seconds, new_bytes, scratch, seconds, until_idle
-from kvemb.tools.bench.results import Comparison, Report, Spread, compare
+from kvemb.tools.bench.options import Batch, Dim, Folder, Rows, Runs, Share
+from kvemb.tools.bench.results import Report, compare
+from kvemb.tools.bench.trained import LOAD_BATCH, load
+from kvemb.tools.limits import MAX_MIB, MAX_ROWS
 
-LOAD_BATCH = 65_536
-RECORD_OVERHEAD_BYTES = 8 + 17
+VARIABLES = [1, 26, 300]
 MAX_WRITTEN, MAX_UNCHANGED_BYTES = 2.0, 100_000
 MAX_PAUSE_MS, MAX_RESTORE_S = 100.0, 1.0
 MAX_STANDSTILL_MS, STANDING_DIM, SLEEP_SECONDS = {26: 10.0, 300: 30.0}, 16, 0.0005
 
 
 def run(
-    rows: int,
-    dim: int,
-    share: float,
-    hot_mib: int,
-    batch: int,
-    dirty_rows: int,
-    variables: list[int],
-    runs: int,
-    folder: Path | None,
+    rows: Rows = 4_000_000,
+    dim: Dim = 32,
+    share: Share = 0.01,
+    hot_mib: Annotated[
+        int, typer.Option(min=1, max=MAX_MIB, help="For the pause: size in MiB of the hot tier, all dirty.")
+    ] = 512,
+    batch: Batch = 8_192,
+    dirty_rows: Annotated[
+        int, typer.Option(min=1, max=MAX_ROWS, help="For the standstill: dirty rows of all variables.")
+    ] = 200_000,
+    variables: Annotated[
+        list[int],
+        typer.Option(min=1, max=1000, help="For the standstill: variables. May be given several times."),
+    ] = VARIABLES,
+    runs: Runs = 3,
+    folder: Folder = None,
 ) -> Report:
-    """Measure on a table of `rows` rows with one slot; `share` of them change between checkpoints.
-
-    dirty_rows, variables: of the standstill; rows of all variables together.
-    """
-    settings: dict[str, object] = {"rows": rows, "dim": dim, "share": share, "hot_mib": hot_mib, "batch": batch}
-    report = Report("checkpoint", {**settings, "dirty_rows": dirty_rows, "variables": variables, "runs": runs})
-    report.facts["compile_s"] = compile_seconds(dim)
+    """Measure checkpoints: bytes written, pauses of training, standstills, restores. Peers: np.load and torch.load."""
+    report = Report(facts={"compile_s": compile_seconds(dim)})
     with scratch(folder) as folder_path:
         _bytes_and_restore(report, folder_path, rows, dim, share, runs)
     with scratch(folder) as folder_path:
@@ -55,25 +62,24 @@ def run(
     return report
 
 
+def record_bytes(dim: int) -> int:
+    """Return the bytes of a float32 row with its slot on disk: also its key and its record's header."""
+    return 8 * dim + 8 + 17
+
+
 def _table(store: kvemb.Store, dim: int, hot_rows: int | None = None, name: str = "table") -> kvemb.Variable:
     return store.get_variable(name, dim=dim, optimizer=kvemb.optimizers.Adagrad(0.1, 0.1), hot_rows=hot_rows)
-
-
-def _load(table: kvemb.Variable, rows: int, dim: int) -> None:
-    for ids in batches_of_ids(rows, LOAD_BATCH):
-        table.upsert(ids, values_of(ids, dim))
 
 
 # Bytes, restores and deltas.
 
 
 def _bytes_and_restore(report: Report, folder_path: Path, rows: int, dim: int, share: float, runs: int) -> None:
-    record = RECORD_OVERHEAD_BYTES + 8 * dim  # the row and its slot, float32
     chance = np.random.default_rng(7)
     written, unchanged, delta_seconds, changed_rows = [], [], [], int(rows * share)
     with kvemb.open(folder_path / "store", memory_budget="512MiB") as store:
         table = _table(store, dim)
-        _load(table, rows, dim)
+        load(table, rows)
         store.flush()
         until_idle()  # waits for the compactions that loading caused
         before = store.checkpoint(folder_path / "0")
@@ -97,12 +103,10 @@ def _bytes_and_restore(report: Report, folder_path: Path, rows: int, dim: int, s
         export_seconds = time.perf_counter() - began
         if whole != rows:
             raise AssertionError(f"{rows} rows were loaded, but the table has {whole}")
-    report.lines.append(
-        _at_most(
-            "written by a checkpoint", "bytes", written, "the changed records", [record * changed_rows], MAX_WRITTEN
-        )
-    )
-    report.lines.append(_below("written with no change", "bytes", unchanged, MAX_UNCHANGED_BYTES))
+    changed = [record_bytes(dim) * changed_rows] * runs
+    line = compare("written by a checkpoint", "bytes", written, "the changed records", changed)
+    report.lines.append(line.ratio_at_most(MAX_WRITTEN))
+    report.lines.append(compare("written with no change", "bytes", unchanged).at_most(MAX_UNCHANGED_BYTES))
     rate, all_rate = [changed_rows / taken for taken in delta_seconds], [rows / export_seconds] * runs
     report.lines.append(compare("delta of what changed", "rows/s", rate, "export of the whole table", all_rate))
     _restores(report, folder_path, before, dim, runs)
@@ -112,7 +116,7 @@ def _restores(report: Report, folder_path: Path, large: kvemb.Checkpoint, dim: i
     """Time restores of the table and of one with a sixteenth of its rows, and loads of the same rows as arrays."""
     rows = large.variables["table"].rows
     with kvemb.open(folder_path / "small-store", memory_budget="512MiB") as store:
-        _load(_table(store, dim), rows // 16, dim)
+        load(_table(store, dim), rows // 16)
         small = store.checkpoint(folder_path / "small")
     saved = _saved_arrays(folder_path, rows, dim)
     taken: dict[str, list[float]] = {name: [] for name in ("large", "small", *saved)}
@@ -121,12 +125,12 @@ def _restores(report: Report, folder_path: Path, large: kvemb.Checkpoint, dim: i
         shutil.rmtree(folder_path / "restored")
         taken["small"].append(seconds(lambda _: _restore(small, folder_path / "restored"), 0))
         shutil.rmtree(folder_path / "restored")
-        for name, load in saved.items():
-            taken[name].append(seconds(lambda _, load=load: load(), 0))  # type: ignore[misc]
-    report.lines.append(_below("restore", "s", taken["large"], MAX_RESTORE_S))
-    report.lines.append(_beside("restore", "s", taken["large"], f"of {rows // 16:,} rows", taken["small"]))
+        for name, loader in saved.items():
+            taken[name].append(seconds(lambda _, loader=loader: loader(), 0))  # type: ignore[misc]
+    report.lines.append(compare("restore", "s", taken["large"]).at_most(MAX_RESTORE_S))
+    report.lines.append(compare("restore", "s", taken["large"], f"of {rows // 16:,} rows", taken["small"]))
     for name in saved:
-        report.lines.append(_beside("restore", "s", taken["large"], f"{name} of the same rows", taken[name]))
+        report.lines.append(compare("restore", "s", taken["large"], f"{name} of the same rows", taken[name]))
 
 
 def _restore(checkpoint: kvemb.Checkpoint, path: Path) -> None:
@@ -139,8 +143,7 @@ def _saved_arrays(folder_path: Path, rows: int, dim: int) -> dict[str, Callable[
     """Save keys, rows and slots as arrays; returns functions that load them, torch.load only if it is installed."""
     ids = ids_of(np.arange(rows))
     table = np.zeros((rows, 2 * dim), np.float32)
-    for start in range(0, rows, LOAD_BATCH):
-        table[start : start + LOAD_BATCH, :dim] = values_of(ids[start : start + LOAD_BATCH], dim)
+    table[:, :dim] = array_of(rows, dim)
     np.save(folder_path / "ids.npy", ids)
     np.save(folder_path / "table.npy", table)
     loaders: dict[str, Callable[[], object]] = {
@@ -159,7 +162,7 @@ def _saved_arrays(folder_path: Path, rows: int, dim: int) -> dict[str, Callable[
 
 def _pause(report: Report, folder_path: Path, dim: int, hot_mib: int, batch: int, runs: int) -> None:
     """Train on entirely dirty hot tiers, and with batches that spill, while a checkpoint is written."""
-    hot_rows = (hot_mib << 20) // (8 * dim + RECORD_OVERHEAD_BYTES)
+    hot_rows = (hot_mib << 20) // record_bytes(dim)
     for name, tables, keys, hot, budget_mib in (
         ("all hot", 1, hot_rows * 8 // 10, hot_rows, 2 * hot_mib + 256),
         ("spilling", 1, hot_rows * 2, hot_rows, 2 * hot_mib + 256),
@@ -169,7 +172,7 @@ def _pause(report: Report, folder_path: Path, dim: int, hot_mib: int, batch: int
         with kvemb.open(folder_path / name.replace(" ", "-"), memory_budget=f"{budget_mib}MiB") as store:
             trained = [_table(store, dim, hot, f"table {number}") for number in range(tables)]
             for table in trained:
-                _load(table, keys, dim)
+                load(table, keys)
             steps = [_Trainer(table, dim, keys, batch) for table in trained]
             for number in range(runs):
                 for table in trained:
@@ -185,7 +188,7 @@ def _pause(report: Report, folder_path: Path, dim: int, hot_mib: int, batch: int
                 pauses.append(1000 * longest)
                 shutil.rmtree(pending.result())
         most = MAX_PAUSE_MS if name == "all hot" else None
-        report.lines.append(_below(f"longest call during a checkpoint, {name}", "ms", pauses, most))
+        report.lines.append(compare(f"longest call during a checkpoint, {name}", "ms", pauses).at_most(most))
         report.facts[f"longest call without one, {name}"] = f"{float(np.median(quiet)):.1f} ms"
         report.facts[f"until it is complete, {name}"] = f"{float(np.median(whole)):.2f} s"
 
@@ -243,10 +246,7 @@ def _standstills(report: Report, variables: int, rows: int, runs: int, folder: P
     values = values_of(ids, STANDING_DIM)
     stops, taken = [], []
     with scratch(folder) as path, kvemb.open(path / "store", memory_budget="512MiB") as store:
-        optimizer = kvemb.optimizers.Adagrad(0.1, 0.1)
-        tables = [
-            store.get_variable(f"table {number}", dim=STANDING_DIM, optimizer=optimizer) for number in range(variables)
-        ]
+        tables = [_table(store, STANDING_DIM, name=f"table {number}") for number in range(variables)]
         for run in range(-1, runs):  # the first is not measured
             for table in tables:
                 table.upsert(ids, values)
@@ -260,27 +260,6 @@ def _standstills(report: Report, variables: int, rows: int, runs: int, folder: P
                 stops.append(watch.longest_ms)
                 taken.append(seconds)
     named = f"{variables} variable{'s' * (variables > 1)}"
-    most = MAX_STANDSTILL_MS.get(variables)
-    report.lines.append(_below(f"longest standstill during a checkpoint, {named}", "ms", stops, most))
-    report.lines.append(_below(f"until it is complete, {named}", "s", taken, None))
-
-
-# Lines.
-
-
-def _below(name: str, unit: str, ours: list[float] | list[int], most: float | None) -> Comparison:
-    spread = Spread.of(ours)
-    if most is None:
-        return Comparison(name, unit, spread)
-    return Comparison(name, unit, spread, bar=f"≤ {most:,g}", met=spread.median <= most)
-
-
-def _at_most(name: str, unit: str, ours: list[int], peer_name: str, peer: list[int], most: float) -> Comparison:
-    ratio = Spread.of(value / peer[0] for value in ours)
-    met = ratio.median <= most
-    return Comparison(name, unit, Spread.of(ours), peer_name, Spread.of(peer), ratio, f"ratio ≤ {most:g}", met)
-
-
-def _beside(name: str, unit: str, ours: list[float], peer_name: str, peer: list[float]) -> Comparison:
-    ratio = Spread.of(a / b for a, b in zip(ours, peer, strict=True))
-    return Comparison(name, unit, Spread.of(ours), peer_name, Spread.of(peer), ratio)
+    line = compare(f"longest standstill during a checkpoint, {named}", "ms", stops)
+    report.lines.append(line.at_most(MAX_STANDSTILL_MS.get(variables)))
+    report.lines.append(compare(f"until it is complete, {named}", "s", taken))

@@ -9,49 +9,55 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+import typer
 
 import kvemb
-from kvemb.tools.bench.data import batches_of_ids, ids_of, values_of
+from kvemb.tools.bench.data import ids_of
 from kvemb.tools.bench.measure import compile_seconds, scratch, until_idle
-from kvemb.tools.bench.results import Comparison, Report, Spread
-from kvemb.tools.bench.train import LOAD_BATCH, open_table, target, train_step
+from kvemb.tools.bench.options import Batch, BudgetMib, Dim, Folder, Runs, Sizes, Steps
+from kvemb.tools.bench.results import Report, compare
+from kvemb.tools.bench.trained import load, open_table, target, train_step
+from kvemb.tools.limits import no_nan
 
+ROWS = [1_000_000, 4_000_000]
 MAX_US_PER_ROW = 5.0
 MAX_GROWTH = 1.3
 
 
 def run(
-    rows: list[int], dim: int, hot_share: float, batch: int, steps: int, runs: int, budget_mib: int, folder: Path | None
+    rows: Sizes = ROWS,
+    dim: Dim = 32,
+    hot: Annotated[
+        float, typer.Option(min=0.0, max=1.0, callback=no_nan, help="Share of the rows that fits in the hot tier.")
+    ] = 0.02,
+    batch: Batch = 8_192,
+    steps: Steps = 50,
+    runs: Runs = 3,
+    budget_mib: BudgetMib = 256,
+    folder: Folder = None,
 ) -> Report:
-    """Measure `runs` windows of `steps` steps at each size. hot_share: the share of the rows that fits the hot tier."""
-    settings: dict[str, object] = {"rows": rows, "dim": dim, "hot_share": hot_share, "batch": batch, "steps": steps}
-    report = Report("cold", {**settings, "runs": runs, "budget_mib": budget_mib})
-    report.facts["compile_s"] = compile_seconds(dim)
-    medians = []
+    """Measure the CPU time of a cold row that is read, trained and written back, by the size of the table."""
+    report = Report(facts={"compile_s": compile_seconds(dim)})
     for count in rows:
-        cost = _microseconds(count, dim, max(1, int(hot_share * count)), batch, steps, runs, budget_mib, folder)
-        medians.append(cost)
-        line = Comparison(f"{count:,} rows", "us CPU a cold row", cost, bar=f"≤ {MAX_US_PER_ROW:g}")
-        report.lines.append(Comparison(**{**vars(line), "met": cost.median <= MAX_US_PER_ROW}))
+        cost = _microseconds(count, dim, max(1, int(hot * count)), batch, steps, runs, budget_mib, folder)
+        report.lines.append(compare(f"{count:,} rows", "us CPU a cold row", cost).at_most(MAX_US_PER_ROW))
     if len(rows) > 1:
-        first, last = medians[0], medians[-1]
-        ratio = Spread.of([last.median / first.median])
-        name, peer = f"{rows[-1]:,} rows", f"{rows[0]:,} rows"
-        bar, met = f"ratio ≤ {MAX_GROWTH:g}", ratio.median <= MAX_GROWTH
-        report.lines.append(Comparison(name, "us CPU a cold row", last, peer, first, ratio, bar, met))
+        first, last = ([report.lines[at].ours.median] for at in (0, -1))
+        line = compare(f"{rows[-1]:,} rows", "us CPU a cold row", last, f"{rows[0]:,} rows", first)
+        report.lines.append(line.ratio_at_most(MAX_GROWTH))
     return report
 
 
 def _microseconds(
     rows: int, dim: int, hot_rows: int, batch: int, steps: int, runs: int, budget_mib: int, folder: Path | None
-) -> Spread:
+) -> list[float]:
     chance, pull, costs = np.random.default_rng(5), target(dim), []
     with scratch(folder) as path, kvemb.open(path / "store", memory_budget=budget_mib << 20) as store:
         table = open_table(store, dim, hot_rows)
-        for ids in batches_of_ids(rows, LOAD_BATCH):
-            table.upsert(ids, values_of(ids, dim))
+        load(table, rows)
         store.flush()
         until_idle()
         for run in range(runs + 1):
@@ -62,4 +68,4 @@ def _microseconds(
             until_idle()
             if run:  # the first run fills the hot tier
                 costs.append(1e6 * (time.process_time() - began) / (table.stats.misses - missed))
-    return Spread.of(costs)
+    return costs

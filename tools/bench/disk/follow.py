@@ -8,62 +8,58 @@ point, in the other it does not.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 
 import kvemb
 from kvemb.tools.bench.data import batches_of_ids, ids_of, values_of
 from kvemb.tools.bench.measure import compile_seconds, scratch
-from kvemb.tools.bench.results import Comparison, Report, Spread
+from kvemb.tools.bench.options import Batch, BudgetMib, Dim, Folder, HotRows, Rows, Runs, Share
+from kvemb.tools.bench.processes import Asked
+from kvemb.tools.bench.results import Report, compare
+from kvemb.tools.bench.trained import LOAD_BATCH, load
+from kvemb.tools.limits import MAX_PAUSE_S, MAX_RUNS, no_nan
 
 MAX_SLOWER = 3.0
 # Lookups that end within this time after a refresh are also reported separately.
 SOON_SECONDS = 0.1
-LOAD_BATCH = 100_000
 
 
 def run(
-    rows: int,
-    dim: int,
-    hot_rows: int,
-    batch: int,
-    share: float,
-    every: float,
-    points: int,
-    runs: int,
-    budget_mib: int,
-    folder: Path | None,
+    rows: Rows = 4_000_000,
+    dim: Dim = 32,
+    hot_rows: HotRows = 400_000,
+    batch: Batch = 1_024,
+    share: Share = 0.01,
+    every: Annotated[
+        float, typer.Option(min=0.01, max=MAX_PAUSE_S, callback=no_nan, help="Seconds between two durable points.")
+    ] = 1.0,
+    points: Annotated[int, typer.Option(min=1, max=MAX_RUNS, help="Durable points per run.")] = 5,
+    runs: Runs = 3,
+    budget_mib: BudgetMib = 512,
+    folder: Folder = None,
 ) -> Report:
-    """Look up random hot rows, with and without refreshes, and compare the slowest of a hundred lookups."""
-    hot = min(hot_rows, rows)
-    settings: dict[str, object] = {"rows": rows, "dim": dim, "hot_rows": hot, "batch": batch, "share": share}
-    report = Report("follow", {**settings, "every": every, "points": points, "runs": runs, "budget_mib": budget_mib})
-    report.facts["compile_s"] = compile_seconds(dim)
+    """Look up hot rows in a follower that refreshes while another process trains. Peer: a follower that does not."""
+    hot, report = min(hot_rows, rows), Report(facts={"compile_s": compile_seconds(dim)})
     with scratch(folder) as place:
-        trainer = _Trainer({"path": str(place / "store"), "rows": rows, "dim": dim, "share": share})
-        budget = f"{budget_mib}MiB"
-        try:
-            with kvemb.open(place / "store", follow=True, memory_budget=budget) as follower:
+        trained = json.dumps({"path": str(place / "store"), "rows": rows, "dim": dim, "share": share})
+        with Asked("the trainer", ["-m", __name__, trained]) as trainer:
+            trainer.ask("load")
+            with kvemb.open(place / "store", follow=True, memory_budget=budget_mib << 20) as follower:
                 table = follower.get_variable("table", hot_rows=2 * hot)
                 for ids in batches_of_ids(hot, LOAD_BATCH):
                     table.lookup(ids)
                 times = _measure(follower, table, trainer, hot, batch, every, points, runs)
-        finally:
-            trainer.end()
-    sides = ("lookup p99 with refreshes", times.refreshing), (f"within {SOON_SECONDS:g} s of a refresh", times.soon)
-    for name, ours in sides:
-        ratio = Spread.of(a / b for a, b in zip(ours, times.still, strict=True))
-        bar, met = f"ratio ≤ {MAX_SLOWER:g}", ratio.median <= MAX_SLOWER
-        report.lines.append(
-            Comparison(name, "ms", Spread.of(ours), "p99 without refreshes", Spread.of(times.still), ratio, bar, met)
-        )
+    sides = {"lookup p99 with refreshes": times.refreshing, f"within {SOON_SECONDS:g} s of a refresh": times.soon}
+    for name, ours in sides.items():
+        line = compare(name, "ms", ours, "p99 without refreshes", times.still)
+        report.lines.append(line.ratio_at_most(MAX_SLOWER))
     report.facts |= {"refresh_s": float(np.median(times.refreshes)), "refreshes": len(times.refreshes)}
     return report
 
@@ -84,7 +80,7 @@ class _Times:
 def _measure(
     follower: kvemb.Store,
     table: kvemb.Variable,
-    trainer: _Trainer,
+    trainer: Asked,
     hot: int,
     batch: int,
     every: float,
@@ -112,9 +108,7 @@ def _measure(
     return times
 
 
-def _make_points(
-    trainer: _Trainer, points: int, every: float, follower: kvemb.Store | None
-) -> list[tuple[float, float]]:
+def _make_points(trainer: Asked, points: int, every: float, follower: kvemb.Store | None) -> list[tuple[float, float]]:
     """Make points, `every` seconds apart; returns when each refresh of the follower, if there is one, began and ended.
 
     Raises AssertionError if the follower does not see a point.
@@ -122,7 +116,7 @@ def _make_points(
     refreshes = []
     for _ in range(points):
         time.sleep(every)
-        trainer.point()
+        trainer.ask("point")
         if follower is not None:
             began = time.perf_counter()
             if not follower.refresh():
@@ -153,48 +147,19 @@ def _p99_ms(seconds: np.ndarray) -> float:
     return 1000 * float(np.percentile(seconds, 99))
 
 
-class _Trainer:
-    """A process that trains. It has made its first point when the constructor returns."""
-
-    def __init__(self, settings: dict[str, object]) -> None:
-        command = [sys.executable, "-P", "-m", __name__, json.dumps(settings)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._answer()
-
-    def point(self) -> None:
-        """Make a point."""
-        assert self._process.stdin is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        self._answer()
-
-    def _answer(self) -> None:
-        assert self._process.stdout is not None
-        if not self._process.stdout.readline():
-            raise AssertionError("the process that trains has ended")
-
-    def end(self) -> None:
-        """End it."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait()
-        self._process.stdout.close()
-
-
 def _train(path: str, rows: int, dim: int, share: float) -> None:
+    """Load a table at the first line of stdin, and change a share of its rows at every other; answer each line."""
     chance = np.random.default_rng(5)
     with kvemb.open(path, memory_budget="512MiB") as store:
         table = store.get_variable("table", dim=dim, optimizer=kvemb.optimizers.Adagrad(0.1, 0.1))
-        for ids in batches_of_ids(rows, LOAD_BATCH):
-            table.upsert(ids, values_of(ids, dim))
-        store.flush()
-        print("ready", flush=True)
-        for _ in sys.stdin:
-            ids = ids_of(chance.choice(rows, max(1, int(rows * share)), replace=False))
-            table.apply_gradients(ids, values_of(ids, dim))
+        for line in sys.stdin:
+            if line.strip() == "load":
+                load(table, rows)
+            else:
+                ids = ids_of(chance.choice(rows, max(1, int(rows * share)), replace=False))
+                table.apply_gradients(ids, values_of(ids, dim))
             store.flush()
-            print("made", flush=True)
+            print("true", flush=True)
 
 
 if __name__ == "__main__":

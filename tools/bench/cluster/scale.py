@@ -1,4 +1,4 @@
-"""`kvemb bench cluster --simulate`: estimates the cost of a very large cluster, by arithmetic and a simulation.
+"""`kvemb bench scale`: estimates the cost of a very large cluster, by arithmetic and a simulation.
 
 The table's rows are spread evenly, and there is one trainer on each shard's node. In the simulation all trainers take a
 step at the same time: each sends a call to each shard, one after the other; each shard answers calls in the order in
@@ -13,6 +13,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from kvemb.tools.bench.options import AsJson
+from kvemb.tools.screen import to_json
 
 SHARDS, SEED, STEPS = (8, 64, 1000), 0, 1000
 
@@ -52,6 +55,11 @@ class Assumptions:
     def record_bytes(self) -> int:
         """The bytes of a row on disk: embedding, slot, key, score, step."""
         return 2 * self.row_bytes + 25
+
+
+def run(json: AsJson = False) -> None:
+    """Estimate the cost of 8, 64 and 1,000 shards with 10^12 rows, by arithmetic and a simulation."""
+    print(to_json(as_json(), indent=2) if json else text(), end="")
 
 
 def figures(shards: int, given: Assumptions) -> dict[str, float]:

@@ -6,29 +6,36 @@ Every access counts, including the first ones after loading, when all rows have 
 from __future__ import annotations
 
 from collections import OrderedDict
-from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+import typer
 
 import kvemb
 from kvemb.tools.bench.data import Ids, Zipf, ids_of, values_of
 from kvemb.tools.bench.measure import compile_seconds, scratch
-from kvemb.tools.bench.results import Comparison, Report, Spread
+from kvemb.tools.bench.options import Batch, BudgetMib, Dim, Exponent, Folder, HotRows, Rows
+from kvemb.tools.bench.results import Report, compare
+from kvemb.tools.bench.trained import LOAD_BATCH
+from kvemb.tools.limits import MAX_KEYS_DRAWN
 
 MIN_RATE = 0.50
-LOAD_BATCH = 65_536
 
 
 def run(
-    rows: int, dim: int, hot_rows: int, batch: int, accesses: int, exponent: float, budget_mib: int, folder: Path | None
+    rows: Rows = 2_000_000,
+    dim: Dim = 4,
+    hot_rows: HotRows = 131_072,
+    batch: Batch = 8_192,
+    accesses: Annotated[int, typer.Option(min=1, max=MAX_KEYS_DRAWN, help="Keys looked up in total.")] = 6_000_000,
+    zipf: Exponent = 0.8,
+    budget_mib: BudgetMib = 256,
+    folder: Folder = None,
 ) -> Report:
-    """Look up `accesses` keys in batches; the hit rate is per occurrence, from the variable's hit counter."""
-    settings: dict[str, object] = {"rows": rows, "dim": dim, "hot_rows": hot_rows, "batch": batch, "accesses": accesses}
-    report = Report("hitrate", {**settings, "zipf": exponent, "budget_mib": budget_mib})
-    report.facts["compile_s"] = compile_seconds(dim)
-    zipf = Zipf(rows, exponent, seed=4)
-    sizes = [batch] * (accesses // batch) + ([accesses % batch] if accesses % batch else [])
-    work = [zipf.sample(size) for size in sizes]
+    """Measure the hit rate of lookups. Peers: an exact LRU cache; the best fixed set of rows."""
+    report = Report(facts={"compile_s": compile_seconds(dim)})
+    popularity = Zipf(rows, zipf, seed=4)
+    work = [popularity.sample(min(batch, accesses - at)) for at in range(0, accesses, batch)]
     # The hit rate of each eighth shows how it rises; the bar is for the whole.
     marks = {len(work) * i // 8 for i in range(1, 9)}
     rising: list[float] = []
@@ -49,10 +56,10 @@ def run(
     if hits + misses != accesses:
         raise AssertionError(f"{accesses} keys were looked up, but hits and misses are {hits + misses}")
     report.facts["hit_rate_by_eighth"] = [round(rate, 3) for rate in rising]
-    rate, lru, best = hits / accesses, lru_hit_rate(work, hot_rows), zipf.mass_of_top(hot_rows)
+    rate, lru = hits / accesses, lru_hit_rate(work, hot_rows)
     report.lines = [
-        _line(rate, "exact LRU, simulated", lru, f"rate ≥ {MIN_RATE:g}", rate >= MIN_RATE),
-        _line(rate, "static optimum", best, "", None),
+        compare("hit rate", "share", [rate], "exact LRU, simulated", [lru]).at_least(MIN_RATE),
+        compare("hit rate", "share", [rate], "static optimum", [popularity.mass_of_top(hot_rows)]),
     ]
     return report
 
@@ -72,9 +79,3 @@ def lru_hit_rate(work: list[Ids], cells: int) -> float:
                     held.popitem(last=False)
         total += len(ranks)
     return hits / total
-
-
-def _line(rate: float, peer_name: str, peer: float, bar: str, met: bool | None) -> Comparison:
-    return Comparison(
-        "hit rate", "share", Spread.of([rate]), peer_name, Spread.of([peer]), Spread.of([rate / peer]), bar, met
-    )

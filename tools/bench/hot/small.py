@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
+import typer
 
 import kvemb
-from kvemb.tools.bench.data import Ids, batches_of_ids, ids_of, values_of
+from kvemb.tools.bench.data import Ids, ids_of
 from kvemb.tools.bench.measure import compile_seconds, scratch, until_idle
-from kvemb.tools.bench.results import Comparison, Report, Spread
+from kvemb.tools.bench.options import Dim, Folder, Rows, Runs
+from kvemb.tools.bench.results import Report, Spread, compare
+from kvemb.tools.bench.trained import load
+from kvemb.tools.limits import MAX_RUNS
 
-LOAD_BATCH = 65_536
 KEYS = 100
 HOT_USES = 1000
 BARS = {"lookup": 15.0, "apply_gradients": 30.0, "upsert": 20.0, "absent": 60.0, "cold": 60.0}
@@ -34,28 +36,31 @@ class Cost(NamedTuple):
     cold: float = 0.0
 
 
-def run(rows: int, dim: int, calls: int, runs: int, folder: Path | None) -> Report:
-    """Time `runs` runs of `calls` calls each of every kind, in turns."""
-    report = Report("small", {"rows": rows, "dim": dim, "calls": calls, "runs": runs})
-    report.facts["compile_s"] = compile_seconds(dim)
+def run(
+    rows: Rows = 200_000,
+    dim: Dim = 64,
+    calls: Annotated[int, typer.Option(min=1, max=MAX_RUNS, help="Calls of each kind per run.")] = 500,
+    runs: Runs = 7,
+    folder: Folder = None,
+) -> Report:
+    """Time small calls: one key or a hundred, hot; one key missing or cold. Peer: np.take."""
+    report = Report(facts={"compile_s": compile_seconds(dim)})
     with scratch(folder) as path, kvemb.open(path / "store", memory_budget="256MiB") as store:
-        var = store.get_variable(
-            "small", dim=dim, hot_rows=max(16 * KEYS, rows // 10), optimizer=kvemb.optimizers.Adagrad(0.01)
-        )
-        for ids in batches_of_ids(rows, LOAD_BATCH):
-            var.upsert(ids, values_of(ids, dim))
+        optimizer = kvemb.optimizers.Adagrad(0.01)
+        var = store.get_variable("small", dim=dim, hot_rows=max(16 * KEYS, rows // 10), optimizer=optimizer)
+        load(var, rows)
         store.flush()
         costs = _measure(var, rows, dim, calls, runs)
     for name, keys in (("lookup", 1), ("apply_gradients", 1), ("upsert", 1), ("lookup", KEYS)):
         what, taken = f"{name}, {keys} {'key' if keys == 1 else 'keys'}", f"np.take, {keys}"
         ours, peer = costs[f"{name} {keys}"], costs[f"take {keys}"]
-        bar = BARS[name] if keys == 1 else None
-        report.lines.append(_line(what, [cost.wall for cost in ours], taken, [cost.wall for cost in peer], bar))
-        report.lines.append(_line(f"{what}, CPU", [cost.cpu for cost in ours], taken, [cost.cpu for cost in peer]))
+        line = compare(what, "us", [cost.wall for cost in ours], taken, [cost.wall for cost in peer])
+        cpu = compare(what, "us CPU", [cost.cpu for cost in ours], taken, [cost.cpu for cost in peer])
+        report.lines += [line.at_most(BARS[name] if keys == 1 else None), cpu]
     hot = [cost.wall for cost in costs[f"lookup {KEYS}"]]
     for name in ("absent", "cold"):
         more = [cost.wall - before for cost, before in zip(costs[name], hot, strict=True)]
-        report.lines.append(_line(f"one of them {name}: more", more, "all hot", hot, BARS[name]))
+        report.lines.append(compare(f"one of them {name}: more", "us", more, "all hot", hot).at_most(BARS[name]))
     report.facts["cold_read_us"] = {name: Spread.of(c.cold for c in costs[name]).median for name in ("absent", "cold")}
     report.facts["cpu_us"] = {name: Spread.of(c.cpu for c in costs[name]).median for name in ("absent", "cold")}
     return report
@@ -117,9 +122,3 @@ def _missing(var: kvemb.Variable, hot: Ids, draw: Callable[[], Ids], count: int,
             cpu.append(used)
         before = after
     return Cost(1e6 * float(np.median(wall)), 1e6 * float(np.mean(cpu)), 1e6 * float(np.median(cold)))
-
-
-def _line(name: str, ours: list[float], peer_name: str, peer: list[float], most: float | None = None) -> Comparison:
-    spread, ratio = Spread.of(ours), Spread.of(a / b for a, b in zip(ours, peer, strict=True))
-    bar, met = ("", None) if most is None else (f"≤ {most:g} us", spread.median <= most)
-    return Comparison(name, "us", spread, peer_name, Spread.of(peer), ratio, bar, met)

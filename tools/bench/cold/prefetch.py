@@ -9,45 +9,46 @@ that reads ahead need memory that others have.
 from __future__ import annotations
 
 import time
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 import kvemb
-from kvemb.tools.bench.data import Zipf, batches_of_ids, ids_of, values_of
-from kvemb.tools.bench.measure import compile_seconds, scratch, until_idle
-from kvemb.tools.bench.results import Report, compare_cost
-from kvemb.tools.bench.torch import import_torch
-from kvemb.tools.bench.train import LOAD_BATCH, open_table
+from kvemb.tools.bench.data import Zipf, ids_of
+from kvemb.tools.bench.hot.torch import import_torch
+from kvemb.tools.bench.measure import compile_seconds, scratch, take_turns, until_idle
+from kvemb.tools.bench.options import Batch, Dim, Exponent, Folder, HotRows, Rows, Runs, Steps, Tables
+from kvemb.tools.bench.results import Report, compare
+from kvemb.tools.bench.trained import load, open_table
 
 MAX_RATIO = 0.75
-# Runs before the timed ones, without a model; the last one measures how long a step takes.
-WARM_UP = 2
 
 
 def run(
-    rows: int,
-    dim: int,
-    hot_rows: int,
-    batch: int,
-    steps: int,
-    runs: int,
-    exponent: float,
-    tables: int,
-    folder: Path | None,
+    rows: Rows = 1_000_000,
+    dim: Dim = 32,
+    hot_rows: HotRows = 100_000,
+    batch: Batch = 16_384,
+    steps: Steps = 50,
+    runs: Runs = 5,
+    zipf: Exponent = 1.0,
+    tables: Tables = 1,
+    folder: Folder = None,
 ) -> Report:
-    """Time `runs` runs of `steps` steps of each side. rows, hot_rows, batch: of each table.
+    """Train mostly cold tables with kvemb.torch.prefetching, and without. A model takes half of each step.
 
-    Raises BadInput without PyTorch.
+    --rows and --batch are of each table. Several tables share a budget of about --hot-rows each.
     """
-    settings: dict[str, object] = {"tables": tables, "rows": rows, "dim": dim, "hot_rows": hot_rows, "batch": batch}
-    report = Report("prefetch", {**settings, "steps": steps, "runs": runs, "zipf": exponent})
-    torch = import_torch(report)
+    torch, report = import_torch()
     report.facts["compile_s"] = compile_seconds(dim)
-    zipf = Zipf(rows, exponent, seed=3)
+    popularity = Zipf(rows, zipf, seed=3)
     hot_bytes = tables * hot_rows * (8 * dim + 64)
     budget = 4 * hot_bytes + (64 << 20) if tables == 1 else hot_bytes * 3 // 2 + (4 << 20)
+
+    def drawn() -> list[list[Any]]:
+        return [[torch.from_numpy(ids_of(popularity.sample(batch))) for _ in range(tables)] for _ in range(steps)]
+
     with (
         scratch(folder) as path,
         kvemb.open(path / "ahead", memory_budget=budget) as ahead,
@@ -55,34 +56,28 @@ def run(
     ):
         sides = [Side(_open(store, dim, hot_rows, tables)) for store in (ahead, plain)]
         for side, store in zip(sides, (ahead, plain), strict=True):
-            for ids in batches_of_ids(rows, LOAD_BATCH):
-                for variable in side.variables:
-                    variable.upsert(ids, values_of(ids, dim))
+            for variable in side.variables:
+                load(variable, rows)
             store.flush()
         until_idle()
-        work = [
-            [[torch.from_numpy(ids_of(zipf.sample(batch))) for _ in range(tables)] for _ in range(steps)]
-            for _ in range(WARM_UP + runs)
-        ]
+        work = [drawn(), drawn()]
 
-        def step_seconds(side: Side, batches: list[Any]) -> float:
+        def step_ms(side: Side, run: int) -> float:
             start = time.perf_counter()
-            side.train(batches, ahead=side is sides[0])
-            return (until_idle() - start) / steps  # including its work on RocksDB's threads
+            side.train(work[run], ahead=side is sides[0])
+            return 1e3 * (until_idle() - start) / steps  # including its work on RocksDB's threads
 
-        walls: list[list[float]] = [[], []]
-        for batches in work:
-            order = (0, 1) if len(walls[0]) % 2 == 0 else (1, 0)
-            for number in order:
-                walls[number].append(step_seconds(sides[number], batches))
-            if len(walls[0]) == WARM_UP:
-                sides[0].model_s = sides[1].model_s = model_s = walls[1][-1]
+        turns = [partial(step_ms, side) for side in sides]
+        model_ms = take_turns(turns, 2)[1][-1]  # warms up
+        for side in sides:
+            side.model_s = model_ms / 1e3
+        work = [drawn() for _ in range(runs)]
+        with_it, without = take_turns(turns, runs)
         for pair in zip(*(side.variables for side in sides), strict=True):
             for one, other in zip(*map(_columns, pair), strict=True):
                 np.testing.assert_array_equal(one, other)
-        report.facts |= {"model_ms": 1e3 * model_s, "rows_compared": sum(each.size() for each in sides[0].variables)}
-    with_it, without = ([1e3 * each for each in side[WARM_UP:]] for side in walls)
-    report.lines = [compare_cost("step with prefetching", "ms", with_it, "without", without, MAX_RATIO)]
+        report.facts |= {"model_ms": model_ms, "rows_compared": sum(each.size() for each in sides[0].variables)}
+    report.lines = [compare("step with prefetching", "ms", with_it, "without", without).ratio_at_most(MAX_RATIO)]
     return report
 
 

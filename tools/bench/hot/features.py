@@ -6,45 +6,49 @@ torch.nn.EmbeddingBag(sparse=True) for each table, and one torch.optim.Adagrad f
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 
 import kvemb
-from kvemb.tools.bench.data import batches_of_ids, ids_of, values_of
-from kvemb.tools.bench.measure import compile_seconds, measure_alternately, scratch, seconds
-from kvemb.tools.bench.results import Comparison, Report, Spread, compare, compare_cost
-from kvemb.tools.bench.torch import ADAGRAD, budget_of_hot, import_torch
-from kvemb.tools.bench.train import EPSILON, LEARNING_RATE, LOAD_BATCH
+from kvemb.tools.bench.data import ids_of
+from kvemb.tools.bench.hot.resident import array_of, budget_of_hot, measure_hot
+from kvemb.tools.bench.hot.torch import ADAGRAD, import_torch
+from kvemb.tools.bench.measure import compile_seconds, scratch, seconds
+from kvemb.tools.bench.options import Batch, Dim, Folder, Rows, Runs, Steps, Tables
+from kvemb.tools.bench.results import Report, compare
+from kvemb.tools.bench.trained import adagrad, load
 
 MIN_RATIO, MAX_FIXED_US, SMALL_CALLS = 2.0, 40.0, 200
 
 
-def run(tables: int, rows: int, dim: int, batch: int, steps: int, runs: int, folder: Path | None) -> Report:
-    """Time `runs` runs of `steps` steps on `tables` tables of `rows` rows. Raises BadInput without PyTorch."""
-    settings: dict[str, object] = {"tables": tables, "rows": rows, "dim": dim, "batch": batch, "steps": steps}
-    report = Report("features", {**settings, "runs": runs})
-    torch = import_torch(report)
+def run(
+    tables: Tables = 26,
+    rows: Rows = 40_000,
+    dim: Dim = 16,
+    batch: Batch = 4096,
+    steps: Steps = 5,
+    runs: Runs = 9,
+    folder: Folder = None,
+) -> Report:
+    """Train an EmbeddingBagCollection of many tables, all hot. Peer: PyTorch's sparse EmbeddingBags."""
+    torch, report = import_torch()
     import kvemb.torch as kt
 
     report.facts["compile_s"] = compile_seconds(dim)
     chance = np.random.default_rng(7)
     work = [[chance.integers(0, rows, (tables, batch)) for _ in range(steps)] for _ in range(runs)]
-    with scratch(folder) as path, kvemb.open(path / "store", memory_budget=budget_of_hot(tables * rows, dim)) as store:
-        rule = kvemb.optimizers.Adagrad(LEARNING_RATE, 0.0, EPSILON)
-        start = np.concatenate([values_of(ids, dim) for ids in batches_of_ids(rows, LOAD_BATCH)])
-        variables = {f"t{at}": store.get_variable(f"t{at}", dim=dim, optimizer=rule) for at in range(tables)}
+    budget = budget_of_hot(tables * rows, 8 * dim)
+    with scratch(folder) as path, kvemb.open(path / "store", memory_budget=budget) as store:
+        variables = {f"t{at}": store.get_variable(f"t{at}", dim=dim, optimizer=adagrad()) for at in range(tables)}
         for variable in variables.values():
-            for at, ids in zip(range(0, rows, LOAD_BATCH), batches_of_ids(rows, LOAD_BATCH), strict=True):
-                variable.upsert(ids, start[at : at + len(ids)])
+            load(variable, rows)
         collection = kt.EmbeddingBagCollection(variables)
         optimizer = kt.Optimizer(collection)
+        start = torch.from_numpy(array_of(rows, dim))
         bags = [
-            torch.nn.EmbeddingBag.from_pretrained(torch.from_numpy(start.copy()), freeze=False, mode="sum", sparse=True)
+            torch.nn.EmbeddingBag.from_pretrained(start.clone(), freeze=False, mode="sum", sparse=True)
             for _ in variables
         ]
-        parameters = [bag.weight for bag in bags]
-        peer = torch.optim.Adagrad(parameters, **ADAGRAD)
+        peer = torch.optim.Adagrad([bag.weight for bag in bags], **ADAGRAD)
         offsets = torch.arange(batch)
         given = [[[torch.from_numpy(ids_of(part)) for part in step] for step in run] for run in work]
         places = [[[torch.from_numpy(part) for part in step] for step in run] for run in work]
@@ -62,22 +66,19 @@ def run(tables: int, rows: int, dim: int, batch: int, steps: int, runs: int, fol
                 torch.stack(found).square().sum().backward()
                 peer.step()
 
-        measure_alternately((ours, theirs), 1)  # warm up
-        mine, other = measure_alternately((ours, theirs), runs)
+        mine, other = measure_hot(list(variables.values()), (ours, theirs), runs)
         seen = np.unique(work[-1][-1][0])
         trained = variables["t0"].lookup(ids_of(seen), touch=False)
-        np.testing.assert_allclose(trained, parameters[0].detach().numpy()[seen], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(trained, bags[0].weight.detach().numpy()[seen], rtol=1e-4, atol=1e-5)
         report.facts["rows_compared"] = len(seen)
         fixed = [seconds(lambda _: _small_calls(store, variables), i) / SMALL_CALLS * 1e6 for i in range(runs)]
     rates = [[steps / each.wall for each in side] for side in (mine, other)]
     cpu = [[1e3 * each.cpu / steps for each in side] for side in (mine, other)]
-    name, cost = "EmbeddingBag(sparse=True) each + optim.Adagrad", Spread.of(fixed)
+    name = "EmbeddingBag(sparse=True) each + optim.Adagrad"
     report.lines = [
-        compare("step", "steps/s", rates[0], name, rates[1], MIN_RATIO),
-        compare_cost("CPU of a step", "ms", cpu[0], name, cpu[1]),
-        Comparison(
-            "lookup of one key of one table", "us", cost, bar=f"≤ {MAX_FIXED_US:g}", met=cost.median <= MAX_FIXED_US
-        ),
+        compare("step", "steps/s", rates[0], name, rates[1]).ratio_at_least(MIN_RATIO),
+        compare("step", "ms CPU", cpu[0], name, cpu[1]),
+        compare("lookup of one key of one table", "us", fixed).at_most(MAX_FIXED_US),
     ]
     return report
 

@@ -9,43 +9,46 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+import typer
 
 import kvemb
-from kvemb.tools.bench.checkpoint import RECORD_OVERHEAD_BYTES
-from kvemb.tools.bench.data import batches_of_ids, ids_of, values_of
+from kvemb.tools.bench.data import ids_of, values_of
+from kvemb.tools.bench.disk.checkpoint import record_bytes
 from kvemb.tools.bench.measure import compile_seconds, new_bytes, scratch, until_idle
-from kvemb.tools.bench.results import Comparison, Report, Spread
+from kvemb.tools.bench.options import BudgetMib, Dim, Folder, Rows, Share
+from kvemb.tools.bench.results import Comparison, Report, Spread, compare
+from kvemb.tools.bench.trained import LOAD_BATCH, load
+from kvemb.tools.limits import MAX_MIB, MAX_RUNS
 
 MAX_PUSHED, MAX_ON_DISK, MAX_LATER_FLUSH = 2.5, 6.0, 1.3
-LOAD_BATCH = 100_000
 
 
 def run(
-    rows: int,
-    dim: int,
-    checkpoints: int,
-    share: float,
-    flush_mib: int,
-    flushes: int,
-    budget_mib: int,
-    folder: Path | None,
+    rows: Rows = 4_000_000,
+    dim: Dim = 32,
+    checkpoints: Annotated[int, typer.Option(min=1, max=MAX_RUNS, help="Checkpoints after the first.")] = 64,
+    share: Share = 0.01,
+    flush_mib: Annotated[
+        int, typer.Option(min=1, max=MAX_MIB, help="Rows rewritten before each timed flush, in MiB.")
+    ] = 75,
+    flushes: Annotated[int, typer.Option(min=2, max=MAX_RUNS, help="Flushes that are timed.")] = 4,
+    budget_mib: BudgetMib = 512,
+    folder: Folder = None,
 ) -> Report:
-    """Make, push and pull a series, and time flushes; raises AssertionError if the pulled checkpoint has other rows."""
-    settings: dict[str, object] = {"rows": rows, "dim": dim, "checkpoints": checkpoints, "share": share}
-    report = Report("series", {**settings, "flush_mib": flush_mib, "budget_mib": budget_mib})
-    report.facts["compile_s"] = compile_seconds(dim)
-    record = RECORD_OVERHEAD_BYTES + 8 * dim  # the key, the header, the row and its slot, float32
-    with scratch(folder) as place, kvemb.open(place / "store", memory_budget=f"{budget_mib}MiB") as store:
+    """Measure a series of checkpoints: bytes pushed, and bytes written to disk, for each byte that changed."""
+    report = Report(facts={"compile_s": compile_seconds(dim)})
+    with scratch(folder) as place, kvemb.open(place / "store", memory_budget=budget_mib << 20) as store:
         table = store.get_variable("table", dim=dim, optimizer=kvemb.optimizers.Adagrad(0.1, 0.1))
-        for ids in batches_of_ids(rows, LOAD_BATCH):
-            table.upsert(ids, values_of(ids, dim))
+        load(table, rows)
         store.flush()
         until_idle()
-        _checkpoints(report, store, place, checkpoints, max(1, int(rows * share)), record)
-        _flushes(report, store, max(1, min(rows, (flush_mib << 20) // record)), flushes)
+        _checkpoints(report, store, place, checkpoints, max(1, int(rows * share)), record_bytes(dim))
+        _flushes(report, store, max(1, min(rows, (flush_mib << 20) // record_bytes(dim))), flushes)
     return report
 
 
@@ -99,26 +102,21 @@ def _flushes(report: Report, store: kvemb.Store, changing: int, count: int) -> N
     table, chance, seconds = store.variables["table"], np.random.default_rng(9), []
     until_idle()
     for _ in range(count):
-        for ids in np.array_split(
-            ids_of(chance.choice(table.size(), changing, replace=False)), -(-changing // LOAD_BATCH)
-        ):
+        drawn = ids_of(chance.choice(table.size(), changing, replace=False))
+        for ids in np.array_split(drawn, -(-changing // LOAD_BATCH)):
             table.upsert(ids, values_of(ids, table.dim))
         began = time.perf_counter()
         store.flush()
         seconds.append(time.perf_counter() - began)
-    ratio = Spread.of(each / seconds[0] for each in seconds[1:])
-    bar, met = f"ratio ≤ {MAX_LATER_FLUSH:g}", ratio.median <= MAX_LATER_FLUSH
-    first = Spread.of(seconds[:1])
-    report.lines.append(
-        Comparison("second and later flush", "s", Spread.of(seconds[1:]), "the first", first, ratio, bar, met)
-    )
+    later, first = seconds[1:], seconds[:1] * (count - 1)
+    line = compare("second and later flush", "s", later, "the first", first)
+    report.lines.append(line.ratio_at_most(MAX_LATER_FLUSH))
     report.facts["flush_s"] = seconds
 
 
-def _mean(name: str, ours: list[int], changed: int, most: float) -> Comparison:
+def _mean(name: str, ours: Sequence[int], changed: int, most: float) -> Comparison:
     """Return the line of a mean, with the least and the most."""
     mean = sum(ours) / len(ours)
-    spread = Spread(mean, float(min(ours)), float(max(ours)))
-    ratio = Spread(mean / changed, spread.min / changed, spread.max / changed)
-    bar, met = f"mean ratio ≤ {most:g}", ratio.median <= most
-    return Comparison(name, "bytes", spread, "the bytes that changed", Spread.of([changed]), ratio, bar, met)
+    figures = [Spread(mean / per, min(ours) / per, max(ours) / per) for per in (1, changed)]
+    line = Comparison(name, "bytes", figures[0], "the bytes that changed", Spread.of([changed]), figures[1])
+    return line.ratio_at_most(most)

@@ -1,15 +1,12 @@
-"""`kvemb bench cluster --reshard`: a checkpoint is rewritten for 7, 3 and 1 shards, compared with export and import.
+"""`kvemb bench reshard`: a checkpoint is rewritten for 7, 3 and 1 shards, compared with export and import.
 
 Each of these runs in its own process, whose peak of anonymous memory is reported (kvemb.tools.memory); a table of a
 quarter of the rows shows whether memory grows with the table. At the end all rows, slots, scores and steps must equal
-those of the beginning. Run as a module with the work as JSON, this file is such a process.
+those of the beginning.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -21,41 +18,33 @@ import kvemb.cluster
 from kvemb import bulk
 from kvemb.tools.bench.data import batches_of_ids, values_of
 from kvemb.tools.bench.measure import scratch
-from kvemb.tools.bench.results import Comparison, Report, Spread, compare
+from kvemb.tools.bench.options import Dim, Folder, Rows, Runs
+from kvemb.tools.bench.processes import result_of
+from kvemb.tools.bench.results import Report, compare
+from kvemb.tools.bench.trained import LOAD_BATCH
 from kvemb.tools.destinations import remove
-from kvemb.tools.export import export
-from kvemb.tools.importing import import_table
 from kvemb.tools.memory import Peaks
 
-LOAD_BATCH, FIRST, CHAIN = 65_536, 4, (7, 3, 1)
+FIRST, CHAIN = 4, (7, 3, 1)
 SMALLER, MAX_GROWTH = 4, 1.1
 PEERS = {"exported to Parquet and imported": 0.5, "scanned and loaded, no files between": None}
 HOW: dict[str, Any] = {"memory_budget": "128MiB"}
 
 
-def run(rows: int, dim: int, runs: int, folder: Path | None) -> Report:
-    """Rewrite a table for other numbers of shards, `runs` times."""
-    report = Report("cluster", {"rows": rows, "dim": dim, "shards": [FIRST, *CHAIN], "runs": runs})
+def run(rows: Rows = 10_000_000, dim: Dim = 64, runs: Runs = 5, folder: Folder = None) -> Report:
+    """Rewrite a checkpoint of 4 shards for 7, 3 and 1. Peers: export and import; a scan and a load."""
+    report, fewer = Report(facts={"rows_compared": rows}), max(1, rows // SMALLER)
     with scratch(folder) as place:
-        small, large = place / "small", place / "large"
-        before = _chain(small, max(1, rows // SMALLER), dim, 1)
-        after = _chain(large, rows, dim, runs)
-    hops = [what for what in before if what not in PEERS]
+        before = _chain(place / "small", fewer, dim, 1)
+        after = _chain(place / "large", rows, dim, runs)
     for peer, bar in PEERS.items():
-        for what in hops:
+        for what in (what for what in before if what not in PEERS):
             ours, theirs = ([rows / each["seconds"] for each in after[side]] for side in (what, peer))
-            report.lines.append(compare(f"rows {what}", "rows/s", ours, peer, theirs, bar))
+            report.lines.append(compare(f"rows {what}", "rows/s", ours, peer, theirs).ratio_at_least(bar))
     for what in before:
-        name = f"anonymous memory, {what}"
-        ours, small_ones = ([each["peak_mb"] for each in side[what]] for side in (after, before))
-        ratio = Spread.of([max(ours) / small_ones[0]])
-        met = ratio.median <= MAX_GROWTH
-        smaller = f"{max(1, rows // SMALLER):,} rows"
-        line = Comparison(
-            name, "MB", Spread.of(ours), smaller, Spread.of(small_ones), ratio, f"ratio ≤ {MAX_GROWTH:g}", met
-        )
-        report.lines.append(line)
-    report.facts["rows_compared"] = rows
+        peaks, small = ([each["peak_mb"] for each in side[what]] for side in (after, before))
+        line = compare(f"anonymous memory, {what}", "MB", [max(peaks)], f"{fewer:,} rows", small)
+        report.lines.append(line.ratio_at_most(MAX_GROWTH))
     return report
 
 
@@ -69,7 +58,7 @@ def _chain(place: Path, rows: int, dim: int, runs: int) -> dict[str, list[dict[s
         at = FIRST
         for shards in CHAIN:
             work = {"url": str(place / str(at)), "out": str(place / str(shards)), "shards": shards}
-            done = _in_a_process({"what": "reshard", **work, "scratch": str(place / "scratch")})
+            done = result_of(__name__, "measure", what="reshard", **work, scratch=str(place / "scratch"))
             seen.setdefault(f"from {at} shards to {shards}", []).append(done)
             if at != FIRST:
                 remove(place / str(at))
@@ -80,7 +69,7 @@ def _chain(place: Path, rows: int, dim: int, runs: int) -> dict[str, list[dict[s
         remove(place / str(at))
         remove(place / "again")
         for peer in PEERS:
-            done = _in_a_process({"what": peer, "store": str(place / "store"), "folder": str(place)})
+            done = result_of(__name__, "measure", what=peer, store=str(place / "store"), folder=str(place))
             seen.setdefault(peer, []).append(done)
     remove(place)
     return seen
@@ -109,25 +98,21 @@ def _digest(store: kvemb.Store) -> tuple[int, int]:
     return count, total
 
 
-def _in_a_process(work: dict[str, Any]) -> dict[str, float]:
-    command = [sys.executable, "-P", "-m", "kvemb.tools.bench.cluster.chain", json.dumps(work)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    seen: dict[str, float] = json.loads(done.stdout)
-    return seen
-
-
-def measure(work: dict[str, Any]) -> dict[str, float]:
+def measure(what: str, **work: Any) -> dict[str, float]:
     """Do one piece of work in this process; return its seconds, and its peak of anonymous memory in MB."""
     begun = time.perf_counter()
     with Peaks() as peaks:
-        if work["what"] == "reshard":
-            kvemb.cluster.reshard(work["url"], work["out"], shards=work["shards"], scratch=work["scratch"])
+        if what == "reshard":
+            kvemb.cluster.reshard(**work)
         else:
-            _peer(work["what"], Path(work["store"]), Path(work["folder"]))
+            _peer(what, Path(work["store"]), Path(work["folder"]))
     return {"seconds": time.perf_counter() - begun, "peak_mb": peaks.anonymous / 1e6}
 
 
 def _peer(what: str, store: Path, folder: Path) -> None:
+    from kvemb.tools.export import export
+    from kvemb.tools.importing import import_table
+
     file, into = folder / "table.parquet", folder / "imported"
     if what.startswith("exported"):
         export(store, file, with_slots=True, with_scores=True)
@@ -138,7 +123,3 @@ def _peer(what: str, store: Path, folder: Path) -> None:
             table = source.variables["table"]
             bulk.load(bulk.make(made, "table", bulk.described(table)), bulk.scan(table))
     remove(into)
-
-
-if __name__ == "__main__":
-    print(json.dumps(measure(json.loads(sys.argv[1]))))

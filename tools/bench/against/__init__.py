@@ -1,1 +1,0 @@
-"""`kvemb bench train --against`: compares this version of kvemb with another one, in turns."""

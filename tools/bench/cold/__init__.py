@@ -1,0 +1,1 @@
+"""Benchmarks of tables larger than memory: training, hit rates, memory."""

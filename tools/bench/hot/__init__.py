@@ -1,0 +1,1 @@
+"""Benchmarks of tables whose rows are all hot."""
