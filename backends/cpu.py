@@ -17,7 +17,7 @@ from kvemb.backends import cpu_bags, cpu_insert, cpu_probe
 from kvemb.backends.cpu_formulas import take_step, take_step_in_parts
 from kvemb.backends.cpu_rows import CpuRows
 from kvemb.backends.cpu_threads import even_bounds, joined_parts, part_count, run_parts
-from kvemb.contracts import HOST, Memory, PlannedChange
+from kvemb.contracts import HOST, HotTable, Memory, PlannedChange
 from kvemb.limits import DEFAULT, Limits
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import ScoreRule, Scores
@@ -33,8 +33,8 @@ STEP, MIN_STEP = 64, 4
 DENSE = 0.875
 
 
-class CpuTable:
-    """contracts.HotTable in NumPy memory."""
+class CpuTable(HotTable):
+    """A hot table in NumPy memory."""
 
     cells_per_bucket = cpu_probe.CELLS
 
@@ -58,50 +58,41 @@ class CpuTable:
 
     @staticmethod
     def memory(device: str) -> Memory:
-        """See contracts.HotTable."""
         return HOST
 
     @staticmethod
     def bytes_per_cell(schema: Schema) -> int:
-        """See contracts.HotTable."""
         return RowBlock.bytes_per_row(schema) + 1
 
     @staticmethod
     def first_rows(rows: int, max_rows: int) -> int:
-        """See contracts.HotTable."""
         return rows
 
     @property
     def schema(self) -> Schema:
-        """See contracts.HotTable."""
         return self._rows.schema
 
     @property
     def capacity_rows(self) -> int:
-        """See contracts.HotTable."""
         return self._buckets * cpu_probe.CELLS
 
     @property
     def max_capacity_rows(self) -> int:
-        """See contracts.HotTable."""
         return self._max_buckets * cpu_probe.CELLS
 
     @property
     def nbytes(self) -> int:
-        """See contracts.HotTable."""
         return self.capacity_rows * self.bytes_per_cell(self.schema)
 
     @property
     def device_rows(self) -> None:
-        """See contracts.HotTable."""
+        return None
 
     @property
     def step_rows(self) -> int:
-        """See contracts.HotTable."""
         return min(max(MIN_STEP, self._buckets // STEP), self._max_buckets - self._buckets) * cpu_probe.CELLS
 
     def find(self, keys: Keys) -> Positions:
-        """See contracts.HotTable."""
         cells = np.empty(len(keys), np.int64)
         table = self._buckets, self._tags, self._rows.keys, cells
         if self._worth_threads(len(keys)):
@@ -115,7 +106,6 @@ class CpuTable:
     def lookup(
         self, keys: Keys, out: Any, rule: ScoreRule | None, now: float, counts: Positions | None = None
     ) -> Positions:
-        """See contracts.HotTable."""
         rows, n = self._rows, len(keys)
         missing: Positions = np.empty(n, np.int64)
         how = cpu_probe.NO_TOUCH if rule is None or rule is ScoreRule.CUSTOM else int(rule)
@@ -133,13 +123,11 @@ class CpuTable:
     def pool(
         self, keys: Keys, bags: Bags, beside: RowsBeside | None, out: Any, rule: ScoreRule | None, now: float
     ) -> Positions:
-        """See contracts.HotTable."""
         how = cpu_probe.NO_TOUCH if rule is None or rule is ScoreRule.CUSTOM else int(rule)
         threads = self._worth_threads(len(keys))
         return cpu_bags.pool(keys, bags, beside, out, how, now, self._rows, self._buckets, self._tags, threads)
 
     def upsert(self, keys: Keys, values: Any, step: int) -> Positions:
-        """See contracts.HotTable."""
         rows, seen = self._rows, values.view(self._rows.schema.kernel_dtype)
         cells = self._buckets, self._tags, rows.keys, rows.values, rows.steps, rows.flags
         if not self._worth_threads(len(keys)):
@@ -164,11 +152,8 @@ class CpuTable:
         reserve: Callable[[int], bool] | None = None,
         clean_too: bool = False,
     ) -> RowBlock:
-        """See contracts.HotTable.
-
-        Grows if both buckets of a key are full, and the table is dense or none of their rows can move to its other
-        bucket.
-        """
+        # Grows if both buckets of a key are full, and the table is dense or none of their rows can move to its other
+        # bucket.
         left = RowBlock(self.schema, len(rows))
         at, count = self._insert(rows, 0, left, 0, by_score, clean_too, evicting=reserve is None)
         while at < len(rows):
@@ -191,11 +176,10 @@ class CpuTable:
         return stopped, count
 
     def keys(self) -> Keys:
-        """See contracts.HotTable."""
         return self._rows.keys[self.occupied()]
 
     def sample(self, at: float, count: int) -> tuple[Keys, Scores]:
-        """See contracts.HotTable. Takes consecutive cells, a random sample because the hash mixes the keys."""
+        # Takes consecutive cells, a random sample because the hash mixes the keys.
         count = min(count, self.capacity_rows)
         start = int(at * (self.capacity_rows - count))
         cells = start + np.flatnonzero(self._digests[start : start + count])
@@ -204,30 +188,25 @@ class CpuTable:
     # By cell.
 
     def occupied(self) -> Positions:
-        """See contracts.HotTable."""
         return np.flatnonzero(self._digests[: self.capacity_rows])
 
     def read(self, cells: Positions) -> RowBlock:
-        """See contracts.HotTable."""
         return self._rows.select(cells)
 
     def put(self, cells: Positions, rows: RowBlock) -> None:
-        """See contracts.HotTable."""
         self._rows.put(cells, rows)
 
     def gather(self, cells: Positions, out: Any) -> None:
-        """See contracts.HotTable."""
         self._kernels.gather(self._rows, cells, out)
 
     def prepare(self, count: int, change: PlannedChange) -> None:
-        """See contracts.HotTable. Does nothing: this table allocates nothing after a row has changed."""
+        # Does nothing: this table allocates nothing after a row has changed.
+        pass
 
     def assign(self, cells: Positions, values: Any, step: int) -> None:
-        """See contracts.HotTable."""
         self._kernels.assign(self._rows, cells, values, step)
 
     def add(self, cells: Positions, old: Any, new: Any, step: int) -> None:
-        """See contracts.HotTable."""
         self._kernels.add(self._rows, cells, old, new, step)
 
     def apply(
@@ -239,36 +218,29 @@ class CpuTable:
         sums: Sums | None = None,
         count: int = 0,
     ) -> None:
-        """See contracts.HotTable."""
         given = sums or Sums.of_single_rows(len(cells))
         take = take_step_in_parts if self._worth_threads(len(cells)) else take_step
         take(optimizer, cells, self._rows, grads, step, given, count)
 
     def match(self, cells: Positions, optimizer: Optimizer, step: int) -> None:
-        """See contracts.HotTable."""
         self._kernels.match(self._rows, cells, optimizer, step)
 
     def scores(self, cells: Positions) -> Scores:
-        """See contracts.HotTable."""
         return self._rows.scores[cells]
 
     def set_scores(self, cells: Positions, scores: Scores) -> None:
-        """See contracts.HotTable."""
         self._rows.scores[cells] = scores
         self._rows.flags[cells] |= DIRTY
 
     def remove(self, cells: Positions) -> None:
-        """See contracts.HotTable."""
         self.size -= cpu_insert.remove(cells, self._digests, self._rows.flags)
 
     def clear(self) -> None:
-        """See contracts.HotTable."""
         self._digests[: self.capacity_rows] = 0
         self._flags_now()[:] = 0
         self.size = 0
 
     def grow(self) -> None:
-        """See contracts.HotTable."""
         more = self.step_rows // cpu_probe.CELLS
         if not more:
             raise ValueError(f"a table of {self.capacity_rows} cells cannot grow past {self.max_capacity_rows}")
@@ -277,7 +249,6 @@ class CpuTable:
         self._buckets += more
 
     def shrink(self, cells: int, min_rows: int) -> RowBlock:
-        """See contracts.HotTable."""
         least = max(1, -(-min_rows // cpu_probe.CELLS), self._buckets - -(-cells // cpu_probe.CELLS))
         rows, before = self._rows, self.capacity_rows
         try:
@@ -293,7 +264,6 @@ class CpuTable:
     # Dirty rows, and the rows marked by a snapshot.
 
     def dirty_batches(self, limit: int) -> Iterator[tuple[Positions, RowBlock]]:
-        """See contracts.HotTable."""
         limit = min(limit, self.capacity_rows)
         cells = np.empty(limit, np.int64)
         at = 0
@@ -304,18 +274,15 @@ class CpuTable:
                 yield found, self._rows.select(found)
 
     def mark_clean(self, cells: Positions) -> None:
-        """See contracts.HotTable."""
         self._rows.flags[cells] &= ~np.uint8(DIRTY)
 
     def mark_dirty_pending(self) -> Keys:
-        """See contracts.HotTable."""
         flags = self._flags_now()
         dirty = np.flatnonzero(flags & DIRTY)
         flags[dirty] |= np.uint8(PENDING)
         return self._rows.keys[dirty]
 
     def release_pending(self, cells: Positions) -> RowBlock:
-        """See contracts.HotTable."""
         flags = self._rows.flags
         cells = cells[cells >= 0]
         marked = np.unique(cells[flags[cells] & SNAPSHOT_FLAGS != 0])
@@ -324,7 +291,6 @@ class CpuTable:
         return pending
 
     def take_pending(self, cells: Positions) -> tuple[Positions, RowBlock]:
-        """See contracts.HotTable."""
         flags = self._rows.flags
         positions = np.flatnonzero((cells >= 0) & (flags[cells] & PENDING != 0))
         taken = self._rows.select(cells[positions])
@@ -332,14 +298,12 @@ class CpuTable:
         return positions, taken
 
     def mark_written(self, cells: Positions) -> None:
-        """See contracts.HotTable."""
         flags = self._rows.flags
         cells = cells[cells >= 0]
         written = cells[flags[cells] & WRITING != 0]
         flags[written] &= ~np.uint8(WRITING | DIRTY)
 
     def release_all(self) -> None:
-        """See contracts.HotTable."""
         self._flags_now()[:] &= ~SNAPSHOT_FLAGS
 
     def _worth_threads(self, keys: int) -> bool:

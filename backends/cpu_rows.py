@@ -12,6 +12,7 @@ from kvemb.backends.cpu_bags import row_gradients
 from kvemb.backends.cpu_copies import copy_row
 from kvemb.backends.cpu_formulas import AHEAD, match_slots, take_step
 from kvemb.backends.intrinsics import LINE_BYTES, item_bytes, load, prefetch, store
+from kvemb.contracts import RowKernels
 from kvemb.kernels.compiling import kernel
 from kvemb.limits import DEFAULT, Limits
 from kvemb.optimizers import Optimizer
@@ -56,22 +57,19 @@ def _add(index: Any, values: Any, old: Any, new: Any, dim: int, step: int, steps
             flags[r] |= DIRTY
 
 
-class CpuRows:
-    """contracts.RowKernels on NumPy memory. limits: the store's; they say which batches are split over the cores."""
+class CpuRows(RowKernels):
+    """Rows in NumPy memory. limits: the store's; they say which batches are split over the cores."""
 
     def __init__(self, limits: Limits = DEFAULT) -> None:
         self._parallel_keys = limits.hot_parallel_keys
 
     def gather(self, block: RowBlock, index: Positions, out: Any) -> None:
-        """See contracts.RowKernels."""
         _gather(index, block.values, _seen(out, block), block.schema.dim)
 
     def assign(self, block: RowBlock, index: Positions, values: Any, step: int) -> None:
-        """See contracts.RowKernels."""
         _assign(index, block.values, _seen(values, block), block.schema.dim, step, block.steps, block.flags)
 
     def add(self, block: RowBlock, index: Positions, old: Any, new: Any, step: int) -> None:
-        """See contracts.RowKernels."""
         seen_old, seen_new = _seen(old, block), _seen(new, block)
         _add(index, block.values, seen_old, seen_new, block.schema.dim, step, block.steps, block.flags)
 
@@ -85,16 +83,13 @@ class CpuRows:
         sums: Sums | None = None,
         count: int = 0,
     ) -> None:
-        """See contracts.RowKernels."""
         given = sums or Sums.of_single_rows(len(index))
         take_step(optimizer, index, block, grads, step, given, count)
 
     def match(self, block: RowBlock, index: Positions, optimizer: Optimizer, step: int) -> None:
-        """See contracts.RowKernels."""
         match_slots(optimizer, index, block, step)
 
     def row_gradients(self, sums: Sums, bag_of: Positions, weights: Any, grads: Any, out: Any) -> None:
-        """See contracts.RowKernels."""
         threads = len(bag_of) >= self._parallel_keys and cores() > 1
         row_gradients(sums, bag_of, weights, grads, out, threads=threads)
 

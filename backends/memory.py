@@ -9,28 +9,26 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from kvemb.contracts import Gap, Mask
+from kvemb.contracts import ColdStore, Gap, Mask
 from kvemb.rows.block import REMOVED, RowBlock
 from kvemb.rows.codec import LAST_KEY, decode_records, decode_rows, encode_keys, encode_records
 from kvemb.rows.hashing import Keys
 from kvemb.rows.schema import Schema
 
 
-class MemoryStore:
-    """contracts.ColdStore over a dict from encoded key to record."""
+class MemoryStore(ColdStore):
+    """A cold store that is a dict from encoded key to record."""
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
         self._records: dict[bytes, bytes] = {}
 
     def read(self, keys: Keys) -> tuple[RowBlock, Mask]:
-        """See contracts.ColdStore."""
         records = list(map(self._records.get, encode_keys(keys, self._schema)))
         found = np.fromiter(map(bool, records), np.bool_, len(records))
         return decode_records(keys[found], [r for r in records if r], self._schema), found
 
     def write(self, rows: RowBlock) -> None:
-        """See contracts.ColdStore."""
         removed = rows.flags & REMOVED != 0
         for key in encode_keys(rows.keys[removed], self._schema):
             self._records.pop(key, None)
@@ -38,11 +36,9 @@ class MemoryStore:
         self._records.update(zip(encode_keys(kept.keys, self._schema), encode_records(kept), strict=True))
 
     def rescue(self, batch_rows: int) -> Iterator[RowBlock | Gap]:
-        """See contracts.ColdStore. Memory has no gaps."""
         return self.scan(batch_rows)
 
     def splits(self, parts: int) -> list[int]:
-        """See contracts.ColdStore. Exact."""
         keys = sorted(self._records)
         return [
             int.from_bytes(keys[at], "big")
@@ -50,20 +46,16 @@ class MemoryStore:
         ]
 
     def compact(self, report: Callable[[int, int], None]) -> None:
-        """See contracts.ColdStore. Does nothing."""
         report(1, 1)
 
     def scan(self, batch_rows: int, first: int = 0, last: int = LAST_KEY) -> Iterator[RowBlock]:
-        """See contracts.ColdStore."""
         bounds = first.to_bytes(8, "big"), last.to_bytes(8, "big")
         items = sorted(item for item in self._records.items() if bounds[0] <= item[0] <= bounds[1])
         return (decode_rows(items[at : at + batch_rows], self._schema) for at in range(0, len(items), batch_rows))
 
     def clear(self) -> None:
-        """See contracts.ColdStore."""
         self._records.clear()
 
     def disk_bytes(self) -> int:
-        """See contracts.ColdStore. The bytes are in memory."""
         # A list is made atomically; another thread may write meanwhile.
         return sum(map(len, list(self._records.values())))

@@ -16,12 +16,12 @@ from kvemb.backends.open_files import FEW_FILES, most_open
 from kvemb.backends.rocks_amending import RocksAmendment
 from kvemb.backends.rocks_config import check_config
 from kvemb.backends.rocks_families import Families
-from kvemb.backends.rocks_files import SortedFile
+from kvemb.backends.rocks_files import RocksSortedFile
 from kvemb.backends.rocks_forks import check_threads, keep_in_forks
 from kvemb.backends.rocks_options import DatabaseOptions, database_creator, holding_whole
 from kvemb.backends.rocks_scan import translated
 from kvemb.backends.rocks_store import RocksStore
-from kvemb.contracts import Family
+from kvemb.contracts import ColdDatabase, Family
 from kvemb.limits import DEFAULT, Limits
 from kvemb.options import RocksDBCreator
 from kvemb.rows.schema import Schema
@@ -29,7 +29,7 @@ from kvemb.threads.parallel import cores
 from kvemb.threads.pool import Threads
 
 
-class RocksDatabase:
+class RocksDatabase(ColdDatabase):
     """One RocksDB directory, opened.
 
     families: its column families. cache_bytes: half is for filters and indexes that are held whole, half for the block
@@ -115,44 +115,40 @@ class RocksDatabase:
             self.column_families.drop(name)
 
     def checkpoint(self, path: Path) -> None:
-        """See contracts.ColdDatabase. It costs a flush of the memtables and hard links."""
+        # It costs a flush of the memtables and hard links.
         self.flush()
         with translated(f"checkpoint to {path}"):
             self.column_families.checkpoint(path)
 
     @classmethod
     def families(cls, path: Path) -> list[str]:
-        """See contracts.ColdDatabase."""
         with translated(f"read {path}"):
             return [name for name in rd.Rdict.list_cf(str(path)) if name != "default"]
 
     @classmethod
     def amendment(cls, path: Path) -> RocksAmendment:
-        """See contracts.ColdDatabase."""
         return RocksAmendment(path)
 
     def flush(self) -> None:
-        """See contracts.ColdDatabase."""
         for name, store in list(self._stores.items()):
             if store.made:
                 with translated(f"flush {name!r}"):
                     store.family.flush(True)
 
-    def sorted_file(self, path: Path, schema: Schema, creator: RocksDBCreator) -> SortedFile:
-        """See contracts.ColdDatabase."""
-        return SortedFile(
+    def sorted_file(self, path: Path, schema: Schema, creator: RocksDBCreator) -> RocksSortedFile:
+        return RocksSortedFile(
             path, schema, rd.SstFileWriter(self._options.of_family(creator, partitioned=False)), self.limits.batch_rows
         )
 
     def ingest(self, name: str, path: Path) -> None:
-        """See contracts.ColdDatabase. It costs a hard link, whatever the size of the file."""
+        # It costs a hard link, whatever the size of the file.
         link = path.with_suffix(".link.sst")
         with translated(f"ingest {path} into {name!r}"):
             os.link(path, link)
             _ingest(self._stores[name].family, link)
 
     def crowded(self, name: str) -> bool:
-        """See contracts.ColdDatabase. RocksDB slows writes down at rocks_options.SLOW_FILES in level 0."""
+        # RocksDB slows writes down at rocks_options.SLOW_FILES in level 0.
         if not self.column_families.made(name):
             return False
         family = self._stores[name].family

@@ -24,6 +24,7 @@ from kvemb.backends.rocks_config import check_config
 from kvemb.backends.rocks_copy import Step
 from kvemb.backends.rocks_forks import check_threads, keep_in_forks
 from kvemb.backends.rocks_scan import translated
+from kvemb.contracts import Amendment
 
 # From this number of families on, another process opens the copy. It starts in the time that 16 families take.
 MANY = 8
@@ -32,19 +33,17 @@ YIELD_SECONDS = 0.001
 _logger = logging.getLogger("kvemb")
 
 
-class RocksAmendment:
-    """contracts.Amendment. Nothing is opened before the first step. Not thread-safe."""
+class RocksAmendment(Amendment):
+    """Changes to a copy, which is opened at the first step. Not thread-safe."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._steps = path, list[Step]()
         self._process: CopyProcess | None = None
 
     def drop(self, name: str) -> None:
-        """See contracts.Amendment."""
         self._take(["drop", name])
 
     def ingest(self, name: str, file: Path) -> None:
-        """See contracts.Amendment."""
         self._take(["ingest", name, str(file)])
 
     def _take(self, step: Step) -> None:
@@ -64,7 +63,6 @@ class RocksAmendment:
         )
 
     def finish(self) -> None:
-        """See contracts.Amendment."""
         with translated(f"amend {self._path}"):
             done = self._process is not None and self._process.finish()
             if self._steps and not done:
@@ -75,7 +73,6 @@ class RocksAmendment:
             scratch.unlink(missing_ok=True)
 
     def abandon(self) -> None:
-        """See contracts.Amendment."""
         if self._process is not None:
             self._process.kill()
 

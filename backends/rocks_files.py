@@ -12,6 +12,7 @@ import numpy as np
 
 from kvemb.backends.rocks_forks import keep_in_forks
 from kvemb.backends.rocks_scan import translated
+from kvemb.contracts import SortedFile
 from kvemb.rows.block import REMOVED, RowBlock
 from kvemb.rows.codec import LAST_KEY, encode_keys, encode_records
 from kvemb.rows.schema import Schema
@@ -23,8 +24,8 @@ _FILE_LISTED = re.compile(r"\d+:(\d+)\[[^]]*\]\['([0-9A-F]*)' seq:\d+, type:\d+ 
 END, READ_BYTES = 8, 1 << 17
 
 
-class SortedFile:
-    """contracts.SortedFile: a table file that is written row by row, and that any database can ingest whole.
+class RocksSortedFile(SortedFile):
+    """A table file that is written row by row, and that any database can ingest whole.
 
     batch_rows: rows written at once. rocksdict holds the GIL while it writes, so this also bounds how long others wait.
     """
@@ -37,7 +38,6 @@ class SortedFile:
             self._writer.open(str(path))
 
     def append(self, rows: RowBlock) -> None:
-        """See contracts.SortedFile."""
         with translated(f"write {self.path}"):
             for at in range(0, len(rows), self._batch_rows):
                 part = rows.part(at, min(at + self._batch_rows, len(rows)))
@@ -54,7 +54,6 @@ class SortedFile:
         self.rows += len(rows)
 
     def finish(self) -> None:
-        """See contracts.SortedFile."""
         with translated(f"write {self.path}"):
             with open(self.path, "rb") as file:
                 if os.fstat(file.fileno()).st_size:  # a small file is still in RocksDB's buffer

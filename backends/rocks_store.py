@@ -24,7 +24,7 @@ from kvemb.backends.rocks_files import splits
 from kvemb.backends.rocks_options import PARTITIONED
 from kvemb.backends.rocks_rescue import rescue
 from kvemb.backends.rocks_scan import Scan, translated
-from kvemb.contracts import Gap, Mask
+from kvemb.contracts import ColdStore, Gap, Mask
 from kvemb.errors import ColdStoreError
 from kvemb.limits import Limits
 from kvemb.rows.block import REMOVED, RowBlock
@@ -37,8 +37,8 @@ STALL_SECONDS = 0.002
 COMPACT_PART_BYTES = 32 << 20
 
 
-class RocksStore:
-    """contracts.ColdStore over one column family, which is made when it is first written to.
+class RocksStore(ColdStore):
+    """A cold store that is one column family, which is made when it is first written to.
 
     readers: threads for large reads; threads: how many. bound_metadata: called after each write. partitioned: whether
     new files have partitioned filters and indexes.
@@ -103,7 +103,7 @@ class RocksStore:
             del self._handles, self.family
 
     def read(self, keys: Keys) -> tuple[RowBlock, Mask]:
-        """See contracts.ColdStore. MultiGet releases the GIL, so a large batch is read by several threads."""
+        # MultiGet releases the GIL, so a large batch is read by several threads.
         if not self.made:
             return decode_records(keys[:0], [], self._schema), np.zeros(len(keys), np.bool_)
         encoded = encode_keys(keys, self._schema)
@@ -121,7 +121,7 @@ class RocksStore:
         return decode_records(keys[found], list(filter(None, records)), self._schema), found
 
     def write(self, rows: RowBlock) -> None:
-        """See contracts.ColdStore. Rows are put in key order, which is twice as fast for the memtable."""
+        # Rows are put in key order, which is twice as fast for the memtable.
         ordered = order_keys(rows.keys, self._schema)
         if (ordered[1:] < ordered[:-1]).any():
             rows = rows.select(np.argsort(ordered))
@@ -160,7 +160,7 @@ class RocksStore:
         return True
 
     def scan(self, batch_rows: int, first: int = 0, last: int = LAST_KEY) -> Iterator[RowBlock]:
-        """See contracts.ColdStore. Its snapshot's files stay on disk until the scan is exhausted or deleted."""
+        # Its snapshot's files stay on disk until the scan is exhausted or deleted.
         if not self.made:
             return iter(())
         options = rd.ReadOptions()
@@ -175,15 +175,13 @@ class RocksStore:
         return scan
 
     def rescue(self, batch_rows: int) -> Iterator[RowBlock | Gap]:
-        """See contracts.ColdStore."""
         return rescue(self.family, self._schema, batch_rows)
 
     def splits(self, parts: int) -> list[int]:
-        """See contracts.ColdStore."""
         return splits(self.family, parts) if self.made else []
 
     def compact(self, report: Callable[[int, int], None]) -> None:
-        """See contracts.ColdStore. Compacts one range at a time, because rocksdict holds the GIL meanwhile."""
+        # Compacts one range at a time, because rocksdict holds the GIL meanwhile.
         with translated(f"compact {self._name!r}"):
             parts = max(1, self.disk_bytes() // COMPACT_PART_BYTES)
             bounds = [None, *(split.to_bytes(8, "big") for split in self.splits(parts)), None]
@@ -194,14 +192,12 @@ class RocksStore:
                 report(done, len(bounds) - 1)
 
     def clear(self) -> None:
-        """See contracts.ColdStore."""
         if not self.made:
             return
         with translated(f"clear {self._name!r}"):
             self.family.delete_range(b"", b"\xff" * 9, self._unlogged)
 
     def disk_bytes(self) -> int:
-        """See contracts.ColdStore."""
         names = ("rocksdb.total-sst-files-size", "rocksdb.cur-size-all-mem-tables")
         return sum(self.family.property_int_value(name) or 0 for name in names) if self.made else 0
 

@@ -20,7 +20,8 @@ from types import ModuleType
 
 import pytest
 
-import kvemb
+import kvemb.contracts
+from kvemb.backends.cuda.device import Device
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -108,6 +109,11 @@ def imports(path: Path) -> list[tuple[str, bool]]:
     return found
 
 
+CONTRACTS = {
+    name: {member for member in vars(kind) if inspect.getdoc(getattr(kind, member, None))}
+    for name, kind in [*vars(kvemb.contracts).items(), ("Device", Device)]
+    if inspect.isclass(kind)
+}
 MODULES = {module_of(path): path for package in FOLDERS for path in sources(package)}
 
 
@@ -497,6 +503,15 @@ TESTED_BY = {
     # Bounds alone, which the manifest's fields are held against.
     "kvemb/checks/ranges.py": "durability/test_hostile_metadata.py",
 }
+
+
+def test_a_method_of_a_backend_has_a_docstring_or_a_contracts():
+    for path in sources("kvemb.backends"):
+        for kind in (node for node in tree_of(path).body if isinstance(node, ast.ClassDef)):
+            functions = [node for node in kind.body if isinstance(node, ast.FunctionDef) and node.name[0] != "_"]
+            bare = {node.name for node in functions if ast.get_docstring(node) is None}
+            described = {name for base in kind.bases for name in CONTRACTS.get(ast.unparse(base), ())}
+            assert bare <= described, (path.name, kind.name, bare - described)
 
 
 def test_every_module_has_tests_of_its_name():

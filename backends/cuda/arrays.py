@@ -17,7 +17,7 @@ from kvemb.backends.cuda import formulas, source
 from kvemb.backends.cuda.cells import NULL, WARP, Cells
 from kvemb.backends.cuda.memory import unit_of
 from kvemb.backends.cuda.steps import GivenSums, Steps
-from kvemb.contracts import MissingKeys
+from kvemb.contracts import DeviceRows, MissingKeys
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import ScoreRule
 from kvemb.rows.bags import Bags
@@ -28,8 +28,8 @@ KEY_BYTES = 8
 _NONE = MissingKeys(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
-class ArrayRows:
-    """contracts.DeviceRows. device: its name."""
+class ArrayRows(DeviceRows):
+    """The rows of a CudaTable. device: its name."""
 
     def __init__(self, cells: Cells, steps: Steps, device: str) -> None:
         self.device, self._cells, self._steps, self._buffers = device, cells, steps, cells.buffers
@@ -40,24 +40,19 @@ class ArrayRows:
         self._kept_moves = -1
 
     def on(self, *arrays: DeviceArray) -> AbstractContextManager[None]:
-        """See contracts.DeviceRows."""
         streams = [array.stream for array in arrays]
         return self._cells.queue.on(streams[0], frozenset(streams) - {streams[0]})
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        """See contracts.DeviceRows."""
         return self._cells.queue.device.empty(shape, dtype)
 
     def interface(self, data: Any) -> tuple[dict[str, Any], Any]:
-        """See contracts.DeviceRows."""
         return self._cells.queue.device.interface(data)
 
     def given(self, array: Any) -> DeviceArray:
-        """See contracts.DeviceRows."""
         return read_array(array, None, None, "array", self.interface)
 
     def array(self, given: npt.NDArray[Any]) -> Any:
-        """See contracts.DeviceRows."""
         made = self.empty(given.shape, given.dtype)
         found = self.given(made)
         with self.on(found):
@@ -65,28 +60,23 @@ class ArrayRows:
         return made
 
     def copy(self, array: DeviceArray) -> DeviceArray:
-        """See contracts.DeviceRows."""
         made = replace(self.given(self.empty(array.shape, array.dtype)), version=0)
         with self.on(array, made):
             self._cells.queue.copy(made.address, array.address, array.size * array.dtype.itemsize)
         return made
 
     def account(self, use: Callable[[int], None]) -> None:
-        """See contracts.DeviceRows."""
         self._buffers.account(use)
         self._cells.chunks.account(use)
 
     def account_host(self, use: Callable[[int], None], total: int) -> None:
-        """See contracts.DeviceRows."""
         self._cells.queue.device.staging.account(use, total)
 
     def finish(self) -> None:
-        """See contracts.DeviceRows."""
         self._cells.queue.download(np.empty(1, np.int64), self._buffers.of("count", 8))
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """See contracts.DeviceRows."""
         self._cells.together = True
         try:
             yield
@@ -94,7 +84,6 @@ class ArrayRows:
             self._cells.together = False
 
     def refresh_cells(self) -> None:
-        """See contracts.DeviceRows."""
         if self._kept is not None and self._kept_moves != self._cells.moves:
             missing = self._cells.find(self._wide(self._kept).address, self._kept.size, cells="kept")
             self._kept_moves = -1 if missing else self._cells.moves
@@ -102,14 +91,12 @@ class ArrayRows:
     # Arrays.
 
     def to_host(self, array: DeviceArray) -> npt.NDArray[Any]:
-        """See contracts.DeviceRows."""
         found = np.empty(array.shape, array.dtype)
         if array.size:
             self._cells.queue.download(found, array.address)
         return found
 
     def begin_to_host(self, array: DeviceArray) -> Callable[[], npt.NDArray[Any]] | None:
-        """See contracts.DeviceRows."""
         if not array.size:
             return lambda: np.empty(array.shape, array.dtype)
         download = self._cells.queue.begin_download(array.address, array.size * array.dtype.itemsize)
@@ -119,7 +106,6 @@ class ArrayRows:
         return lambda: download.copied().view(dtype).reshape(shape)
 
     def take(self, array: DeviceArray, positions: Positions) -> npt.NDArray[Any]:
-        """See contracts.DeviceRows."""
         found = np.empty((len(positions), *array.shape[1:]), array.dtype)
         if found.size:
             taken = self._buffers.of("taken", found.nbytes)
@@ -128,7 +114,6 @@ class ArrayRows:
         return found
 
     def spread(self, array: DeviceArray, positions: Positions, rows: npt.NDArray[Any]) -> None:
-        """See contracts.DeviceRows."""
         if rows.size:
             self._by_position(
                 "spread_rows", self._buffers.put("taken", rows), positions, array.row_bytes, array.address
@@ -150,7 +135,6 @@ class ArrayRows:
         now: float,
         counts: DeviceArray | None = None,
     ) -> MissingKeys:
-        """See contracts.DeviceRows."""
         flags, times = (NULL if array is None else array.address for array in (exists, counts))
         self._kept = None  # if this fails, the buffer's contents are unknown
         wide = self._wide(keys)
@@ -177,7 +161,6 @@ class ArrayRows:
         return DeviceArray(buffer, shape, dtype, keys.stream, None)
 
     def pool(self, keys: Keys, bags: Bags, out: DeviceArray, rule: ScoreRule | None, now: float) -> Positions:
-        """See contracts.DeviceRows."""
         n = len(keys)
         count = self._cells.find(self._buffers.put("keys", keys), n, rule=rule, now=now)
         missing = self._cells.missing(count)
@@ -185,7 +168,6 @@ class ArrayRows:
         return missing
 
     def row_gradients(self, sums: Sums, bag_of: Positions, bags: Bags, grads: DeviceArray, out: DeviceArray) -> None:
-        """See contracts.DeviceRows."""
         buffers, count, dim = self._buffers, len(sums.first), self._cells.schema.dim
         entries, starts, ends = self._steps.put_groups(sums)
         of_keys = buffers.put("at", bag_of)
@@ -200,7 +182,6 @@ class ArrayRows:
     # Changing rows.
 
     def find(self, keys: DeviceArray) -> MissingKeys:
-        """See contracts.DeviceRows."""
         known = keys.same_contents(self._kept) and self._kept_moves == self._cells.moves
         self._count, self._buffer = keys.size, "kept" if known else "cells"
         if known:
@@ -213,13 +194,11 @@ class ArrayRows:
         return self._buffers.of(self._buffer, 8 * self._count)
 
     def only(self, chosen: DeviceArray) -> None:
-        """See contracts.DeviceRows."""
         if self._buffer == "kept":
             self._kept_moves = -1
         self._cells.run_plain("leave_out", self._count, self._found_cells, self._count, chosen.address)
 
     def prepare(self, optimizer: Optimizer | None = None, matching: Optimizer | None = None) -> None:
-        """See contracts.DeviceRows."""
         n = self._count
         self._cells.prepare_change(n, adding=optimizer is None)
         if optimizer is not None or matching is not None:
@@ -230,24 +209,18 @@ class ArrayRows:
             self._steps.prepare_match(n, matching)
 
     def assign(self, values: DeviceArray, step: int) -> None:
-        """See contracts.DeviceRows."""
         self._cells.assign(self._found_cells, values.address, self._count, step)
 
     def add(self, old: DeviceArray, new: DeviceArray, step: int) -> None:
-        """See contracts.DeviceRows."""
         self._cells.add(self._found_cells, old.address, new.address, self._count, step)
 
     def apply(self, optimizer: Optimizer, grads: DeviceArray, step: int, count: int) -> None:
-        """See contracts.DeviceRows.
-
-        Entries of a cell are summed in the order of the batch, which a stable sort keeps; the first entry takes the
-        step.
-        """
+        # Entries of a cell are summed in the order of the batch, which a stable sort keeps; the first entry takes the
+        # step.
         heads, sums = self._grouped(everywhere=formulas.uses_buffers(optimizer.formulas)[0])
         self._steps.step(optimizer.formulas, optimizer, heads, self._count, grads.address, sums, step, count)
 
     def match(self, optimizer: Optimizer, step: int) -> None:
-        """See contracts.DeviceRows."""
         self._steps.match(self._grouped(everywhere=False)[0], self._count, optimizer, step)
 
     def _grouped(self, *, everywhere: bool) -> tuple[int, GivenSums]:

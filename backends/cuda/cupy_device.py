@@ -41,7 +41,7 @@ class _External:
         return 0, self._handle
 
 
-class CupyDevice:
+class CupyDevice(Device):
     """Device implemented with CuPy. number: the number of the GPU in the machine."""
 
     def __init__(self, cupy: Any, number: int) -> None:
@@ -66,15 +66,13 @@ class CupyDevice:
         return self._device
 
     def name(self) -> str:
-        """See Device."""
         return str(self._runtime.getDeviceProperties(self._device.id)["name"].decode())
 
     def memory_bytes(self) -> int:
-        """See Device."""
         return int(self._device.mem_info[1])
 
     def allocate(self, nbytes: int) -> Memory:
-        """See Device. Does not use CuPy's pool, which would keep freed memory for one stream."""
+        # Does not use CuPy's pool, which would keep freed memory for one stream.
         with self._current():
             memory = self._allocated(nbytes)
             if memory is None:
@@ -100,7 +98,7 @@ class CupyDevice:
             return None
 
     def pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """See Device. Does not use CuPy's pool, which would keep freed memory for arrays of the same size."""
+        # Does not use CuPy's pool, which would keep freed memory for arrays of the same size.
         try:
             with self._current():
                 owner = self._cupy.cuda.PinnedMemory(nbytes, self._runtime.hostAllocPortable)
@@ -112,14 +110,14 @@ class CupyDevice:
         return np.frombuffer(memory, np.uint8, nbytes)
 
     def stream(self) -> int:
-        """See Device. The stream does not wait for the default stream."""
+        # The stream does not wait for the default stream.
         with self._current():
             made = self._cupy.cuda.Stream(non_blocking=True)
         self._streams[made.ptr] = made
         return int(made.ptr)
 
     def bytes_per_second(self) -> float:
-        """See Device. Memory transfers data twice per clock cycle."""
+        # Memory transfers data twice per clock cycle.
         kilohertz, bits = (
             self._runtime.deviceGetAttribute(attribute, self._device.id)
             for attribute in (self._runtime.cudaDevAttrMemoryClockRate, self._runtime.cudaDevAttrGlobalMemoryBusWidth)
@@ -127,39 +125,32 @@ class CupyDevice:
         return float(2.0 * 1000 * kilohertz * bits / 8)
 
     def event(self, *, timed: bool = False) -> Any:
-        """See Device."""
         with self._current():
             return self._cupy.cuda.Event(disable_timing=not timed)
 
     def seconds(self, start: Any, end: Any) -> float:
-        """See Device."""
         end.synchronize()
         return float(self._cupy.cuda.get_elapsed_time(start, end)) / 1000
 
     def record(self, event: Any, stream: int) -> None:
-        """See Device."""
         with self._current():
             event.record(self._stream(stream))
 
     def wait(self, stream: int, event: Any) -> None:
-        """See Device."""
         with self._current():
             self._stream(stream).wait_event(event)
 
     def finish(self, event: Any) -> None:
-        """See Device."""
         event.synchronize()
 
     def upload(self, address: int, array: Any, stream: int) -> None:
-        """See Device. A copy from pageable memory is complete or staged when this returns."""
+        # A copy from pageable memory is complete or staged when this returns.
         self._copy(address, array.ctypes.data, array.nbytes, self._runtime.memcpyHostToDevice, stream)
 
     def download(self, array: Any, address: int, stream: int) -> None:
-        """See Device."""
         self._copy(array.ctypes.data, address, array.nbytes, self._runtime.memcpyDeviceToHost, stream)
 
     def copy(self, address: int, source: int, nbytes: int, stream: int) -> None:
-        """See Device."""
         self._copy(address, source, nbytes, self._runtime.memcpyDeviceToDevice, stream)
 
     def _copy(self, to: int, source: int, nbytes: int, kind: int, stream: int) -> None:
@@ -167,22 +158,18 @@ class CupyDevice:
             self._runtime.memcpyAsync(to, source, nbytes, kind, self._stream(stream).ptr)
 
     def zero(self, address: int, nbytes: int, stream: int) -> None:
-        """See Device."""
         with self._current():
             self._runtime.memsetAsync(address, 0, nbytes, self._stream(stream).ptr)
 
     def order(self, numbers: int, count: int, out: int, workspace: Workspace, stream: int) -> None:
-        """See Device. CuPy's argsort is stable and, since CuPy 14, asynchronous.
-
-        Its result is copied as bytes, because for an assignment CuPy compiles a kernel with headers that may be
-        missing.
-        """
+        # CuPy's argsort is stable and, since CuPy 14, asynchronous.
+        # Its result is copied as bytes, because for an assignment CuPy compiles a kernel with headers that may be
+        # missing.
         with self._current(), self._stream(stream), self._allocating_in(workspace):
             order = self._cupy.argsort(self._view(numbers, count))
             self.copy(out, order.data.ptr, 8 * count, stream)
 
     def sort(self, numbers: int, count: int, workspace: Workspace, stream: int) -> None:
-        """See Device."""
         with self._current(), self._stream(stream), self._allocating_in(workspace):
             self._view(numbers, count).sort()
 
@@ -204,7 +191,7 @@ class CupyDevice:
             yield
 
     def load(self, source: str) -> Program:
-        """See Device. CUDA loads each kernel when it is first run."""
+        # CUDA loads each kernel when it is first run.
         with self._lock:
             if source not in self._programs:
                 cuda = self._cupy.cuda
@@ -221,12 +208,11 @@ class CupyDevice:
             kernels[name]((blocks,), (THREADS,), arguments, stream=self._stream(stream))
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        """See Device."""
         with self._current():
             return self._cupy.empty(shape, dtype)
 
     def interface(self, data: Any) -> tuple[dict[str, Any], Any]:
-        """See Device. CuPy's arrays name CuPy's current stream of the current GPU, which must be the array's GPU."""
+        # CuPy's arrays name CuPy's current stream of the current GPU, which must be the array's GPU.
         with self._current():
             owner = data if hasattr(data, "__cuda_array_interface__") else self._cupy.from_dlpack(data)
             return owner.__cuda_array_interface__, owner

@@ -20,7 +20,7 @@ from kvemb.backends.cuda.cupy_device import open_device
 from kvemb.backends.cuda.device import Device
 from kvemb.backends.cuda.memory import CELLS, bytes_per_cell, chunk_shift
 from kvemb.backends.cuda.steps import GivenSums, Steps
-from kvemb.contracts import Memory, PlannedChange
+from kvemb.contracts import HotTable, Memory, PlannedChange
 from kvemb.limits import DEFAULT, Limits
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import ScoreRule, Scores
@@ -40,8 +40,8 @@ SHARE = 0.75
 PART_ROWS = 65_536
 
 
-class CudaTable:
-    """contracts.HotTable in a GPU's memory. open_device: returns a device by its name. cells: used by ArrayRows."""
+class CudaTable(HotTable):
+    """A hot table in a GPU's memory. open_device: returns a device by its name. cells: used by ArrayRows."""
 
     cells_per_bucket = CELLS
     open_device: Callable[[str], Device] = staticmethod(open_device)
@@ -74,48 +74,39 @@ class CudaTable:
 
     @classmethod
     def memory(cls, device: str) -> Memory:
-        """See contracts.HotTable."""
         return Memory(device, int(cls.open_device(device).memory_bytes() * SHARE))
 
     @staticmethod
     def bytes_per_cell(schema: Schema) -> int:
-        """See contracts.HotTable."""
         return bytes_per_cell(schema)
 
     @staticmethod
     def first_rows(rows: int, max_rows: int) -> int:
-        """See contracts.HotTable."""
         chunk = CELLS << chunk_shift(max_rows // CELLS)
         return min(-(-rows // chunk) * chunk, max(rows, max_rows))
 
     @property
     def schema(self) -> Schema:
-        """See contracts.HotTable."""
         return self._schema
 
     @property
     def capacity_rows(self) -> int:
-        """See contracts.HotTable."""
         return self._chunks.buckets * CELLS
 
     @property
     def max_capacity_rows(self) -> int:
-        """See contracts.HotTable."""
         return self._chunks.max_buckets * CELLS
 
     @property
     def nbytes(self) -> int:
-        """See contracts.HotTable."""
         return self.capacity_rows * bytes_per_cell(self._schema)
 
     @property
     def device_rows(self) -> ArrayRows:
-        """See contracts.HotTable."""
         return self._array_rows
 
     @property
     def step_rows(self) -> int:
-        """See contracts.HotTable."""
         buckets = self._chunks.buckets
         grown = self._chunks.rounded(buckets + max(1, buckets // STEP))
         return 0 if self._rows_until_growth else (grown - buckets) * CELLS
@@ -123,7 +114,6 @@ class CudaTable:
     # By key.
 
     def find(self, keys: Keys) -> Positions:
-        """See contracts.HotTable."""
         buffers, found = self._buffers, np.empty(len(keys), np.int64)
         for part in buffers.parts(len(keys), keys=8, cells=8, missing=8):
             n = part.stop - part.start
@@ -139,7 +129,6 @@ class CudaTable:
     def lookup(
         self, keys: Keys, out: Any, rule: ScoreRule | None, now: float, counts: Positions | None = None
     ) -> Positions:
-        """See contracts.HotTable."""
         found = self._buffers.of("out", self._value_bytes * len(keys))
         times = NULL if counts is None else self._buffers.put("uses", counts)
         missing = self._find(keys, out=found, rule=rule, now=now, counts=times)
@@ -161,7 +150,6 @@ class CudaTable:
     def pool(
         self, keys: Keys, bags: Bags, beside: RowsBeside | None, out: Any, rule: ScoreRule | None, now: float
     ) -> Positions:
-        """See contracts.HotTable."""
         pooled, n = self._buffers.of("out", self._value_bytes * bags.bag_count), len(keys)
         at, values = self.cells.put_beside(beside)
         missing = self._find(keys, at=at, rule=rule, now=now)
@@ -170,7 +158,6 @@ class CudaTable:
         return missing
 
     def upsert(self, keys: Keys, values: Any, step: int) -> Positions:
-        """See contracts.HotTable."""
         missing = self._find(keys)
         cells = self._buffers.of("cells", 8 * len(keys))
         self.cells.assign(cells, self._buffers.put("values", values), len(keys), step)
@@ -184,11 +171,8 @@ class CudaTable:
         reserve: Callable[[int], bool] | None = None,
         clean_too: bool = False,
     ) -> RowBlock:
-        """See contracts.HotTable.
-
-        Grows when the bucket of a key is full. Evicted rows are in the order of the rows that replace them. If the
-        device has no memory for growth although the budget has, rows are evicted instead.
-        """
+        # Grows when the bucket of a key is full. Evicted rows are in the order of the rows that replace them. If the
+        # device has no memory for growth although the budget has, rows are evicted instead.
         self._rows_until_growth = max(0, self._rows_until_growth - len(rows))
         growing = reserve is not None and self.step_rows > 0
         pending, left = self._insert(rows, by_score, clean_too, evicting=not growing)
@@ -242,11 +226,10 @@ class CudaTable:
         return rows.select(np.argsort(at))
 
     def keys(self) -> Keys:
-        """See contracts.HotTable."""
         return self._columns.keys(self.occupied())
 
     def sample(self, at: float, count: int) -> tuple[Keys, Scores]:
-        """See contracts.HotTable. Takes consecutive cells, a random sample because the hash mixes the keys."""
+        # Takes consecutive cells, a random sample because the hash mixes the keys.
         count = min(count, self.capacity_rows)
         start = int(at * (self.capacity_rows - count))
         cells = self._columns.occupied(start, start + count)
@@ -255,11 +238,9 @@ class CudaTable:
     # By cell.
 
     def occupied(self) -> Positions:
-        """See contracts.HotTable."""
         return self._columns.occupied()
 
     def read(self, cells: Positions) -> RowBlock:
-        """See contracts.HotTable."""
         buffers, rows = self._buffers, RowBlock(self._schema, len(cells))
         for part in buffers.parts(len(cells), PART_ROWS, rows=self._row_bytes, cells=8):
             n = part.stop - part.start
@@ -269,13 +250,11 @@ class CudaTable:
         return rows
 
     def put(self, cells: Positions, rows: RowBlock) -> None:
-        """See contracts.HotTable."""
         if n := len(cells):
             given = self._buffers.put_rows("rows", rows)
             self._run("put_rows", WARP * n, self._buffers.put("cells", cells), n, *given)
 
     def gather(self, cells: Positions, out: Any) -> None:
-        """See contracts.HotTable."""
         if n := len(cells):
             found = self._buffers.of("out", self._value_bytes * n)
             self.cells.gather(self._buffers.put("cells", cells), n, found)
@@ -283,7 +262,6 @@ class CudaTable:
             self._copy_out(found, out, None if len(chosen) == n else chosen)
 
     def prepare(self, count: int, change: PlannedChange) -> None:
-        """See contracts.HotTable."""
         buffers = self._buffers
         for name in ("keys", "cells", "missing"):
             buffers.of(name, 8 * count)
@@ -306,12 +284,10 @@ class CudaTable:
             self._steps.prepare_match(count, change.matching)
 
     def assign(self, cells: Positions, values: Any, step: int) -> None:
-        """See contracts.HotTable."""
         buffers = self._buffers
         self.cells.assign(buffers.put("cells", cells), buffers.put("values", values), len(cells), step)
 
     def add(self, cells: Positions, old: Any, new: Any, step: int) -> None:
-        """See contracts.HotTable."""
         buffers = self._buffers
         self.cells.add(
             buffers.put("cells", cells), buffers.put("old", old), buffers.put("values", new), len(cells), step
@@ -326,7 +302,6 @@ class CudaTable:
         sums: Sums | None = None,
         count: int = 0,
     ) -> None:
-        """See contracts.HotTable."""
         buffers, summed = self._buffers, GivenSums()
         if sums is not None:
             first = buffers.put("first", sums.first)
@@ -336,19 +311,15 @@ class CudaTable:
         self._steps.step(optimizer.formulas, optimizer, *given, summed, step, count)
 
     def match(self, cells: Positions, optimizer: Optimizer, step: int) -> None:
-        """See contracts.HotTable."""
         self._steps.match(self._buffers.put("cells", cells), len(cells), optimizer, step)
 
     def scores(self, cells: Positions) -> Scores:
-        """See contracts.HotTable."""
         return self._columns.scores(cells)
 
     def set_scores(self, cells: Positions, scores: Scores) -> None:
-        """See contracts.HotTable."""
         self._columns.set_scores(cells, scores)
 
     def remove(self, cells: Positions) -> None:
-        """See contracts.HotTable."""
         cells = np.unique(cells[cells >= 0])
         if n := len(cells):
             used = self._buffers.zeros("count", 1)
@@ -356,12 +327,10 @@ class CudaTable:
             self.size -= int(self._buffers.get(used, 1, np.int64)[0])
 
     def clear(self) -> None:
-        """See contracts.HotTable."""
         self._run("clear", self.capacity_rows, 0)
         self.size = 0
 
     def grow(self) -> None:
-        """See contracts.HotTable."""
         if not self.step_rows:
             raise ValueError(f"a table of {self.capacity_rows} cells cannot grow past {self.max_capacity_rows}")
         before, after = self._chunks.buckets, (self.capacity_rows + self.step_rows) // CELLS
@@ -378,7 +347,6 @@ class CudaTable:
         self._run("clear", (buckets - before) * CELLS, before)
 
     def shrink(self, cells: int, min_rows: int) -> RowBlock:
-        """See contracts.HotTable."""
         chunks, buffers = self._chunks, self._buffers
         floor = chunks.rounded(max(1, -(-min_rows // CELLS)))
         wanted = max(0, chunks.buckets - -(-cells // CELLS)) >> chunks.shift << chunks.shift
@@ -407,7 +375,6 @@ class CudaTable:
     # Dirty rows, and the rows marked by a snapshot.
 
     def dirty_batches(self, limit: int) -> Iterator[tuple[Positions, RowBlock]]:
-        """See contracts.HotTable."""
         for dirty in self._columns.flagged(DIRTY):
             for at in range(0, len(dirty), limit):
                 cells = dirty[at : at + limit]
@@ -416,24 +383,20 @@ class CudaTable:
                     yield cells, self.read(cells)
 
     def mark_clean(self, cells: Positions) -> None:
-        """See contracts.HotTable."""
         self._columns.change_flags(cells, DIRTY, keep=~DIRTY)
 
     def mark_dirty_pending(self) -> Keys:
-        """See contracts.HotTable."""
         keys = self._columns.keys(np.concatenate(list(self._columns.flagged(DIRTY))))
         self._columns.change_all_flags(DIRTY, keep=~0, more=PENDING)
         return keys
 
     def release_pending(self, cells: Positions) -> RowBlock:
-        """See contracts.HotTable."""
         cells = np.unique(cells[cells >= 0])
         pending = self.read(cells[self._columns.flags(cells) & PENDING != 0])
         self._columns.change_flags(cells, int(SNAPSHOT_FLAGS), keep=~int(SNAPSHOT_FLAGS))
         return pending
 
     def take_pending(self, cells: Positions) -> tuple[Positions, RowBlock]:
-        """See contracts.HotTable."""
         hot = np.flatnonzero(cells >= 0)
         positions = hot[self._columns.flags(cells[hot]) & PENDING != 0]
         taken = self.read(cells[positions])
@@ -441,9 +404,7 @@ class CudaTable:
         return positions, taken
 
     def mark_written(self, cells: Positions) -> None:
-        """See contracts.HotTable."""
         self._columns.change_flags(cells[cells >= 0], WRITING, keep=~(WRITING | DIRTY))
 
     def release_all(self) -> None:
-        """See contracts.HotTable."""
         self._columns.change_all_flags(int(SNAPSHOT_FLAGS), keep=~int(SNAPSHOT_FLAGS))

@@ -15,7 +15,7 @@ from quick import quick
 from waiting import wait_until
 
 import kvemb
-from kvemb.backends.rocks_files import SortedFile
+from kvemb.backends.rocks_files import RocksSortedFile
 from kvemb.durability import inventory
 from kvemb.durability.checkpoint import Checkpoint, left_by_restore, restoring
 from kvemb.errors import Corruption, Locked
@@ -45,7 +45,7 @@ def check_checkpoint(checkpoint: Checkpoint, models: dict[str, Model]) -> None:
 def test_a_checkpoint_has_the_state_of_its_instant(monkeypatch, open_store, tmp_path, seed, hot_rows):
     """The writing is slow, so that every operation meets it at every stage."""
     chance = np.random.default_rng([seed, hot_rows])
-    real_take, real_add, real_finish = DirtySnapshot._take, GrowingFile.add, SortedFile.finish
+    real_take, real_add, real_finish = DirtySnapshot._take, GrowingFile.add, RocksSortedFile.finish
 
     def slow(real: Any) -> Any:
         def call(*args: Any, **named: Any) -> Any:
@@ -57,7 +57,7 @@ def test_a_checkpoint_has_the_state_of_its_instant(monkeypatch, open_store, tmp_
 
     monkeypatch.setattr(DirtySnapshot, "_take", slow(real_take))
     monkeypatch.setattr(GrowingFile, "add", slow(real_add))
-    monkeypatch.setattr(SortedFile, "finish", slow(real_finish))
+    monkeypatch.setattr(RocksSortedFile, "finish", slow(real_finish))
     store = open_store(tmp_path / "store", memory_budget="4MiB")
     twins = {"table": checker_of(store, hot_rows), "other": checker_of(store, 64, ["cpu", "cpu"], "other")}
     states = []

@@ -46,8 +46,8 @@ def test_buffers_are_for_gradients_that_change_and_for_embeddings_that_are_round
 
 
 def test_a_table_comes_with_its_length():
-    assert "const double* products_0, i64 products_0_length" in of(NAdam())
-    assert "entry(products_0, products_0_length, count_of_row_)" in of(NAdam())
+    assert "const double* products_1, i64 products_1_length" in of(NAdam())
+    assert "entry(products_1, products_1_length, count_of_row_)" in of(NAdam())
 
 
 def twice(dim: int, w: Elements, g: Elements) -> None:
