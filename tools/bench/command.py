@@ -16,7 +16,7 @@ from typing import Any
 
 import typer
 
-from kvemb.tools.bench.cluster import reshard, scale
+from kvemb.tools.bench.cluster import reshard
 from kvemb.tools.bench.cluster import shards as cluster
 from kvemb.tools.bench.cold import cold, hitrate, memory, prefetch, spent, tables, train
 from kvemb.tools.bench.disk import checkpoint, export, follow, series, spill
@@ -51,4 +51,3 @@ def command_of(name: str, run: Callable[..., Report]) -> Callable[..., None]:
 for name, benchmark in (HOT | MANY | COLD | DISK).items():
     app.command(name)(command_of(name, benchmark.run))
 app.command()(tier)
-app.command("scale")(scale.run)

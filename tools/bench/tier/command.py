@@ -72,22 +72,18 @@ def tier(
     resume: Annotated[
         bool, typer.Option("--resume", help="Keep the results in --folder, and measure what is missing.")
     ] = (False),
-    out: Annotated[
-        Path | None,
-        typer.Option(dir_okay=False, metavar="FILE", help="Write a Markdown page of all results, and its charts."),
-    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the closing table.")] = False,
     json: AsJson = False,
 ) -> None:
     """Train tables of several sizes, hot shares and skews. Peer: a loop written by hand on rocksdict.
 
-    Measures with a warm and with a cold page cache. With --out, writes a page of the results. Needs Linux.
+    Measures with a warm and with a cold page cache. Needs Linux.
     """
     from kvemb.tools.bench.tier.run import run
 
     cases = plan(rows, hot, zipf, everywhere)
     settings = Settings(dim, batch, steps, runs, seconds, checkpoints)
-    report = run(cases, settings, Screen(quiet, json), folder, resume=resume, page=out)
+    report = run(cases, settings, Screen(quiet, json), folder, resume=resume)
     report.show("tier", dict(vars(settings)), json)
 
 
@@ -102,4 +98,4 @@ def command(cases: Iterable[Case], settings: Settings) -> str:
     words = [f"--{name} {value}" for name, values, usual in given if values != usual for value in values]
     usual_of = vars(DEFAULTS)
     words += [f"--{name} {value}" for name, value in vars(settings).items() if value != usual_of[name]]
-    return " ".join(["kvemb bench tier", *words, "--folder FOLDER --resume --out docs/inside/tier.md"])
+    return " ".join(["kvemb bench tier", *words, "--folder FOLDER --resume"])

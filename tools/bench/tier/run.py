@@ -1,4 +1,4 @@
-"""The run of `kvemb bench tier`: load each size once, measure the cases that have no result yet, make the page."""
+"""The run of `kvemb bench tier`: load each size once, measure the cases that have no result yet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from kvemb.tools.bench.results import Comparison, Report, compare
 from kvemb.tools.bench.tier import cases, restart, series, steps
 from kvemb.tools.bench.tier.cases import Case, Settings
 from kvemb.tools.bench.tier.counters import counted
-from kvemb.tools.bench.tier.page import write
 from kvemb.tools.bench.tier.records import Record, Records, machine
 from kvemb.tools.bench.tier.tables import TableOnDisk
 from kvemb.tools.failures import BadInput
@@ -30,9 +29,8 @@ def run(
     folder: Path | None = None,
     *,
     resume: bool = False,
-    page: Path | None = None,
 ) -> Report:
-    """Measure the cases of a plan; write a page of all results if `page` is given.
+    """Measure the cases of a plan.
 
     folder: for the tables, which are deleted, and the results, which are kept; None: a temporary one, where nothing is
     kept. Raises BadInput if the system counts no bytes, if the results cannot be used, or if the disk is too small.
@@ -44,8 +42,6 @@ def run(
             shutil.rmtree(leftover, ignore_errors=True)
         records = (Records.resumed if resume else Records.new)(place, settings, machine(place))
         _measure([case for case in plan if case not in records.found], settings, records, place, screen)
-        if page is not None:
-            write(page, records)
         return report(records)
 
 

@@ -52,6 +52,7 @@ AGAIN = """\
 
 ```
 {command}
+python docs/_pages/tier_page.py FOLDER/{results} docs/inside/tier.md
 ```
 
 The command continues where it was stopped, and deletes its tables at the end. Every figure is in

@@ -9,11 +9,12 @@ import math
 from collections.abc import Sequence
 from itertools import accumulate
 
-from kvemb.tools.bench.tier.figures import Found, grid, growing, middle, one
+from pictures import picture
+from tier_figures import Found, grid, growing, middle, one
+
 from kvemb.tools.bench.tier.records import Record
 from kvemb.tools.report.axes import Categories, Linear, Log, Scale, number, top
 from kvemb.tools.report.charts import Curve
-from kvemb.tools.report.pictures import picture
 
 CACHES = ("warm", "cold")
 SIDES = (("kvemb", "kvemb", False), ("by_hand", "by hand", True))

@@ -1,21 +1,18 @@
-"""`kvemb bench scale`: estimates the cost of a very large cluster, by arithmetic and a simulation.
+"""The tables of docs/operate/cluster_scale.md: the cost of a very large cluster, by arithmetic and a simulation.
 
 The table's rows are spread evenly, and there is one trainer on each shard's node. In the simulation all trainers take a
 step at the same time: each sends a call to each shard, one after the other; each shard answers calls in the order in
 which they arrive; the next half of the step begins when the slowest answer has arrived. Sometimes a shard pauses. The
-results are a function of Assumptions and the seed; docs/operate/cluster_scale.md has the command's output.
+results are a function of Assumptions and the seed; run as a program, this file prints them.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-from kvemb.tools.bench.options import AsJson
-from kvemb.tools.screen import to_json
 
 SHARDS, SEED, STEPS = (8, 64, 1000), 0, 1000
 
@@ -55,11 +52,6 @@ class Assumptions:
     def record_bytes(self) -> int:
         """The bytes of a row on disk: embedding, slot, key, score, step."""
         return 2 * self.row_bytes + 25
-
-
-def run(json: AsJson = False) -> None:
-    """Estimate the cost of 8, 64 and 1,000 shards with 10^12 rows, by arithmetic and a simulation."""
-    print(to_json(as_json(), indent=2) if json else text(), end="")
 
 
 def figures(shards: int, given: Assumptions) -> dict[str, float]:
@@ -168,11 +160,9 @@ def assumed_text(given: Assumptions = Assumptions()) -> str:
     return "\n".join(["| name | value | what it is |", "|---|---|---|", *lines]) + "\n"
 
 
-def as_json(given: Assumptions = Assumptions()) -> dict[str, Any]:
-    """Return parameters and results as one object."""
-    of_shards = {str(shards): {**figures(shards, given), "breaks": breaks(shards, given)} for shards in SHARDS}
-    return {"assumed": asdict(given), "shards": of_shards}
-
-
 def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+if __name__ == "__main__":
+    print(assumed_text(), text(), sep="\n", end="")

@@ -1,26 +1,29 @@
-"""The page of `kvemb bench tier`: Markdown with charts beside it, written from the results.
+"""Writes the page docs/inside/tier.md from the results of `kvemb bench tier`: `tier_page.py tier.jsonl tier.md`.
 
-The charts, and the results themselves, are beside it.
+Its charts, and a copy of the results, are written beside it.
 """
 
 from __future__ import annotations
 
 import shutil
 import statistics
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import tier_figures as figures
+import tier_prose as prose
+from pictures import WIDE
+from tier_charts import RESTARTS, drawn
+from tier_figures import grid, growing, one
+
 from kvemb.tools.bench import results
-from kvemb.tools.bench.tier import figures, prose
 from kvemb.tools.bench.tier.cases import CELL_BYTES, Case, Settings
-from kvemb.tools.bench.tier.charts import RESTARTS, drawn
 from kvemb.tools.bench.tier.command import command
-from kvemb.tools.bench.tier.figures import grid, growing, one
 from kvemb.tools.bench.tier.records import NAME, Record, Records
 from kvemb.tools.bench.tier.restart import ROLLING, SLACK
 from kvemb.tools.failures import BadInput
 from kvemb.tools.report.axes import number
-from kvemb.tools.report.pictures import WIDE
 from kvemb.tools.screen import size
 
 _ALT = {
@@ -156,3 +159,7 @@ def _pair(result: Record, cache: str, name: str) -> str:
     if not result[cache]:
         return ""
     return " / ".join(results.number(float(figures.middle(result[cache][side], name))) for side in ("kvemb", "by_hand"))
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[2]), Records.read(Path(sys.argv[1])))

@@ -6,10 +6,10 @@ import re
 from xml.etree import ElementTree
 
 import pytest
+from pictures import WIDE, picture
 
 from kvemb.tools.report.axes import Categories, Linear
 from kvemb.tools.report.charts import Curve
-from kvemb.tools.report.pictures import WIDE, picture
 from kvemb.tools.report.style import DARK, LIGHT
 
 SVG = "{http://www.w3.org/2000/svg}"
