@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -49,6 +50,18 @@ myst_enable_extensions = ["colon_fence", "html_image"]
 myst_heading_anchors = 4
 
 autodoc_mock_imports = ["torch", "ray", "cupy", "keras"]
+
+
+class Missing(MetaPathFinder):
+    """Lets these packages be missing where they are not mocked: Sphinx would import all of Keras for its comments."""
+
+    def find_spec(self, name: str, *_: object) -> None:
+        """Refuse them, and leave all others to the other finders."""
+        if name.partition(".")[0] in autodoc_mock_imports:
+            raise ModuleNotFoundError(name)
+
+
+sys.meta_path.insert(0, Missing())
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 autodoc_typehints = "description"

@@ -31,7 +31,11 @@ PYTORCH, KERAS = Path(__file__).parent / "pytorch", Path(__file__).parent / "ker
 
 
 def pytest_configure() -> None:
-    """Make tests and their processes use a filesystem in memory; no test fails because the machine is busy."""
+    """Make tests and their processes use a filesystem in memory; no test fails because the machine is busy.
+
+    PyTorch's threads sleep while they wait: they would spin on cores that other tests need.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     settings.register_profile("kvemb", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("kvemb")
     if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > MEMORY_BYTES:

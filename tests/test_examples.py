@@ -1,6 +1,7 @@
 """The programs in examples/ have --help, run from an empty directory, and learn.
 
-Each runs in a process of its own: a framework stays where it was imported, and JAX warns of every fork after that.
+Those of JAX and Keras run in processes of their own: JAX warns of every fork after its import, and a process has one
+backend of Keras.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import socket
 import subprocess
 import sys
@@ -22,18 +24,14 @@ import kvemb.cluster
 EXAMPLES = Path(__file__).parents[1] / "examples"
 # Keras' variables do not know an argument of NumPy 2's protocol.
 KNOWN = ["-W", "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"]
-# Runs an example with each of several lists of arguments, as `python EXAMPLE ARGUMENTS` does.
+# Runs an example with each of several lists of arguments.
 PROGRAM = """
 import json, runpy, sys
 
 path, runs = sys.argv[1], json.loads(sys.argv[2])
 for words in runs:
     sys.argv = [path, *words]
-    try:
-        runpy.run_path(path, run_name="__main__")
-    except SystemExit as ended:
-        if ended.code:
-            raise
+    runpy.run_path(path, run_name="__main__")
     print("END OF RUN")
 """
 # Ends an example at once when it asks for the batch of a step, and at least one checkpoint is complete.
@@ -62,14 +60,39 @@ dlrm.main()
 
 
 def process(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in a directory, with warnings as errors, and without PyTorch's threads, which wait busily."""
+    """Run Python in a directory, with warnings as errors."""
     command = [sys.executable, "-W", "error", *KNOWN, *words]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=600)
+    return subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=600)
 
 
-def printed(place: Path, example: str, *runs: list[str]) -> list[str]:
-    """Return what an example prints, for each of its lists of arguments."""
+class Examples:
+    """Runs examples in this process, in a directory of their own, as `python EXAMPLE ARGUMENTS` does."""
+
+    def __init__(self, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.patch, self.capsys = monkeypatch, capsys
+        monkeypatch.chdir(place)
+
+    def printed(self, example: str, *runs: list[str]) -> list[str]:
+        """Return what an example prints, for each of its lists of arguments."""
+        return [self._run(str(EXAMPLES / f"{example}.py"), words) for words in runs]
+
+    def _run(self, path: str, words: list[str]) -> str:
+        self.patch.setattr(sys, "argv", [path, *words])
+        try:
+            runpy.run_path(path, run_name="__main__")
+        except SystemExit as ended:
+            if ended.code:
+                raise
+        return self.capsys.readouterr().out
+
+
+@pytest.fixture
+def examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Examples:
+    return Examples(tmp_path, monkeypatch, capsys)
+
+
+def printed_elsewhere(place: Path, example: str, *runs: list[str]) -> list[str]:
+    """Return what an example prints in a process of its own, which its framework needs."""
     done = process(place, "-c", PROGRAM, str(EXAMPLES / f"{example}.py"), json.dumps(runs))
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.split("END OF RUN\n")[:-1]
@@ -97,9 +120,9 @@ def check_help(text: str, example: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.needs("torch")
-def test_two_towers_find_items(tmp_path: Path) -> None:
+def test_two_towers_find_items(examples: Examples) -> None:
     small = ["--steps", "150", "--batch", "128"]
-    described, first, second = printed(tmp_path, "two_towers", ["--help"], small, ["--steps", "1"])
+    described, first, second = examples.printed("two_towers", ["--help"], small, ["--steps", "1"])
     check_help(described, "two_towers")
     check_that_it_learned(first)
     assert figure("recall@10", first) > 0.1, "by chance 0.004"
@@ -108,9 +131,9 @@ def test_two_towers_find_items(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.needs("torch")
-def test_sequences_predict_the_next_item(tmp_path: Path) -> None:
+def test_sequences_predict_the_next_item(examples: Examples) -> None:
     small = ["--steps", "100", "--batch", "32", "--length", "12", "--samples", "64"]
-    described, first, second = printed(tmp_path, "sequences", ["--help"], small, ["--steps", "1"])
+    described, first, second = examples.printed("sequences", ["--help"], small, ["--steps", "1"])
     check_help(described, "sequences")
     check_that_it_learned(first)
     assert figure("hits@10", first) > 0.05, "by chance 0.005"
@@ -119,14 +142,14 @@ def test_sequences_predict_the_next_item(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.needs("torch")
-def test_a_knowledge_graph_ranks_triples_that_it_was_not_trained_on(tmp_path: Path) -> None:
+def test_a_knowledge_graph_ranks_triples_that_it_was_not_trained_on(examples: Examples, tmp_path: Path) -> None:
     names = ["", "Zürich", "Basel", "Bern", "Genf"]
     lines = [f"{a}\tborders\t{b}\n" for a in names[1:] for b in names[1:] if a != b]
     (tmp_path / "train.txt").write_text("".join(lines[1:]), encoding="utf-8")
     (tmp_path / "test.txt").write_text(lines[0], encoding="utf-8")
     small = ["--steps", "200", "--dim", "32"]
     files = ["--triples", "train.txt", "test.txt", "--steps", "60", "--samples", "4", "--path", "of_files"]
-    described, generated, read = printed(tmp_path, "knowledge_graph", ["--help"], small, files)
+    described, generated, read = examples.printed("knowledge_graph", ["--help"], small, files)
     check_help(described, "knowledge_graph")
     check_that_it_learned(generated)
     assert figure("MRR", generated) > 0.1, "by chance 0.01"
@@ -135,8 +158,8 @@ def test_a_knowledge_graph_ranks_triples_that_it_was_not_trained_on(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_follower_serves_what_is_trained_and_a_replica_has_the_same(tmp_path: Path) -> None:
-    described, text = printed(tmp_path, "serving", ["--help"], ["--steps", "200"])
+def test_a_follower_serves_what_is_trained_and_a_replica_has_the_same(examples: Examples) -> None:
+    described, text = examples.printed("serving", ["--help"], ["--steps", "200"])
     check_help(described, "serving")
     check_that_it_learned(text)
     copied = re.search(r"the delta copied ([0-9,]+); loss ([0-9.]+)$", text, re.MULTILINE)
@@ -148,20 +171,19 @@ def test_a_follower_serves_what_is_trained_and_a_replica_has_the_same(tmp_path: 
 @pytest.mark.slow
 @pytest.mark.needs("jax")
 def test_bags_in_jax_learn(tmp_path: Path) -> None:
-    described, first, second = printed(tmp_path, "jax_bags", ["--help"], ["--steps", "40"], ["--steps", "1"])
-    check_help(described, "jax_bags")
+    first, second = printed_elsewhere(tmp_path, "jax_bags", ["--steps", "40"], ["--steps", "1"])
     check_that_it_learned(first)
     assert "continues after step 40\n" in second
 
 
 @pytest.mark.slow
 @pytest.mark.needs("torch")
-def test_a_dlrm_that_was_killed_ends_as_one_that_was_not(tmp_path: Path) -> None:
+def test_a_dlrm_that_was_killed_ends_as_one_that_was_not(examples: Examples, tmp_path: Path) -> None:
     words = ["--steps", "40", "--save-every", "20", "--batch", "256"]
     cut, whole = ([*words, "--path", name] for name in ("cut", "whole"))
     killed = process(tmp_path, "-c", KILLED, str(EXAMPLES / "dlrm.py"), "30", "cut/checkpoints", *cut)
     assert killed.returncode == 9, killed.stderr
-    described, resumed, undisturbed = printed(tmp_path, "dlrm", ["--help"], cut, whole)
+    described, resumed, undisturbed = examples.printed("dlrm", ["--help"], cut, whole)
     check_help(described, "dlrm")
     assert "continues at step 20\n" in resumed
     check_that_it_learned(undisturbed)
@@ -177,8 +199,8 @@ def test_a_dlrm_that_was_killed_ends_as_one_that_was_not(tmp_path: Path) -> None
 @pytest.mark.needs("torch", "keras")
 def test_the_ranking_in_keras_goes_on_and_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERAS_BACKEND", "torch")
-    runs = [["--epochs", "1", "--ratings", "20000"], ["--epochs", "2", "--ratings", "20000"]]
-    first, second = printed(tmp_path, "keras_ranking", *runs)
+    runs = [["--epochs", "1", "--ratings", "10000"], ["--epochs", "2", "--ratings", "10000"]]
+    first, second = printed_elsewhere(tmp_path, "keras_ranking", *runs)
     assert (figure("epochs done", first), figure("epochs done", second)) == (0, 1)
     assert figure("squared error", second) < figure("variance", second)
 

@@ -347,14 +347,6 @@ def joined(tmp_path_factory):
     return target
 
 
-@pytest.mark.slow
-def test_mypy_finds_nothing(joined):
-    pytest.importorskip("mypy")
-    assert PROJECT["tool"]["mypy"]["strict"] is True
-    done = mypy(joined)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 WRONG = """
 import kvemb
 
@@ -367,16 +359,30 @@ kvemb.Variable(nam="users")
 """
 
 
-@pytest.mark.slow
-def test_mypy_finds_a_wrong_argument_of_a_variable(joined):
+@pytest.fixture(scope="module")
+def told(joined) -> tuple[list[str], list[str]]:
+    """The findings of one run of mypy: in kvemb, and in WRONG."""
     pytest.importorskip("mypy")
+    assert PROJECT["tool"]["mypy"]["strict"] is True
     (joined / "wrong.py").write_text(WRONG)
-    done = mypy(joined, "--no-error-summary", "wrong.py")
-    said = [line for line in done.stdout.splitlines() if "defined in" not in line]
+    done = mypy(joined, "--no-error-summary", "-p", "kvemb", "-m", "wrong")
+    assert (done.returncode, done.stderr) == (1, "")
+    lines = [line for line in done.stdout.splitlines() if "defined in" not in line]
+    in_wrong = [line for line in lines if line.startswith("wrong.py")]
+    return [line for line in lines if line not in in_wrong], in_wrong
+
+
+@pytest.mark.slow
+def test_mypy_finds_nothing(told):
+    assert told[0] == []
+
+
+@pytest.mark.slow
+def test_mypy_finds_a_wrong_argument_of_a_variable(told):
     expected = ['"kvemb.variable.Variable"', '"dims" for "get_variable"', '"dim" to "get_variable"']
     expected += ['"store" to "get_variable"', '"nam" for "Variable"']
-    assert len(said) == len(expected), done.stdout
-    for line, expected_part in zip(said, expected, strict=True):
+    assert len(told[1]) == len(expected), told[1]
+    for line, expected_part in zip(told[1], expected, strict=True):
         assert expected_part in line
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import venv
 import zipfile
 from pathlib import Path
@@ -32,7 +33,7 @@ class Environment:
     def __init__(self, place: Path) -> None:
         self.place, self.checkout = place, place / "checkout"
         self.python = place / "venv" / "bin" / "python"
-        venv.create(place / "venv", with_pip=True)
+        venv.create(place / "venv")  # this environment's pip installs into it
         (self.packages,) = (place / "venv" / "lib").glob("python*/site-packages")
         # Of a folder that is named in a .pth file, other .pth files are not read: this environment's editable kvemb.
         (self.packages / "dependencies.pth").write_text(str(Path(numpy.__file__).parents[1]))
@@ -40,21 +41,23 @@ class Environment:
             shutil.copytree(ROOT / name, self.checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
         for name in ("pyproject.toml", "README.md", "LICENSE"):
             shutil.copy(ROOT / name, self.checkout)
+        self.pip("wheel", "--no-deps", "--wheel-dir", str(place), ".")
+        (self.wheel,) = place.glob("*.whl")
+        shutil.rmtree(self.checkout / "build")
 
-    def run(self, *command: str, cwd: Path | None = None) -> str:
+    def run(self, *command: Any, cwd: Path) -> str:
         environment = {**os.environ, "NUMBA_CACHE_DIR": str(self.place / "cache")}
-        done = subprocess.run(
-            [self.python, *command], cwd=cwd or self.place, capture_output=True, text=True, timeout=900, env=environment
-        )
+        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=900, env=environment)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout.strip()
 
     def pip(self, *words: str) -> None:
-        self.run("-m", "pip", "--quiet", "--disable-pip-version-check", *words, cwd=self.checkout)
+        pip = (sys.executable, "-m", "pip", "--python", self.python, "--quiet", "--disable-pip-version-check")
+        self.run(*pip, *words, cwd=self.checkout)
 
     def used(self) -> Path:
         """Where the kvemb lies that a program imports, which uses a table."""
-        return Path(self.run("-c", PROGRAM))
+        return Path(self.run(self.python, "-c", PROGRAM, cwd=self.place))
 
     def left(self) -> list[str]:
         """What of kvemb is in the environment."""
@@ -67,21 +70,19 @@ def environment(tmp_path_factory: Any) -> Environment:
 
 
 def test_a_wheel_holds_kvemb_and_nothing_else(environment: Environment) -> None:
-    environment.pip("wheel", "--no-deps", "--wheel-dir", "wheels", ".")
-    (wheel,) = (environment.checkout / "wheels").glob("*.whl")
-    names = [name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name]
+    names = [name for name in zipfile.ZipFile(environment.wheel).namelist() if ".dist-info/" not in name]
     expected = ["kvemb/py.typed"]
     for folder, package in FOLDERS.items():
         files = [path for kind in ("*.py", "*.cu") for path in (ROOT / folder).rglob(kind)]
         expected += [f"{package}/{path.relative_to(ROOT / folder).as_posix()}" for path in files]
     assert sorted(names) == sorted(expected)
-    shutil.rmtree(environment.checkout / "build")
 
 
 def test_one_way_of_installing_follows_another_and_removing_leaves_nothing(environment: Environment) -> None:
     """numba's files stayed in site-packages/kvemb, which Python then took for the package."""
-    for words, place in [((), environment.packages), (("-e",), environment.checkout), ((), environment.packages)]:
-        environment.pip("install", "--no-deps", "--no-compile", *words, ".")
+    wheel = ((str(environment.wheel),), environment.packages)
+    for words, place in [wheel, (("-e", "."), environment.checkout), wheel]:
+        environment.pip("install", "--no-deps", "--no-compile", "--force-reinstall", *words)
         assert environment.used().is_relative_to(place)
     environment.pip("uninstall", "--yes", "kvemb")
     assert environment.left() == []

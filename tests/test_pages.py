@@ -1,14 +1,12 @@
 """The Python code of every page of the site runs as it stands, the blocks of a page one after the other.
 
-Pages that import the same frameworks run in one process, each in a directory and a namespace of its own. What it
-prints is compared with nothing, so a page asserts what it promises. A page is skipped where a package that it imports
-is not installed.
+All pages that need no other package run in one process, and those that do in another, each in a directory and a
+namespace of its own. What it prints is compared with nothing, so a page asserts what it promises.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -48,23 +46,13 @@ def frameworks_of(code: str) -> tuple[str, ...]:
     return tuple(name for name in FRAMEWORKS if re.search(rf"^(import|from) {name}\b", code, re.MULTILINE))
 
 
-GROUPS = {
-    used: [page for page, code in CODE.items() if frameworks_of(code) == used]
-    for used in sorted({frameworks_of(code) for code in CODE.values()})
-}
+NEEDED = sorted({name for code in CODE.values() for name in frameworks_of(code)})
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "pages",
-    [
-        pytest.param(pages, marks=[pytest.mark.needs(*used)] if used else [], id=" ".join(used) or "kvemb alone")
-        for used, pages in GROUPS.items()
-    ],
-)
-def test_the_code_of_pages_runs(pages: list[Path], tmp_path: Path) -> None:
-    codes = {str(page): CODE[page] for page in pages}
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # PyTorch's threads wait busily, on cores that others need
+@pytest.mark.parametrize("alone", [True, pytest.param(False, marks=pytest.mark.needs(*NEEDED))])
+def test_the_code_of_pages_runs(alone: bool, tmp_path: Path) -> None:
+    codes = {str(page): code for page, code in CODE.items() if alone != bool(frameworks_of(code))}
     command = [sys.executable, "-W", "error", *KNOWN, "-c", PROGRAM, json.dumps(codes)]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr

@@ -136,9 +136,14 @@ def test_a_full_gpu_loses_no_row(device: ShortDevice, tmp_path: Path, name: str,
     change_until_there_is_enough(device, tmp_path, name, given, GIVE[::5])
 
 
+# Each shortage in each kind of table, and with arrays of each place.
+EVICTING, GROWING = "SmallCudaTable", "CudaOnCpuTable"
+PAIRS = [(EVICTING, FAIL[::8], there), (EVICTING, GIVE[::5], at_host)]
+PAIRS += [(GROWING, GIVE[::5], there), (GROWING, FAIL[::8], at_host)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("shortages", [FAIL[::8], GIVE[::5]], ids=["fails once", "is full"])
-@pytest.mark.parametrize("given", [there, at_host])
+@pytest.mark.parametrize(("device", "shortages", "given"), PAIRS, indirect=["device"])
 @pytest.mark.parametrize("name", CHANGES)
 def test_no_row_is_lost_or_wrong_whatever_finds_no_memory(
     device: ShortDevice, tmp_path: Path, name: str, given: Any, shortages: Any
@@ -147,7 +152,7 @@ def test_no_row_is_lost_or_wrong_whatever_finds_no_memory(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shortages", [FAIL[::8], GIVE[::5]], ids=["fails once", "is full"])
+@pytest.mark.parametrize(("device", "shortages"), [(EVICTING, FAIL[::8]), (GROWING, GIVE[::5])], indirect=["device"])
 @pytest.mark.parametrize("name", ["upsert", "step", "remove"])
 def test_neither_a_constraint_nor_a_second_gpu_finds_no_memory_half_way(
     device: ShortDevice, tmp_path: Path, name: str, shortages: Any

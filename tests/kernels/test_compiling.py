@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -98,20 +96,3 @@ def test_ctrl_c_waits_until_a_kernel_is_compiled():
         made(4)
     assert len(made.signatures) == 1
     assert made(4) == 8
-
-
-@pytest.mark.slow
-def test_no_file_is_left_beside_the_sources(tmp_path):
-    """pip does not remove them, and Python takes the folder that stays for a package."""
-    program = """if True:
-        import sys, tempfile, numpy, kvemb
-        with tempfile.TemporaryDirectory() as folder, kvemb.open(folder) as store:
-            store.get_variable("table", dim=2).upsert([1], numpy.ones((1, 2), "f4"))
-        print(*sorted({module.__file__ for name, module in sys.modules.items() if name.startswith("kvemb.")}))
-    """
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert list((tmp_path / "kvemb").glob("*/*"))
-    folders = {Path(file).parent / "__pycache__" for file in done.stdout.split()}
-    assert [path for folder in folders for path in folder.glob("*") if path.suffix != ".pyc"] == []

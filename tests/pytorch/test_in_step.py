@@ -14,7 +14,7 @@ from kvemb.errors import RankLost, ShardLost
 from kvemb.handle import inside
 from kvemb.optimizers import SGD, Adagrad, Adam
 
-RANKS, STEPS, BATCH = 2, 200, 8
+RANKS, STEPS, BATCH = 2, 60, 8
 
 
 @pytest.fixture
@@ -39,8 +39,10 @@ class Model(torch.nn.Module):
             "words", 4, mode="mean", store=store, optimizer=Adam(0.05, bias_correction="global"), initializer=start,
             restrict_policy=kvemb.TimestampRestrictPolicy("steps"),
         )  # fmt: skip
-        torch.manual_seed(1)
         self.dense = torch.nn.Linear(8, 1)
+        chance = torch.Generator().manual_seed(1)  # ranks are threads, which share torch's own
+        for parameter in self.dense.parameters():
+            torch.nn.init.normal_(parameter, 0.0, 0.3, generator=chance)
 
     def forward(self, ids):
         users, words = ids
@@ -54,7 +56,7 @@ def batch(step):
     return users, torch.randint(0, 40, (RANKS * BATCH, 3), generator=chance)
 
 
-def train(store, rank, group, steps=STEPS, clip=False, scaled=False):
+def train(store, rank, group, clip=False, scaled=False):
     """Train on a rank's part of each batch, or if rank is None on all of it; returns the losses and the model."""
     model = Model(store)
     rows = kt.Optimizer(model, group=group) if group else kt.Optimizer(model)
@@ -63,7 +65,7 @@ def train(store, rank, group, steps=STEPS, clip=False, scaled=False):
     scaler = torch.amp.GradScaler("cpu", enabled=scaled, init_scale=2.0**10, growth_interval=5)
     where = slice(None) if rank is None else slice(rank * BATCH, (rank + 1) * BATCH)
     losses = []
-    for step in range(steps):
+    for step in range(STEPS):
         loss = model([ids[where] for ids in batch(step)]).square().mean()
         scaler.scale(loss).backward()
         if group:
@@ -93,7 +95,7 @@ def exported(model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [{}, {"steps": 60, "clip": True}, {"steps": 60, "clip": True, "scaled": True}])
+@pytest.mark.parametrize("how", [{}, {"clip": True}, {"clip": True, "scaled": True}])
 def test_two_ranks_train_what_one_process_does(store, cluster, tmp_path, monkeypatch, how):
     alone, model = train(store, None, None, **how)
     expected = exported(model)

@@ -137,14 +137,13 @@ def ended(tmp_path, program: str) -> subprocess.CompletedProcess[str]:
 
 
 PROGRAMS = {
-    "a function of atexit closes it": ("atexit.register(store.close)", 5000),
     "a function of atexit writes more than fits in memory and closes it": (
-        "atexit.register(lambda: (add(200_000), store.close()))",
-        200_000,
+        "atexit.register(lambda: (add(100_000), store.close()))",
+        100_000,
     ),
     "a thread goes on after the main thread": (
-        "threading.Thread(target=lambda: (threading.main_thread().join(), add(200_000), store.close())).start()",
-        200_000,
+        "threading.Thread(target=lambda: (threading.main_thread().join(), add(100_000), store.close())).start()",
+        100_000,
     ),
     "a checkpoint is being written": ("add(100_000); store.checkpoint('saved', block=False)", 100_000),
 }

@@ -169,7 +169,7 @@ def test_histories_of_two_variables_that_compete_for_what_is_lent(
     for number in itertools.count():
         turn, at = divmod(number, 8)
         # Which of the two has memory at a moment depends on when the writers give it back.
-        if at == 0 and turn >= 5 and (seen() or time.monotonic() > until):
+        if at == 0 and turn >= 2 and (seen() or time.monotonic() > until):
             break
         twin, values = twins[turn % 2], chance.standard_normal((len(KEYS), DIM)).astype(np.float32)
         if at == 0:  # the other one has all of it

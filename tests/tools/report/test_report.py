@@ -232,7 +232,7 @@ def rewrite(path: Path, change: Callable[[bytes], bytes]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("damage", quick([broken_tables, broken_manifest, lost_table]), ids=lambda each: each.__name__)
+@pytest.mark.parametrize("damage", quick([broken_tables, lost_table]), ids=lambda each: each.__name__)
 def test_one_damaged_checkpoint_is_named_and_the_others_are_told(made, tmp_path, capsys, damage):
     series = shutil.copytree(made / "series", tmp_path / "series")
     damage(series / "00000003")
@@ -326,10 +326,8 @@ def test_a_browser_draws_it(text, tmp_path, width):
         *("--disable-background-networking", "--disable-component-update", "--disable-quic", "--hide-scrollbars"),
         *(f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},2400", "--virtual-time-budget=3000"),
     ]
-    uri, shot = (tmp_path / "frame.html").as_uri(), tmp_path / "shot.png"
-    subprocess.run([*common, f"--screenshot={shot}", uri], check=True, capture_output=True, timeout=300)
-    assert shot.stat().st_size > 30_000, "a page that is blank takes less"
-    done = subprocess.run([*common, "--dump-dom", uri], check=True, capture_output=True, text=True, timeout=300)
+    command = [*common, "--dump-dom", (tmp_path / "frame.html").as_uri()]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
     wide, window, least = map(float, re.search(r"<title>(\d+) (\d+) ([\d.]+)</title>", done.stdout).groups())
     assert window == width
     assert wide <= window
