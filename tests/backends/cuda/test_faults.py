@@ -1,4 +1,4 @@
-"""Faults planted into the GPU's kernels are found: a test of the tests. tests/cuda_faults.py alone plants all of them."""
+"""Faults planted into the GPU's kernels are found: a test of the tests. tests/cuda_faults.py plants all of them."""
 
 from __future__ import annotations
 
