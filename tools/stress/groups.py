@@ -2,8 +2,8 @@
 
 The keys are in groups, each with rows on all shards. A call adds 1 to one column of all rows of a group. Each client
 has a column; a seed determines the group of each of its calls. So the rows show how many calls of each client they
-contain, whether these are its first ones, and whether each call is on all shards. The last column is for clients that
-are killed.
+contain, whether these are its first ones, and whether each call is on all shards. Two more columns are for clients and
+for ranks in step that are killed: a step of two ranks adds 2.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from kvemb.tools.stress.lockstep import Difference
 GROUPS, ROWS = 20, 12
 KEYS = np.arange(GROUPS * ROWS).reshape(GROUPS, ROWS)
 NAME = "table"
+RANKS = 2
 Values = npt.NDArray[Any]
 
 
 def table_of(store: Any, clients: int) -> kvemb.Variable:
     """Return the variable of the load, which is made if it is missing."""
-    found: kvemb.Variable = store.get_variable(NAME, dim=clients + 1, optimizer=kvemb.optimizers.SGD(1.0))
+    found: kvemb.Variable = store.get_variable(NAME, dim=clients + 2, optimizer=kvemb.optimizers.SGD(1.0))
     return found
 
 
 def gradients(column: int, columns: int) -> Values:
-    """Return the gradients of a call, (ROWS, columns)."""
+    """Return the gradients of a call, (ROWS, columns). columns: the variable's dim."""
     grads = np.zeros((ROWS, columns), np.float32)
     grads[:, column] = -1
     return grads
@@ -38,6 +39,11 @@ def gradients(column: int, columns: int) -> Values:
 def group_of(seed: int, client: int, number: int) -> int:
     """Return the group of a client's call with a number."""
     return int(np.random.default_rng([seed, client, number]).integers(GROUPS))
+
+
+def calls_by_group(seed: int, client: int, count: int) -> npt.NDArray[np.int64]:
+    """Return how many of a client's first calls each group has."""
+    return np.bincount([group_of(seed, client, number) for number in range(count)], minlength=GROUPS)
 
 
 def calls_in(variable: kvemb.Variable, seed: int) -> list[int]:
@@ -51,12 +57,13 @@ def calls_in(variable: kvemb.Variable, seed: int) -> list[int]:
     if len(uneven):
         group, column = uneven[0]
         raise Difference(f"half of a call: column {column} of group {group} is {groups[group, :, column].tolist()}")
+    if (groups[:, 0, -1] % RANKS).any():
+        raise Difference(f"a step of {RANKS} ranks without the part of one: {groups[:, 0, -1].tolist()}")
     counts = []
-    for client in range(columns - 1):
+    for client in range(columns - 2):
         found = groups[:, 0, client].astype(np.int64)
         count = int(found.sum())
-        expected = np.bincount([group_of(seed, client, number) for number in range(count)], minlength=GROUPS)
-        if not np.array_equal(found, expected):
+        if not np.array_equal(found, calls_by_group(seed, client, count)):
             raise Difference(f"the {count} calls of client {client} are not its first {count}")
         counts.append(count)
     return counts

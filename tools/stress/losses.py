@@ -1,10 +1,10 @@
-"""`kvemb stress cluster`: lose a shard or a client at a random instant under load, recover, compare every row, repeat.
+"""`kvemb stress cluster`: lose a shard, a client or a rank at a random instant under load, recover, compare every row.
 
-Several clients make calls and one writes checkpoints, until all of them get ShardLost. Then the cluster must be at a
-complete checkpoint: the last acknowledged one, or the one in progress. It must contain all calls that were acknowledged
-before that checkpoint began, and none that began after its snapshots were taken, each on all shards; the same rows as a
-single store that is restored from it; and the file saved with the rows. Each client continues with the first call that
-the checkpoint lacks.
+Several clients make calls, and compare what they return. One writes checkpoints. All go on until they get ShardLost.
+Then the cluster must be at a complete checkpoint: the last acknowledged one, or the one in progress. It must contain
+all calls that were acknowledged before that checkpoint began, and none that began after its snapshots were taken, each
+on all shards; the same rows as a single store that is restored from it; and the file saved with the rows. Each client
+continues with the first call that the checkpoint lacks. At the end, nothing may be left in /dev/shm.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import kvemb
 import kvemb.cluster
 from kvemb.errors import ColdStoreError, KvembError, ShardLost
 from kvemb.tools.screen import Screen
-from kvemb.tools.stress.groups import KEYS, calls_in, gradients, group_of, table_of
+from kvemb.tools.stress.groups import KEYS, calls_by_group, calls_in, gradients, group_of, table_of
 from kvemb.tools.stress.lockstep import Difference, check_same
 from kvemb.tools.stress.places import LocalPlace, Place, RayPlace
 
@@ -49,6 +49,7 @@ class Load:
         self.begun, self.done = list(rounds.counts), list(rounds.counts)
         self.written: dict[int, tuple[list[int], list[int]]] = {}
         self.attempted = list(rounds.counts)
+        self._made = [calls_by_group(rounds.seed, client, count) for client, count in enumerate(rounds.counts)]
         self.lost: list[float] = []
         self.failures: list[BaseException] = []
         work = [(self._train, number) for number in range(len(self.done))]
@@ -67,11 +68,18 @@ class Load:
             self.failures.append(error)
 
     def _train(self, client: int) -> None:
-        number, columns = self.begun[client], len(self.done) + 1
+        number, table = self.begun[client], self._rounds.tables[client]
         self.begun[client] += 1
         group = group_of(self._rounds.seed, client, number)
-        self._rounds.tables[client].apply_gradients(KEYS[group], gradients(client, columns))
+        table.apply_gradients(KEYS[group], gradients(client, table.dim))
         self.done[client] += 1
+        self._made[client][group] += 1
+        rows, exists = table.lookup(KEYS[group], return_exists=True, touch=False)
+        if not exists.all() or (rows[:, client] != self._made[client][group]).any():
+            made = self._made[client][group]
+            raise Difference(
+                f"a lookup returned {rows[:, client]} of client {client} after {made} calls of group {group}"
+            )
 
     def _checkpoint(self, seed: int) -> None:
         chance = np.random.default_rng([seed, len(self.written)])
@@ -195,6 +203,12 @@ class LossRounds:
         self.place.close()
 
 
+def shared_memory() -> set[str]:
+    """Return the names of all shared memory on this machine."""
+    folder = Path("/dev/shm")
+    return {each.name for each in folder.iterdir() if each.is_file()} if folder.is_dir() else set()
+
+
 def _table(store: Any) -> kvemb.Variable:
     found: kvemb.Variable = store.variables["table"]
     return found
@@ -226,7 +240,7 @@ def run(
     started, difference, done = time.perf_counter(), None, 0
     totals: Counter[str] = Counter()
     told: dict[str, dict[str, float]] = {}
-    logger = logging.getLogger("kvemb")
+    logger, shared = logging.getLogger("kvemb"), shared_memory()
     before = logger.level
     logger.setLevel(logging.ERROR)  # each recovery logs a warning
     try:
@@ -250,6 +264,8 @@ def run(
                     difference = f"{name}, round {losing.totals['rounds']}, {kind}: {error}"
                 finally:
                     losing.close()
+                if left := shared_memory() - shared:
+                    difference = difference or f"left in /dev/shm: {sorted(left)}"
                 totals += losing.totals
                 told |= {f"{name}: {kind}": figures for kind, figures in _told(losing).items()}
                 if difference is not None:

@@ -6,7 +6,6 @@ On Ray, two nodes run on this machine: the first has the coordinator, and the se
 from __future__ import annotations
 
 import importlib
-import multiprocessing
 import os
 import shutil
 import signal
@@ -15,11 +14,9 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from multiprocessing.connection import Connection
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
-
-import numpy as np
 
 import kvemb
 import kvemb.cluster
@@ -31,7 +28,9 @@ from kvemb.cluster.local import DirectTransport, LocalTransport, failed, make_in
 from kvemb.cluster.messages import ChangeRequest
 from kvemb.cluster.transport import GateClosed, Unanswered
 from kvemb.handle import inside
-from kvemb.tools.stress.groups import GROUPS, KEYS, NAME, gradients, table_of
+from kvemb.tools.stress.groups import GROUPS, KEYS, NAME, gradients
+from kvemb.tools.stress.traps import MAX_PASSED, OF_CLIENTS, OF_SHARDS, spring
+from kvemb.tools.stress.victims import Victims
 
 BUDGET = "4MiB"
 # How long a cut waits here for the rest of a dead client's call; short, so that a round is short.
@@ -148,7 +147,7 @@ def _send_half(store: kvemb.cluster.Store, chance: Any) -> bool:
     calls = Calls(cluster.session.calls.transport)
     while cluster.session.calls.lost is None:
         with calls.stamped(parts) as stamp:
-            sent = keys[parts[shard]], gradients(columns - 1, columns)[parts[shard]]
+            sent = keys[parts[shard]], gradients(columns - 2, columns)[parts[shard]]
             change = ChangeRequest(token, "apply_gradients", sent, clock.now(None))
             try:
                 calls.transport.call(shard, "change", stamp, [change]).result()
@@ -188,12 +187,17 @@ class RayPlace:
             "process": self._kill_process,
             "disk": self._remove_files,
             "node": self._kill_node,
-            "client": self._kill_client,
             "half a call": lambda chance: _send_half(self.first, chance),
+            **{f"process, {point}": partial(self._spring, point) for point in OF_SHARDS},
         }
         self._url, self._shards = url, shards
         way = ray_starting.start(_request(url, shards), str(folder / "scratch"), None)
         self.first = kvemb.cluster.Store(Cluster(way, url, shared=True), series=True, owner=True)
+        victims = Victims(self._nodes.address, url)
+        self.losses["client"] = partial(victims.kill_client, self.first, None)
+        for point in OF_CLIENTS:
+            self.losses[f"client, {point}"] = partial(victims.kill_client, self.first, point)
+            self.losses[f"rank, {point}"] = partial(victims.kill_rank, self.first, point)
 
     def client(self) -> kvemb.cluster.Store:
         """See Place."""
@@ -217,20 +221,10 @@ class RayPlace:
         self._second = self._nodes.add_node(**_NODE)
         return has_shards
 
-    def _kill_client(self, chance: Any) -> bool:
-        made = multiprocessing.get_context("spawn")
-        reading, writing = made.Pipe(duplex=False)
-        seed = int(chance.integers(1 << 30))
-        given = self._nodes.address, self._url, self.first.variables[NAME].dim - 1, seed, writing
-        process = made.Process(target=_call_until_killed, args=given, daemon=True)
-        process.start()
-        writing.close()
-        with suppress(EOFError):
-            reading.recv()
-        time.sleep(float(chance.random()) * 0.2)
-        process.kill()
-        process.join()
-        return False
+    def _spring(self, point: str, chance: Any) -> bool:
+        after = int(chance.integers(MAX_PASSED))
+        self._on(int(chance.integers(self._shards)), lambda _: spring(point, after))
+        return True
 
     def close(self) -> None:
         """See Place."""
@@ -238,15 +232,6 @@ class RayPlace:
             self.first.close(flush=False)
         self._ray.shutdown()
         self._nodes.shutdown()
-
-
-def _call_until_killed(address: str, url: str, clients: int, seed: int, pipe: Connection) -> None:
-    """Run a client in this process, which makes calls until it is killed; sends a message when it begins."""
-    ray_transport.ray_package().init(address=address, log_to_driver=False)
-    table, chance = table_of(kvemb.cluster.connect(url), clients), np.random.default_rng(seed)
-    pipe.send(None)
-    while True:
-        table.apply_gradients(KEYS[chance.integers(GROUPS)], gradients(clients, clients + 1))
 
 
 _NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 100 << 20, "include_dashboard": False}

@@ -27,17 +27,17 @@ def test_losses_leave_whole_checkpoints(capsys):
 def test_half_of_a_call_a_missing_one_and_another_one_are_seen(store):
     table = table_of(store, 2)
     for number in range(9):
-        table.apply_gradients(KEYS[group_of(5, 1, number)], gradients(1, 3))
-    table.apply_gradients(KEYS[3], gradients(2, 3))
+        table.apply_gradients(KEYS[group_of(5, 1, number)], gradients(1, 4))
+    table.apply_gradients(KEYS[3], gradients(2, 4))
     assert calls_in(table, 5) == [0, 9]
-    table.apply_gradients(KEYS[(group_of(5, 1, 9) + 1) % GROUPS], gradients(1, 3))
+    table.apply_gradients(KEYS[(group_of(5, 1, 9) + 1) % GROUPS], gradients(1, 4))
     with pytest.raises(Difference, match="the 10 calls of client 1 are not its first 10"):
         calls_in(table, 5)
     for column in (0, 2):
-        table.apply_gradients(KEYS[0][: ROWS // 2], gradients(column, 3)[: ROWS // 2])
+        table.apply_gradients(KEYS[0][: ROWS // 2], gradients(column, 4)[: ROWS // 2])
         with pytest.raises(Difference, match=f"half of a call: column {column} of group 0 is"):
             calls_in(table, 5)
-        table.apply_gradients(KEYS[0][ROWS // 2 :], gradients(column, 3)[ROWS // 2 :])
+        table.apply_gradients(KEYS[0][ROWS // 2 :], gradients(column, 4)[ROWS // 2 :])
 
 
 @pytest.mark.parametrize("harm", ["half", "old"])
@@ -49,7 +49,7 @@ def test_what_is_not_as_promised_is_seen(tmp_path, harm):
         back = recover()
         table = rounds.tables[0]
         if harm == "half":
-            table.apply_gradients(KEYS[0][:5], gradients(0, 3)[:5])
+            table.apply_gradients(KEYS[0][:5], gradients(0, 4)[:5])
         else:
             table.clear()
         return back
