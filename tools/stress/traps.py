@@ -100,8 +100,8 @@ def _send_half(now: Callable[[], bool]) -> None:
 
     def sent(transport: RayTransport, shard: int, name: str, *arguments: Any) -> Future[Any]:
         future = call(transport, shard, name, *arguments)
-        if name in _CHANGES and now():
-            future.exception()  # the shard has executed its part
+        if name in _CHANGES and shard == 0 and now():
+            future.exception()  # this shard has executed its part, and the others have not got theirs
             end()
         return future
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -19,10 +20,11 @@ from kvemb.cluster.cluster import StepPart
 from kvemb.cluster.in_step.client import RankClient, RankPart
 from kvemb.handle import inside
 from kvemb.tools.stress.groups import GROUPS, KEYS, NAME, RANKS, gradients, table_of
+from kvemb.tools.stress.lockstep import Difference
 from kvemb.tools.stress.traps import MAX_PASSED, spring
 
-# A process that no trap has ended by then is killed.
-MAX_SECONDS = 10.0
+# A process whose trap has not ended it by then never comes to it.
+MAX_SECONDS = 30.0
 
 
 class Victims:
@@ -38,7 +40,10 @@ class Victims:
         with self._killed(store, _make_calls, seed, point, after) as (process, pipe):
             with suppress(EOFError):
                 pipe.recv()
-            process.join(MAX_SECONDS if point is not None else float(chance.random()) * 0.2)
+            if point is None:
+                time.sleep(float(chance.random()) * 0.2)
+            else:
+                _check_end(process, point)
         return False
 
     def kill_rank(self, store: kvemb.cluster.Store, point: str, chance: Any) -> bool:
@@ -46,15 +51,17 @@ class Victims:
         group, after, dies = uuid.uuid4().hex, int(chance.integers(MAX_PASSED)), int(chance.integers(RANKS))
         points = [point if rank == dies else None for rank in range(RANKS)]
         with (
-            self._killed(store, _take_part, group, 0, points[0], after) as (_, first),
-            self._killed(store, _take_part, group, 1, points[1], after) as (_, second),
-            suppress(EOFError, OSError),  # it has died
+            self._killed(store, _take_part, group, 0, points[0], after) as first,
+            self._killed(store, _take_part, group, 1, points[1], after) as second,
         ):
-            pipes, until = (first, second), time.monotonic() + MAX_SECONDS
-            for pipe in pipes:
-                pipe.recv()
-            while time.monotonic() < until:
-                _step(pipes, int(chance.integers(GROUPS)))
+            ranks = first, second
+            pipes, until = [pipe for _, pipe in ranks], time.monotonic() + MAX_SECONDS
+            with suppress(EOFError, OSError):  # one has died
+                for pipe in pipes:
+                    pipe.recv()
+                while time.monotonic() < until:
+                    _step(pipes, int(chance.integers(GROUPS)))
+            _check_end(ranks[dies][0], point)
         return False
 
     @contextmanager
@@ -75,7 +82,14 @@ class Victims:
             mine.close()
 
 
-def _step(pipes: tuple[Connection, ...], group: int) -> None:
+def _check_end(process: Any, point: str) -> None:
+    """Wait until a trap has ended a process. Raises Difference."""
+    process.join(MAX_SECONDS)
+    if process.exitcode != -signal.SIGKILL:
+        raise Difference(f"a process did not end where it should, {point}: {process.exitcode}")
+
+
+def _step(pipes: list[Connection], group: int) -> None:
     """Let ranks take a step on a group of keys. Raises EOFError, OSError if one has died."""
     for pipe in pipes:
         pipe.send(group)
