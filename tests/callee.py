@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from kvemb.cluster.in_flight import Accepted
+
 TOKEN, HOST = b"t" * 32, "127.0.0.1"
 
 
@@ -27,9 +29,15 @@ class Callee:
             assert self.waiting.wait(60)
         if name == "errors":
             return [ValueError("first"), None, Unportable(1, 2)]
+        if name == "accept":
+            return Accepted(arguments[1:], lambda: self._keep_later(arguments[0]))
         if name == "fail":
             raise Unportable(1, 2)
         return arguments
+
+    def _keep_later(self, array: Any) -> None:
+        assert self.waiting.wait(60)
+        self.kept.append(array.copy())
 
 
 class Unportable(Exception):

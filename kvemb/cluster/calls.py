@@ -29,8 +29,8 @@ _LAST_SECONDS = 5.0
 
 # Calls whose time does not grow with the table: one that takes very long hangs.
 _ON_ROWS = ["lookup", "change", "slot", "scores", "prefetch", "size", "stats", "entry", "next_batch", "end_scan"]
-_IN_STEP = ["put_part", "joined_norms", "step_together"]
-LIMITED = frozenset([*_ON_ROWS, *_IN_STEP, "hold", "admit", "admits", "release", "changes"])
+_STEPS = ["begin_step", "failed_steps", "put_part", "joined_norms", "step_together"]
+LIMITED = frozenset([*_ON_ROWS, *_STEPS, "hold", "admit", "admits", "release", "changes"])
 
 
 class Timeouts(NamedTuple):

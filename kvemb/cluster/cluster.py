@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import kvemb
@@ -74,9 +75,11 @@ class Cluster:
         self._coordinator.timeouts = joined.timeouts._replace(most=math.inf)
         self.session = Session(self._coordinator, joined)
         self.router = Router(self.session.calls.transport.shards)
-        self._last_call = threading.local()  # session: that of each thread's last call
+        # session: that of each thread's last call. waits: whether the thread's steps are taken when their calls return.
+        self._thread = threading.local()
         self._recovery: Recovery | None = None
-        self._started = Threads(MAX_STARTED, thread_name_prefix="kvemb-started")
+        wait_for_steps = partial(setattr, self._thread, "waits", True)  # a future has their errors
+        self._started = Threads(MAX_STARTED, thread_name_prefix="kvemb-started", initializer=wait_for_steps)
         self._under_way = set[Future[Any]]()
         self._waiting = Threads(1, thread_name_prefix="kvemb-written")
         self._checkpointing = threading.RLock()
@@ -85,7 +88,7 @@ class Cluster:
     def begin_call(self) -> Session:
         """Begin a call; returns the current session. Raises Closed, ShardLost."""
         self.state.check_open()
-        self._last_call.session = session = self.session
+        self._thread.session = session = self.session
         session.begin()
         return session
 
@@ -124,15 +127,15 @@ class Cluster:
         self.state.check_here()
         with self.lock:
             self.state.check_open()
-            known: Session = getattr(self._last_call, "session", self.session)
-            self._last_call.session = self.session
+            known: Session = getattr(self._thread, "session", self.session)
+            self._thread.session = self.session
             if known is not self.session and known.calls.lost is not None and self._recovery is not None:
                 return self._recovery
             lost = self.session.calls.lost
             why = "nothing, no shard was lost" if lost is None else str(lost).removesuffix(f"; {ADVICE}")
             asked = self.session.generation, why, kvemb.__version__
             found: tuple[Recovery, JoinReply] = self._coordinator.all("recover", *asked)[0]
-            self._last_call.session = self.session = Session(self._coordinator, found[1], self.session)
+            self._thread.session = self.session = Session(self._coordinator, found[1], self.session)
             self._recovery = found[0]
             self._pending = None  # the checkpoint to which the cluster went back shows how it ended
             return self._recovery
@@ -144,6 +147,7 @@ class Cluster:
         self.state.check_here()
         with self._checkpointing:
             self.settle()
+            self.synchronize()
             session = self.begin_call()
             with session.attached(attachments) as files:
                 own, request = session.own(), CheckpointRequest(keep, attachments.extra, files)
@@ -166,21 +170,22 @@ class Cluster:
         session = self.begin_call()
         parts = [(part, self.router.group(part.keys)) for part in wanted]
         reads: dict[int, list[ReadRequest]] = {}
-        asked: dict[int, list[int]] = {}
+        positions: dict[int, list[int]] = {}  # in `wanted`
         for at, (part, grouped) in enumerate(parts):
             opened = session.client_variable(part.table)
             moment, counts = self._used(part, opened, grouped, touch)
             for shard, where in grouped.parts:
                 some = None if counts is None else counts[where]
                 reads.setdefault(shard, []).append(ReadRequest(opened.token, grouped.keys[where], some, moment))
-                asked.setdefault(shard, []).append(at)
+                positions.setdefault(shard, []).append(at)
         exists = any(part.exists is not None for part in wanted)
         with session.noticing_drops([part.table for part in wanted]), session.calls.stamped(reads) as stamp:
-            given = stamp if touch else None
-            found = session.calls.each("lookup", {shard: (given, each, exists) for shard, each in reads.items()})
+            asked = {shard: (stamp, each, exists, touch) for shard, each in reads.items()}
+            found = session.calls.each("lookup", asked)
+        session.check_steps(session.steps.named(failed for _, failed in found.values()))
         answers: list[dict[int, Any]] = [{} for _ in wanted]
-        for shard, results in found.items():
-            for at, result in zip(asked[shard], results, strict=True):
+        for shard, (results, _) in found.items():
+            for at, result in zip(positions[shard], results, strict=True):
                 answers[at][shard] = result
         for (part, grouped), answer in zip(parts, answers, strict=True):
             fill(part.out, part.exists, grouped, answer)
@@ -196,7 +201,11 @@ class Cluster:
         return opened.clock.use(policy), counts
 
     def train(self, steps: list[StepPart]) -> list[Exception | None]:
-        """Take an optimizer's step on each variable; returns the error of each, None for those that succeeded."""
+        """Take an optimizer's step on each variable; returns the error of each, or None.
+
+        The shards take it after they have answered (kvemb.cluster.in_flight), unless start() has called this. Raises
+        the error of an earlier step that failed.
+        """
         session = self.begin_call()
         changes: dict[int, list[ChangeRequest]] = {}
         tokens: list[str] = []
@@ -209,7 +218,17 @@ class Cluster:
             tokens.append(token)
             for shard, part in divided(self.router, keys, grads, admits=admits):
                 changes.setdefault(shard, []).append(ChangeRequest(token, "apply_gradients", part, moment))
-        return _execute(session, changes, tokens)
+        if getattr(self._thread, "waits", False):
+            return _execute(session, changes, tokens)
+        gone, failed = session.steps.begin(changes)
+        session.notice(gone.values())
+        session.check_steps(failed)
+        return [gone.get(token) for token in tokens]
+
+    def synchronize(self) -> None:
+        """Wait until all steps of this client are taken. Raises the error of the first one that failed."""
+        session = self.begin_call()
+        session.check_steps(session.steps.failed())
 
     def change(self, table: Table, method: str, keys: Keys, *columns: Any, use: bool = False) -> None:
         """Call a method that changes rows, on the shards of keys (n,); columns (n, ...) are divided as the keys are.
@@ -243,9 +262,11 @@ class Cluster:
             raise Closed(f"this client of the cluster {self.path} was closed meanwhile") from error
 
     def finish(self) -> None:
-        """Wait for all functions that start() was given, and for the checkpoint: settle()."""
+        """Wait for all functions that start() was given, for all steps, and for the checkpoint: settle()."""
         wait(list(self._under_way))
-        self.settle()
+        with ExitStack() as last, suppress(ShardLost, Closed):
+            last.callback(self.settle)
+            self.synchronize()
 
     def end(self, *, owner: bool) -> None:
         """Make no more calls. owner: close the shards, too. Idempotent."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kvemb.cluster.folders import delete, new_folder
+from kvemb.cluster.in_flight import Accepted
 from kvemb.cluster.making import Plan
 from kvemb.cluster.shard import Shard
 from kvemb.cluster.transport import Unanswered
@@ -48,10 +49,12 @@ class LocalTransport:
 
     def call(self, shard: int, name: str, *arguments: Any) -> Future[Any]:
         """See Transport."""
+        answer: Future[Any] = Future()
         try:
-            return self._pool.submit(self._shards[shard].call, name, arguments)
+            self._pool.submit(execute, self._shards[shard], name, arguments, answer)
         except RuntimeError:  # it is closed
             return failed(Unanswered("the shard was closed"))
+        return answer
 
     def makes_calls_here(self) -> bool:
         """Whether this thread executes a call of these shards, as it does inside a user's function that they call."""
@@ -98,7 +101,21 @@ class Callee(Protocol):
     """An object whose methods can be called by name."""
 
     def call(self, name: str, arguments: tuple[Any, ...]) -> Any:
-        """Call a method."""
+        """Call a method. Its result may be Accepted."""
+
+
+def execute(callee: Callee, name: str, arguments: tuple[Any, ...], answer: Future[Any]) -> None:
+    """Execute a call: set its answer, then run the rest of it."""
+    try:
+        result = callee.call(name, arguments)
+    except BaseException as error:
+        answer.set_exception(error)
+        return
+    if isinstance(result, Accepted):
+        answer.set_result(result.result)
+        result.rest()
+    else:
+        answer.set_result(result)
 
 
 class DirectTransport:
@@ -112,10 +129,7 @@ class DirectTransport:
     def call(self, shard: int, name: str, *arguments: Any) -> Future[Any]:
         """See Transport."""
         future: Future[Any] = Future()
-        try:
-            future.set_result(self._callee.call(name, arguments))
-        except Exception as error:
-            future.set_exception(error)
+        execute(self._callee, name, arguments, future)
         return future
 
     def ping(self, shard: int) -> Future[Any]:

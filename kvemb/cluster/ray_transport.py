@@ -25,7 +25,7 @@ PINGS = "pings"
 # How long closing a cluster waits for shards to delete their files.
 CLOSE_SECONDS = 20
 # Calls with rows, and those of steps that ranks take together.
-_OF_ROWS = ["lookup", "change", "slot", "scores", "prefetch", "next_batch"]
+_OF_ROWS = ["lookup", "change", "begin_step", "slot", "scores", "prefetch", "next_batch"]
 _BY_DATA_PLANE = frozenset([*_OF_ROWS, "put_part", "joined_norms", "step_together"])
 # Threads in which calls wait that the data plane cannot send at once; further ones wait for a thread.
 _MAX_THREADS = 1024

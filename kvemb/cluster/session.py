@@ -18,12 +18,15 @@ from typing import Any, NamedTuple
 from kvemb.cluster.calls import ADVICE, Calls
 from kvemb.cluster.coordination.counting import ClientSteps, StepCounts
 from kvemb.cluster.coordination.opened import are_of_one_variable
+from kvemb.cluster.in_flight import FailedStep
 from kvemb.cluster.messages import JoinReply, OpenVariable
+from kvemb.cluster.sent_steps import SentSteps
 from kvemb.cluster.transport import Unanswered
 from kvemb.durability.attachments import Attachments
 from kvemb.durability.scratch import scratch
 from kvemb.engine.table import Table
 from kvemb.errors import Closed, ShardLost
+from kvemb.many_tables.arguments import raise_named
 from kvemb.threads.interrupts import result_of
 
 # Interval at which a client that makes calls sends the coordinator its counts, and learns whether a shard is lost.
@@ -54,6 +57,7 @@ class Session:
         self.calls = Calls(joined.transport, advice=self._advice, timeouts=joined.timeouts)
         self.calls.on_loss, self.calls.on_wait = self._report, self.exchange_if_due
         self._opened: dict[Table, ClientVariable] = {}
+        self.steps = SentSteps(self.calls)
         self._ended: deque[tuple[int, str]] = deque()
         self._exchanged, self._exchanging = time.monotonic(), threading.Lock()
         for table, opened in [] if before is None else before.all_opened():
@@ -95,6 +99,16 @@ class Session:
         """Learn at once which variables another client has dropped, if changes failed because of that."""
         if any(isinstance(failure, Closed) for failure in failures):
             self.exchange()
+
+    def check_steps(self, failed: list[FailedStep]) -> None:
+        """Raise the error of the first of these failed steps, if there are any."""
+        if failed:
+            self.notice(each.error for each in failed)
+            first = failed[0]
+            for table, opened in self.all_opened():
+                if opened.token == first.variable:
+                    raise_named(table.name, first.error)
+            raise first.error
 
     def all_opened(self) -> list[tuple[Table, ClientVariable]]:
         """Return all variables that this client has open."""

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from kvemb import moment
 from kvemb.cluster.durability.shard_checkpoints import ShardCheckpoints
+from kvemb.cluster.in_flight import Accepted, FailedStep, StepsInFlight
 from kvemb.cluster.in_step.parts import JoinedNorm, Joint, Part, Parts
 from kvemb.cluster.ledger import CallId, ExecutedCalls, Ledger, Stamp, StoredCalls
 from kvemb.cluster.messages import ChangeRequest, Columns, PushedPart, ReadRequest
@@ -35,6 +36,10 @@ from kvemb.optimizers import Optimizer
 from kvemb.rows.hashing import Keys
 from kvemb.stats import Stats
 from kvemb.store import Store
+
+_DROPPED = "the variable was dropped; get it again with get_variable"
+# Calls that do not wait for the steps in flight: reading ahead changes no row.
+_BESIDE_STEPS = frozenset(["close", "prefetch"])
 
 
 class Shard:
@@ -55,13 +60,15 @@ class Shard:
         self._ledger, self._closed = Ledger(), False
         self._ledger.add(made or {})
         self._opened: dict[str, Table] = {}  # by token
-        self._scans, self._parts = Scans(), Parts()
+        self._scans, self._parts, self._in_flight = Scans(), Parts(), StepsInFlight()
         self._ranked: dict[str, Restriction] = {}
         self._ranking = threading.Lock()  # a repeated call must not read a spool at the same time
 
     def call(self, name: str, arguments: tuple[Any, ...]) -> Any:
-        """Call a method. Raises ShardFailed if the store has failed, or the shard was closed meanwhile."""
+        """Call a method, once no step is in flight. Raises ShardFailed if the store has failed, or was closed."""
         try:
+            if name not in _BESIDE_STEPS:
+                self._in_flight.settle()
             return getattr(self, name)(*arguments)
         except Exception as error:
             if self._closed:
@@ -119,19 +126,49 @@ class Shard:
 
     # Rows.
 
-    def lookup(self, stamp: Stamp | None, reads: list[ReadRequest], exists: bool) -> list[tuple[Values, Mask | None]]:
-        """Return rows (n, dim) for each read, and, if exists, which keys exist (n,). stamp: None records no uses."""
+    def lookup(
+        self, stamp: Stamp, reads: list[ReadRequest], exists: bool, touch: bool
+    ) -> tuple[list[tuple[Values, Mask | None]], list[FailedStep]]:
+        """Return rows (n, dim) for each read, and, if exists, which keys exist (n,); then the client's failed steps.
+
+        touch: whether to record uses.
+        """
         found = []
-        with self._ledger.using(stamp) as touch:
+        with self._ledger.using(stamp if touch else None) as first:
             for read in reads:
                 with moment.at(read.moment):
-                    found.append(_looked_up(self._table(read.variable), read, exists, touch))
-        return found
+                    found.append(_looked_up(self._table(read.variable), read, exists, first))
+        return found, self._in_flight.failed(stamp.client)
 
     def change(self, stamp: Stamp, changes: list[ChangeRequest]) -> list[Exception | None]:
         """Execute changes, each of another variable; returns the error of each, or None. All are tried."""
         found = self._ledger.once(stamp, lambda: [self._changed(change) for change in changes], changes=True)
         return found  # type: ignore[no-any-return]
+
+    def begin_step(self, stamp: Stamp, changes: list[ChangeRequest]) -> Accepted:
+        """Accept an optimizer's step on some variables, and take it after the answer.
+
+        Returns the errors of variables that were dropped, by token; then the client's failed steps.
+        """
+        gone: dict[str, Exception] = {
+            change.variable: Closed(_DROPPED) for change in changes if change.variable not in self._opened
+        }
+        begun: list[Callable[[], None]] = []
+
+        def take() -> dict[str, Exception]:
+            made = {change.variable: self._changed(change) for change in changes if change.variable not in gone}
+            return {token: error for token, error in made.items() if error is not None}
+
+        self._ledger.once(stamp, lambda: begun.append(self._in_flight.begin(stamp, take)), changes=True)
+        return Accepted((gone, self._in_flight.failed(stamp.client)), begun[0] if begun else lambda: None)
+
+    def failed_steps(self, client: str) -> list[FailedStep]:
+        """Return a client's failed steps, all of whose steps are taken: StepsInFlight.failed."""
+        return self._in_flight.failed(client)
+
+    def forget_steps(self, client: str, numbers: list[int]) -> None:
+        """Forget failed steps: StepsInFlight.forget."""
+        self._in_flight.forget(client, numbers)
 
     def _changed(self, change: ChangeRequest) -> Exception | None:
         try:
@@ -303,7 +340,7 @@ class Shard:
 
     def _table(self, token: str) -> Table:
         if (table := self._opened.get(token)) is None:
-            raise Closed("the variable was dropped; get it again with get_variable")
+            raise Closed(_DROPPED)
         return table
 
 

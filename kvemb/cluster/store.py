@@ -234,7 +234,13 @@ class Store(DefaultStore[Cluster]):
     def apply_gradients(self, grads: Mapping[OneStoresVariable | str, tuple[npt.ArrayLike, npt.ArrayLike]]) -> None:
         """Take one optimizer step on several variables, as ``kvemb.Store.apply_gradients`` does.
 
-        The client makes one call to each shard.
+        The client makes one call to each shard. It returns when all shards have accepted the step, and you may change
+        the arrays. The shards take the step while you prepare the next batch. Every later call of any client sees it,
+        and every later checkpoint has it.
+
+        If a step fails on a shard, for example because a constraint of yours raised an error, the next ``lookup``,
+        ``apply_gradients``, ``synchronize``, ``checkpoint``, ``flush`` or ``close`` of this client raises the error,
+        with a note that says which step it was. The calls before it have then been executed, this one, too.
 
         Raises:
             TypeError, ValueError: As ``Variable.apply_gradients`` raises them; ValueError also for a variable that is
@@ -248,6 +254,16 @@ class Store(DefaultStore[Cluster]):
         for part, failure in zip(parts, failures, strict=True):
             if failure is not None:
                 call_arguments.raise_named(part.table.name, failure)
+
+    def synchronize(self) -> None:
+        """Wait until the shards have taken all steps of this client.
+
+        Raises:
+            Exception: What a step of this client raised, if no call has raised it yet.
+            ShardLost: A shard is lost.
+            Closed: This client is closed.
+        """
+        self._inside.synchronize()
 
     @described_as(OneStore.prefetch)
     def prefetch(self, keys: Mapping[OneStoresVariable | str, npt.ArrayLike], *, after_lookup: bool = False) -> None:

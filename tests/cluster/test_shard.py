@@ -37,7 +37,7 @@ def test_calls_that_its_end_overtakes_say_that_it_is_lost(store):
     shard.close()
     for call in (
         lambda: change(2),
-        lambda: shard.call("lookup", (stamp(3), [ReadRequest("token", KEYS, None, AT)], False)),
+        lambda: shard.call("lookup", (stamp(3), [ReadRequest("token", KEYS, None, AT)], False, True)),
         lambda: shard.call("scores", ("token", KEYS)),
         lambda: shard.call("begin_scan", ("scan", "token", 10, 0, 9)),
         lambda: shard.call("check", (False,)),

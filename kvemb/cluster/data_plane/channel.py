@@ -15,18 +15,24 @@ class Keeper(Protocol):
     def release(self, channel: Channel) -> None:
         """Take a channel back: another call may follow."""
 
+    def hold(self, channel: Channel) -> None:
+        """Take a channel back whose call was answered, and is not done: another call may follow once it is freed()."""
+
     def broken(self, channel: Channel) -> None:
         """Close a channel whose connection ended, and those that are kept, as theirs may have ended, too."""
 
 
 class Channel(Protocol):
-    """A connection to a shard, for one call at a time; then keeper.release() or keeper.broken() is called."""
+    """A connection to a shard, for one call at a time; then a method of its keeper is called."""
 
     def call(self, message: Message, keeper: Keeper) -> Future[Any]:
         """Send a call; returns a future of its result, which raises Unanswered if the connection ends."""
 
     def exchange(self, message: Message, keeper: Keeper) -> Any:
         """Send a call, and wait for its result. Raises what it raises, Unanswered."""
+
+    def freed(self) -> bool:
+        """Whether the shard uses the bytes of the last call no more. Only after Keeper.hold(). Raises Unanswered."""
 
     def close(self) -> None:
         """End the connection. Idempotent."""

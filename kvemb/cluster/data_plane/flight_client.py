@@ -49,6 +49,10 @@ class FlightChannel:
             raise result
         return result
 
+    def freed(self) -> bool:
+        """See Channel. Another call waits in the stream until the one before is done."""
+        return True
+
     def close(self) -> None:
         """See Channel."""
         for end in (self._reader.cancel, self._writer.close, self._client.close):

@@ -33,7 +33,12 @@ class FlightServer:
                 writer.begin(flight_parts.schema())
                 with suppress(StopIteration):  # the caller has ended the stream
                     while True:
-                        flight_parts.send(writer, answered(callee, flight_parts.receive(reader), dumps))
+                        answer, rest = answered(callee, flight_parts.receive(reader), dumps)
+                        try:
+                            flight_parts.send(writer, answer)
+                        finally:
+                            if rest is not None:
+                                rest()
 
         name = f"[{host}]" if ":" in host else host
         self._server: Any = _Exchange(f"grpc://{name}:0", middleware={"token": _Known()})

@@ -32,12 +32,14 @@ class Link:
     def __init__(self, reach: Callable[[], Address], token: bytes, threads: Threads) -> None:
         self._reach, self._token, self._threads = reach, token, threads
         self._free: deque[Channel] = deque()
+        self._held: deque[Channel] = deque()
         self._address: Address | None = None
         self._closed = False
 
     def call(self, name: str, arguments: tuple[Any, ...]) -> Future[Any]:
         """Start a call: Transport.call. The arguments may be changed when the future is done."""
         message = Message((name, arguments))
+        self._take_freed()
         try:
             channel = self._free.pop()
         except IndexError:
@@ -67,6 +69,20 @@ class Link:
         else:
             self._free.append(channel)
 
+    def hold(self, channel: Channel) -> None:
+        """See Keeper."""
+        self._held.append(channel)
+
+    def _take_freed(self) -> None:
+        """Release the held channels that are freed."""
+        for _ in range(len(self._held)):
+            with suppress(IndexError):  # another thread has them
+                channel = self._held.popleft()
+                try:
+                    (self.release if channel.freed() else self.hold)(channel)
+                except Unanswered:
+                    channel.close()
+
     def broken(self, channel: Channel) -> None:
         """See Keeper."""
         self._address = None
@@ -81,4 +97,5 @@ class Link:
     def close(self) -> None:
         """End all connections; later calls get no answer."""
         self._closed = True
+        self._take_freed()
         self._end_free()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import socket
 import threading
 import weakref
@@ -13,7 +12,7 @@ from typing import Any
 from kvemb.cluster.data_plane.channel import Keeper, unanswered, unconnected
 from kvemb.cluster.data_plane.encoding import Message
 from kvemb.cluster.data_plane.serving import outcome
-from kvemb.cluster.data_plane.unix_peer import CALL, SPENT, UnixPeer
+from kvemb.cluster.data_plane.unix_peer import CALL, FREE, HELD, SPENT, UnixPeer
 from kvemb.cluster.local import failed
 
 CONNECT_SECONDS = 10.0
@@ -48,6 +47,18 @@ class UnixChannel:
     def exchange(self, message: Message, keeper: Keeper) -> Any:
         """See Channel."""
         return self.call(message, keeper).result()
+
+    def freed(self) -> bool:
+        """See Channel."""
+        if not self.peer.readable():
+            return False
+        try:
+            kind, _ = self.peer.receive()
+            if kind != FREE:
+                raise EOFError("the shard still uses the bytes of a call")
+        except (OSError, EOFError, ValueError) as error:
+            raise unanswered(error) from error
+        return True
 
     def close(self) -> None:
         """See Channel."""
@@ -85,9 +96,7 @@ class UnixAnswer(Future[Any]):
         channel = self._channel
         if channel is None or super().done():
             return True
-        poll = select.poll()
-        poll.register(channel.peer.readable, select.POLLIN)
-        return bool(poll.poll(0))
+        return channel.peer.readable()
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
         """See Future. Starts a thread, which waits for the answer."""
@@ -112,7 +121,8 @@ class UnixAnswer(Future[Any]):
                 return
             self._channel = None
             if kind != SPENT:
-                weakref.finalize(answer, self._keeper.release, channel).atexit = False
+                then = self._keeper.hold if kind == HELD else self._keeper.release
+                weakref.finalize(answer, then, channel).atexit = False
             failed, result = outcome(answer)
             if failed:
                 self.set_exception(result)

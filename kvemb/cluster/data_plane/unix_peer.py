@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hmac
 import os
+import select
 import socket
 import struct
 
@@ -19,7 +20,8 @@ from kvemb.cluster.data_plane.segment import Segment, created
 # Of each end of each connection. Only pages that were written to take memory.
 SEGMENT_BYTES = 8 << 20
 # Kinds of frames. SPENT: an answer whose receiver must close the connection, as the sender still uses the call's bytes.
-CALL, ANSWER, SPENT = range(3)
+# HELD: an answer whose sender uses the call's bytes until it sends FREE or SPENT, without a message.
+CALL, ANSWER, SPENT, HELD, FREE = range(5)
 _FRAME = struct.Struct("<BQ")  # kind, bytes of the message
 _MAX_GREETING = 256
 
@@ -65,9 +67,10 @@ class UnixPeer:
         message.write(Segment(self._descriptor).part(self._nbytes))
 
     def announce(self, kind: int) -> None:
-        """Send the frame of the message that was written. Raises OSError if the other end is gone."""
+        """Send the frame of the message that was written, if any. Raises OSError if the other end is gone."""
         descriptors = [] if self._descriptor is None else [self._descriptor]
         socket.send_fds(self._socket, [_FRAME.pack(kind, self._nbytes)], descriptors)
+        self._nbytes = 0
         self._end_descriptor()
 
     def receive(self, timeout: float | None = None) -> tuple[int, Bytes]:
@@ -92,10 +95,11 @@ class UnixPeer:
         said, descriptors, *_ = socket.recv_fds(self._socket, most, 1)
         return said, descriptors
 
-    @property
-    def readable(self) -> int:
-        """The socket's descriptor, to wait for a frame with poll()."""
-        return self._socket.fileno()
+    def readable(self) -> bool:
+        """Whether a frame has arrived, or the other end has closed the connection."""
+        poll = select.poll()
+        poll.register(self._socket.fileno(), select.POLLIN)
+        return bool(poll.poll(0))
 
     def close(self) -> None:
         """Close the connection. The segments last as long as arrays that view them."""

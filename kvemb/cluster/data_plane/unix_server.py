@@ -16,7 +16,7 @@ import weakref
 from contextlib import closing, suppress
 
 from kvemb.cluster.data_plane.serving import Dumps, answered
-from kvemb.cluster.data_plane.unix_peer import ANSWER, CALL, SPENT, UnixPeer
+from kvemb.cluster.data_plane.unix_peer import ANSWER, CALL, FREE, HELD, SPENT, UnixPeer
 from kvemb.cluster.local import Callee
 
 GREETING_SECONDS = 10.0
@@ -83,6 +83,14 @@ class UnixServer:
         if kind != CALL:
             raise ValueError(f"a frame of kind {kind}")
         in_use = weakref.ref(call)
-        peer.write(answered(self._callee, call, self._dumps))
-        del call
-        peer.announce(ANSWER if in_use() is None else SPENT)
+        answer, rest = answered(self._callee, call, self._dumps)
+        try:
+            peer.write(answer)
+            if rest is not None:
+                peer.announce(HELD)
+        finally:
+            if rest is not None:  # the caller may be gone, but the call is accepted
+                rest()
+        done = ANSWER if rest is None else FREE
+        del call, answer, rest
+        peer.announce(done if in_use() is None else SPENT)

@@ -95,6 +95,23 @@ def test_what_a_shard_keeps_of_a_call_does_not_change_with_later_calls(linked, c
     assert [(int(array.min()), int(array.max())) for array in callee.kept] == [(each, each) for each in range(5)]
 
 
+def test_the_bytes_of_a_call_do_not_change_while_the_rest_of_it_runs(linked, callee, way):
+    link = linked()
+    assert link.call("accept", (np.full(3000, 1), "accepted")).result() == ("accepted",)
+    if way == "here":  # a stream of Flight has one call after the other
+        for _ in range(5):
+            link.call("echo", (np.full(3000, 77),)).result()
+    assert callee.kept == []
+    callee.waiting.set()
+    wait_until(lambda: callee.kept)
+    assert (callee.kept[0] == 1).all()
+    for number in range(2, 5):
+        link.call("accept", (np.full(3000, number), None)).result()
+    wait_until(lambda: len(callee.kept) == 4)
+    assert [int(array.max()) for array in callee.kept] == [1, 2, 3, 4]
+    wait_until(lambda: link.call("echo", ()).result() == () and not link._held)  # channels are used again
+
+
 def test_errors_are_raised_as_they_are_or_else_by_their_text(linked):
     link = linked()
     with pytest.raises(ValueError, match="mine"):
