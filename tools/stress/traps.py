@@ -17,17 +17,20 @@ import numpy as np
 from kvemb.cluster.data_plane import flight_parts, serving
 from kvemb.cluster.data_plane.encoding import Bytes, Message
 from kvemb.cluster.data_plane.unix_peer import UnixPeer
+from kvemb.cluster.in_flight import Accepted
+from kvemb.cluster.ledger import Stamp
+from kvemb.cluster.messages import ChangeRequest
 from kvemb.cluster.ray_transport import RayTransport
 from kvemb.cluster.shard import Shard
 
 # half written: some bytes of a message are where its receiver reads, or on their way. arrived: a message was received,
-# and is not read yet. executed: a shard has executed a change, and has not answered. half sent: a client has sent a
-# change to some of its shards.
-OF_SHARDS = ("half written", "arrived", "executed")
+# and is not read yet. executed: a shard has executed a change, and has not answered. accepted: a shard has answered a
+# step, and has not taken it. half sent: a client has sent a change to some of its shards.
+OF_SHARDS = ("half written", "arrived", "executed", "accepted")
 OF_CLIENTS = ("half written", "arrived", "half sent")
 # How often a process passes its point before it ends there, at most.
 MAX_PASSED = 20
-_CHANGES = frozenset(["change", "put_part", "step_together"])
+_CHANGES = frozenset(["change", "begin_step", "put_part", "step_together"])
 
 
 def end(*_: object) -> NoReturn:
@@ -90,9 +93,23 @@ def _execute(now: Callable[[], bool]) -> None:
 
     def executed(shard: Shard, name: str, arguments: tuple[Any, ...]) -> Any:
         result = call(shard, name, arguments)
-        return end() if name in _CHANGES and now() else result
+        if name in _CHANGES and now():
+            if isinstance(result, Accepted):
+                result.rest()
+            end()
+        return result
 
     _replace(Shard, "call", executed)
+
+
+def _accept(now: Callable[[], bool]) -> None:
+    begin_step = Shard.begin_step
+
+    def accepted(shard: Shard, stamp: Stamp, changes: list[ChangeRequest]) -> Accepted:
+        result = begin_step(shard, stamp, changes)
+        return Accepted(result.result, end) if now() else result
+
+    _replace(Shard, "begin_step", accepted)
 
 
 def _send_half(now: Callable[[], bool]) -> None:
@@ -108,7 +125,13 @@ def _send_half(now: Callable[[], bool]) -> None:
     _replace(RayTransport, "call", sent)
 
 
-_TRAPS = {"half written": _write_half, "arrived": _receive, "executed": _execute, "half sent": _send_half}
+_TRAPS = {
+    "half written": _write_half,
+    "arrived": _receive,
+    "executed": _execute,
+    "accepted": _accept,
+    "half sent": _send_half,
+}
 
 
 def _replace(where: Any, name: str, value: Any) -> None:

@@ -36,7 +36,7 @@ TINY = {
     "upsert": [*TABLE, "--batches", "2", "--runs", "3"],
     "pool": ["--rows", "3000", "--dim", "8", "--bags", "20", "--bag", "5", "--batches", "2", "--runs", "2"],
     "small": ["--rows", "3000", "--dim", "8", "--calls", "5", "--runs", "2"],
-    "cluster": [*TABLE, "--steps", "2", "--runs", "2", "--transport", "local"],
+    "cluster": [*TABLE, "--steps", "2", "--runs", "2", "--transport", "local", "--pause", "1"],
     "train": [*TIERED, "--steps", "3", "--runs", "2"],
     "cold": ["--rows", "3000", "--rows", "6000", "--dim", "8", "--batch", "256", "--steps", "3", "--runs", "2"],
     "tables": ["--tables", "3", "--rows", "3000", "--batch", "256", "--steps", "4", "--budget-mib", "8"],

@@ -3,10 +3,12 @@ alone; and how evenly shards are filled.
 
 A step is a lookup and a training step of distinct and repeated keys, drawn by Zipf's law, all hot. On Ray, a second
 client reaches the same shards through Arrow Flight, as if it were on another node; its messages go over the loopback.
+In a pause between two steps a model would compute: shards go on with the step meanwhile.
 """
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -22,6 +24,7 @@ from kvemb.tools.bench.measure import compile_seconds, scratch, seconds, take_tu
 from kvemb.tools.bench.options import Batch, Dim, Exponent, Folder, Rows, Runs, Steps
 from kvemb.tools.bench.results import Report, compare
 from kvemb.tools.bench.trained import LOAD_BATCH
+from kvemb.tools.limits import no_nan
 from kvemb.tools.local_ray import start_ray
 
 BALANCED, BUDGET = 8, "1GiB"
@@ -41,6 +44,10 @@ def run(
     transport: Annotated[
         Literal["ray", "local"], typer.Option(help="ray: actors; local: shards in this process.")
     ] = "ray",
+    pause: Annotated[
+        float,
+        typer.Option(min=0.0, max=1000.0, callback=no_nan, help="Milliseconds between two steps, which do not count."),
+    ] = 0.0,
     folder: Folder = None,
 ) -> Report:
     """Train over shards, and fill 8 shards. Peers: one store; the exchange of the messages alone."""
@@ -68,7 +75,9 @@ def run(
                     table.upsert(keys, values_of(keys, dim))
         parts = [_divided(ids, tables) for ids in batches]
         grads = np.full((batch, dim), 0.01, np.float32)
-        sides: dict[str, Any] = {name: partial(_steps, opened[name], made[name], parts, grads) for name in opened}
+        sides: dict[str, Any] = {
+            name: partial(_steps, opened[name], made[name], parts, grads, pause / 1e3) for name in opened
+        }
         if transport == "ray":
             from kvemb.tools.bench.cluster.exchange import Exchange
 
@@ -82,6 +91,7 @@ def run(
             name: [1e3 * each / steps for each in side]
             for name, side in zip(sides, take_turns(turns, runs), strict=True)
         }
+        taken |= {name: [each - pause for each in taken[name]] for name in opened}
         store.flush()
         name = f"step of {batch:,} keys over {shards} shards"
         line = compare(name, "ms", taken[SHARDS], ONE, taken[ONE])
@@ -108,7 +118,9 @@ def _divided(ids: Ids, tables: int) -> list[Ids]:
     return [ids[ids % tables == number] for number in range(tables)]
 
 
-def _steps(store: Any, tables: list[kvemb.Variable], batches: list[list[Ids]], grads: Any, _: int) -> None:
+def _steps(
+    store: Any, tables: list[kvemb.Variable], batches: list[list[Ids]], grads: Any, pause: float, _: int
+) -> None:
     for parts in batches:
         if len(tables) == 1:
             tables[0].lookup(parts[0])
@@ -117,6 +129,8 @@ def _steps(store: Any, tables: list[kvemb.Variable], batches: list[list[Ids]], g
             store.lookup(dict(zip(tables, parts, strict=True)))
             given = [(keys, grads[: len(keys)]) for keys in parts]
             store.apply_gradients(dict(zip(tables, given, strict=True)))
+        if pause:
+            time.sleep(pause)
 
 
 def _filled(keys: Ids, place: Path) -> list[int]:
