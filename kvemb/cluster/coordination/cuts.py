@@ -18,6 +18,9 @@ Why order is kept. Let call Y be executed on some shard before the cut, and let 
 was sent, by the same client or another. When Y arrived, that shard's gate was open, so no gate had been opened after
 this cut; by then X had been executed on all of its shards, so before the cut.
 
+A step that a shard has accepted counts as executed: a snapshot, like every other call, waits until the step is taken
+(kvemb.cluster.in_flight).
+
 A client that ends during a call never sends the rest of it. After ABSENT_SECONDS the cut gives up: the rows contain
 half a call, which no checkpoint may contain, so the cluster counts as lost, and can only go back to its last
 checkpoint.
