@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from kvemb.cluster.in_flight import Accepted
+from kvemb.cluster.in_flight.steps import Accepted
 
 TOKEN, HOST = b"t" * 32, "127.0.0.1"
 

@@ -220,9 +220,7 @@ class Cluster:
                 changes.setdefault(shard, []).append(ChangeRequest(token, "apply_gradients", part, moment))
         if getattr(self._thread, "waits", False):
             return _execute(session, changes, tokens)
-        gone, failed = session.steps.begin(changes)
-        session.notice(gone.values())
-        session.check_steps(failed)
+        gone = session.begin_step(changes)
         return [gone.get(token) for token in tokens]
 
     def synchronize(self) -> None:

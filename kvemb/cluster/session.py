@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 from kvemb.cluster.calls import ADVICE, Calls
 from kvemb.cluster.coordination.counting import ClientSteps, StepCounts
 from kvemb.cluster.coordination.opened import are_of_one_variable
-from kvemb.cluster.in_flight import FailedStep
-from kvemb.cluster.messages import JoinReply, OpenVariable
-from kvemb.cluster.sent_steps import SentSteps
+from kvemb.cluster.in_flight.client import SentSteps
+from kvemb.cluster.in_flight.steps import FailedStep
+from kvemb.cluster.messages import ChangeRequest, JoinReply, OpenVariable
 from kvemb.cluster.transport import Unanswered
 from kvemb.durability.attachments import Attachments
 from kvemb.durability.scratch import scratch
@@ -99,6 +99,16 @@ class Session:
         """Learn at once which variables another client has dropped, if changes failed because of that."""
         if any(isinstance(failure, Closed) for failure in failures):
             self.exchange()
+
+    def begin_step(self, changes: dict[int, list[ChangeRequest]]) -> dict[str, Exception]:
+        """Send an optimizer's step to shards; returns the errors of variables that were dropped, by token.
+
+        Returns when all shards have accepted it. Raises the error of an earlier step of this client that failed.
+        """
+        gone, failed = self.steps.begin(changes)
+        self.notice(gone.values())
+        self.check_steps(failed)
+        return gone
 
     def check_steps(self, failed: list[FailedStep]) -> None:
         """Raise the error of the first of these failed steps, if there are any."""

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from kvemb import moment
 from kvemb.cluster.durability.shard_checkpoints import ShardCheckpoints
-from kvemb.cluster.in_flight import Accepted, FailedStep, StepsInFlight
+from kvemb.cluster.in_flight.steps import Accepted, FailedStep, StepsInFlight
 from kvemb.cluster.in_step.parts import JoinedNorm, Joint, Part, Parts
 from kvemb.cluster.ledger import CallId, ExecutedCalls, Ledger, Stamp, StoredCalls
 from kvemb.cluster.messages import ChangeRequest, Columns, PushedPart, ReadRequest

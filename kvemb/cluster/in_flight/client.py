@@ -1,4 +1,4 @@
-"""The steps of a client, which shards take after they have answered (kvemb.cluster.in_flight). Thread-safe."""
+"""The steps of a client, and which of them failed. Thread-safe."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from kvemb.cluster.calls import Calls
-from kvemb.cluster.in_flight import FailedStep
+from kvemb.cluster.in_flight.steps import FailedStep
 from kvemb.cluster.messages import ChangeRequest
 
 # The latest steps, which are named in errors by how many the client has sent.

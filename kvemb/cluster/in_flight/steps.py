@@ -1,8 +1,4 @@
-"""Steps in flight: a shard answers an optimizer's step as soon as it has accepted it, and takes it after that.
-
-Every later call of the shard, of any client, waits for the steps in flight. So once the client has the answers of all
-shards, lookups see the step, and checkpoints have it. Its client learns of its errors with its next calls. Thread-safe.
-"""
+"""The steps that a shard has accepted and not taken yet, and the errors of those that failed. Thread-safe."""
 
 from __future__ import annotations
 
