@@ -12,11 +12,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _received: list[int] = []
-_handling = False
+_deferring = False
 
 
 class Terminated(KeyboardInterrupt):
@@ -35,7 +34,9 @@ def signals_handled() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and ignored:
             return
-        stop(number)
+        _received.append(number)
+        if not (_deferring and len(_received) == 1):
+            raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
     def terminate(number: int, frame: FrameType | None) -> None:
         # By SIGINT's handler, which kvemb.threads.interrupts defers while rows move.
@@ -43,9 +44,7 @@ def signals_handled() -> Iterator[None]:
         assert callable(handler)
         handler(number, frame)
 
-    global _handling
     _received.clear()
-    _handling = True
     signal.signal(signal.SIGINT, interrupt)
     signal.signal(signal.SIGTERM, terminate)
     try:
@@ -53,15 +52,21 @@ def signals_handled() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        _handling = False
         _received.clear()
 
 
-def stop(number: int) -> NoReturn:
-    """Raise the exception of a signal."""
-    if _handling:
-        _received.append(number)
-    raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+@contextmanager
+def deferred() -> Iterator[None]:
+    """Within the block, the first signal takes effect at the next check(); a second one takes effect at once.
+
+    An exception in the middle of a batch would leave a model's variables partly updated.
+    """
+    global _deferring
+    _deferring = True
+    try:
+        yield
+    finally:
+        _deferring = False
 
 
 def check() -> None:

@@ -9,9 +9,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from kvemb.tools.demos.workplace import DeferredInterrupts, workplace
+from kvemb.tools.demos.workplace import workplace
 from kvemb.tools.limits import MAX_BATCH, MAX_DIM, MAX_ROWS, MAX_RUNS, MAX_SEED, no_nan
 from kvemb.tools.screen import Screen, local_path
+from kvemb.tools.stopping import deferred
 
 # Defaults: the memory budget for the click log and for triples, and the steps of --dlrm.
 BUDGET, STEPS = "64MiB", 1000
@@ -123,7 +124,7 @@ def demo(
     from kvemb.tools.demos import run_clicks, run_cluster, run_dlrm, run_triples
     from kvemb.tools.demos.bilinear import TUNINGS
 
-    with DeferredInterrupts() as stop, workplace(directory, keep) as folder:
+    with deferred(), workplace(directory, keep) as folder:
         screen, kept, checkpoint = Screen(quiet, as_json), folder if keep else None, folder / "checkpoint"
         if triples:
             name = model or "distmult"
@@ -131,17 +132,17 @@ def demo(
             tuning = replace(usual, dim=dim or usual.dim, batch=batch or usual.batch, epochs=epochs or usual.epochs)
             share = 0.1 if hot is None else hot
             graph_run = run_triples.TripleRun(tuple(files or ()), name, share, tuning, budget or BUDGET, seed)
-            run_triples.run(graph_run, folder, screen, stop, kept)
+            run_triples.run(graph_run, folder, screen, kept)
         elif dlrm:
             dlrm_run = run_dlrm.DlrmRun(steps or STEPS, batch or 1024, dim or 16, budget, seed, kill_at)
-            checkpoint = run_dlrm.run(dlrm_run, folder, screen, stop, kept)
+            checkpoint = run_dlrm.run(dlrm_run, folder, screen, kept)
         else:
             lines = clicks or (6_000_000 if shards is None else 400_000)
             click_run = run_clicks.ClickRun(lines, dim or 32, batch or 8192, budget or BUDGET, seed)
             if shards is not None:
-                run_cluster.run(click_run, shards, folder, screen, stop)
+                run_cluster.run(click_run, shards, folder, screen)
                 return
-            run_clicks.run(click_run, folder, screen, stop, kept)
+            run_clicks.run(click_run, folder, screen, kept)
     _suggest_commands(screen, kept, checkpoint, "entity" if triples else "field00" if dlrm else "item")
 
 

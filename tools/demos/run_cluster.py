@@ -21,7 +21,6 @@ from kvemb.tools.demos.click_log import ClickLog, Clicks
 from kvemb.tools.demos.factorisation import Factorisation
 from kvemb.tools.demos.run_clicks import ClickRun
 from kvemb.tools.demos.training import FIRST_NOTE
-from kvemb.tools.demos.workplace import DeferredInterrupts
 from kvemb.tools.local_ray import start_ray
 from kvemb.tools.screen import Screen
 from kvemb.tools.stress.places import kill_process
@@ -32,7 +31,6 @@ def run(
     shards: int,
     folder: Path,
     screen: Screen,
-    stop: DeferredInterrupts,
     *,
     transport: Literal["ray", "local"] = "ray",
     lose: Callable[[kvemb.cluster.Store], None] | None = None,
@@ -60,7 +58,6 @@ def run(
         for number, part in enumerate(parts):
             model.train(part())
             advance(number + 1, "")
-            stop.check()
     opened = kvemb.cluster.open(
         folder / "checkpoints", shards=shards, scratch=folder / "scratch", transport=transport, **how
     )
@@ -80,7 +77,6 @@ def run(
                 at = quarter
                 screen.milestone(str(back))
             advance(at, "")
-            stop.check()
         assert back is not None
         with kvemb.open(folder / "store", **how) as store:
             rows, differing = _compare(store, cluster)

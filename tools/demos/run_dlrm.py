@@ -19,7 +19,6 @@ from kvemb.installed import pip_install
 from kvemb.tools.demos.click_log import HELD_OUT, auc
 from kvemb.tools.demos.sides import Outcome, Settings, run_side
 from kvemb.tools.demos.training import FIRST_NOTE
-from kvemb.tools.demos.workplace import DeferredInterrupts
 from kvemb.tools.failures import BadInput
 from kvemb.tools.screen import Screen, size
 
@@ -47,7 +46,7 @@ class DlrmRun:
     kill_at: int | None
 
 
-def run(settings: DlrmRun, folder: Path, screen: Screen, stop: DeferredInterrupts, kept: Path | None) -> Path:
+def run(settings: DlrmRun, folder: Path, screen: Screen, kept: Path | None) -> Path:
     """Train all sides, compare them, and print a table. folder: an empty directory to work in; kept: the same if it is
     kept, otherwise None. Returns the oldest existing checkpoint. Raises BadInput without PyTorch; Corruption if the
     losses differ by more than rounding, or the process that was killed ends in another state.
@@ -61,7 +60,7 @@ def run(settings: DlrmRun, folder: Path, screen: Screen, stop: DeferredInterrupt
     with kvemb.open(folder / "store", memory_budget=settings.budget or share) as store:
         budget = store.budget.total  # refuses an invalid budget before anything is trained
     stored = replace(plain, folder=str(folder), budget=budget, every=max(1, settings.steps // CHECKPOINTS))
-    trained = _train(settings, plain, stored, screen, stop)
+    trained = _train(settings, plain, stored, screen)
     alone, peer, ours, again = trained.alone, trained.peer, trained.ours, trained.again
     held_out = plain.log.part(plain.lines - plain.held_out, plain.held_out, HELD_OUT)
     teacher = auc(plain.log.logits(held_out.numbers, held_out.ids), held_out.clicked)
@@ -135,14 +134,13 @@ class _Trained:
     again: Outcome | None
 
 
-def _train(settings: DlrmRun, plain: Settings, stored: Settings, screen: Screen, stop: DeferredInterrupts) -> _Trained:
+def _train(settings: DlrmRun, plain: Settings, stored: Settings, screen: Screen) -> _Trained:
     """Train all sides. plain: settings of PyTorch's sides; stored: settings of kvemb's side, with a budget."""
 
     def side(what: str, each: Settings, kill_at: int | None = None) -> Outcome | None:
         with screen.progress(what, each.steps, FIRST_NOTE) as advance:
 
             def stepped(steps: int, loss: float) -> None:
-                stop.check()
                 advance(steps, f"loss {loss:.4f}")
 
             return run_side(each, stepped, kill_at)

@@ -6,20 +6,17 @@ validation triples exactly as the model did when the checkpoint was taken.
 
 from __future__ import annotations
 
-import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 import kvemb
-from kvemb.tools.demos.bilinear import Bilinear, Tuning, batches
-from kvemb.tools.demos.figures import memory_figures, speed_figures, tier_figures
+from kvemb.tools.demos import half_way
+from kvemb.tools.demos.bilinear import Bilinear, TripleBatch, Tuning, batches
 from kvemb.tools.demos.ranking import Filter, Ranking, filtered_ranks, questions_of, summarise
-from kvemb.tools.demos.training import FIRST_NOTE, Meter, train
 from kvemb.tools.demos.triple_files import Ints, load_graph
-from kvemb.tools.demos.workplace import DeferredInterrupts
-from kvemb.tools.memory import anonymous_bytes
 from kvemb.tools.screen import Screen
 
 
@@ -37,7 +34,7 @@ class TripleRun:
     seed: int
 
 
-def run(settings: TripleRun, folder: Path, screen: Screen, stop: DeferredInterrupts, kept: Path | None) -> None:
+def run(settings: TripleRun, folder: Path, screen: Screen, kept: Path | None) -> None:
     """Train, check the checkpoint, and print a table. folder: an empty directory to work in; kept: the same if it is
     kept, otherwise None. Raises Corruption if the reopened checkpoint ranks differently.
     """
@@ -46,53 +43,42 @@ def run(settings: TripleRun, folder: Path, screen: Screen, stop: DeferredInterru
     chance = np.random.default_rng(settings.seed)
     known = Filter(np.concatenate([graph.train, graph.valid, graph.test]), len(graph.relations))
     hot_rows = max(1, round(settings.hot * len(graph.entities)))
-    before = anonymous_bytes()
 
     def evaluated(model: Bilinear, triples: Ints) -> Ranking:
         return summarise(filtered_ranks(questions_of(triples), len(graph.entities), known, model.scorer))
 
+    def passes(count: int) -> Iterator[TripleBatch]:
+        for _ in range(count):
+            yield from batches(graph, tuning, chance)
+
     sizes = f"{len(graph.entities):,} entities, {len(graph.relations):,} relations, {len(graph.train):,} triples"
     screen.milestone(sizes)
-    with kvemb.open(folder / "store", memory_budget=settings.budget) as store:
-        half_way = max(1, tuning.epochs // 2)
-        steps = tuning.epochs * -(-len(graph.train) // tuning.batch)
-        with screen.progress("training", steps, FIRST_NOTE) as advance:
-            model = Bilinear(store, graph, tuning, hot_rows, settings.seed)
-            meter = Meter(model.variables, advance)
-            for epoch in range(1, tuning.epochs + 1):
-                train(model, batches(graph, tuning, chance), meter, stop)
-                if epoch == half_way:
-                    taken = evaluated(model, graph.valid)
-                    store.checkpoint(folder / "checkpoint")
-                    screen.milestone(f"half way: checkpoint taken; on validation triples, {_text(taken)}")
-        stop.check()
-        sections = [speed_figures(meter), tier_figures(model.variables, model.row_bytes)]
-        valid, test = evaluated(model, graph.valid), evaluated(model, graph.test)
-        table = model.row_bytes * sum(variable.size() for variable in model.variables)
-        sections.append(memory_figures(before, store.budget.total, table))
-    stop.check()
-    with kvemb.restore(folder / "checkpoint", folder / "restored", memory_budget=settings.budget) as restored:
-        again = evaluated(Bilinear(restored, graph, tuning, hot_rows, settings.seed), graph.valid)
-    shutil.rmtree(folder / "restored")
+    first = max(1, tuning.epochs // 2)
+    done = half_way.run(
+        folder,
+        settings.budget,
+        screen,
+        lambda store: Bilinear(store, graph, tuning, hot_rows, settings.seed),
+        (passes(first), passes(tuning.epochs - first)),
+        tuning.epochs * -(-len(graph.train) // tuning.batch),
+        lambda model: evaluated(model, graph.valid),
+        lambda model: (evaluated(model, graph.valid), evaluated(model, graph.test)),
+        lambda taken: f"on validation triples, {_text(taken)}",
+    )
+    taken, again, (valid, test) = done.taken, done.again, done.final
     same = np.array_equal(taken, again, equal_nan=True)
     lines = [
         ("trained on", sizes),
         ("model", f"{settings.model}: {tuning.epochs} passes, dim {tuning.dim}, hot tier {hot_rows:,} rows"),
-        *(line for section, _ in sections for line in section),
+        *done.lines,
         ("valid, half way", f"{_text(taken)} when the checkpoint was taken"),
         ("valid, reopened", f"{_text(again)} from that checkpoint: {'the same' if same else 'DIFFERENT'}"),
         ("valid, at the end", _text(valid)),
         ("test, at the end", _text(test)),
     ]
-    summary: dict[str, object] = {
-        "demo": "triples",
-        "model": settings.model,
-        "kept": kept and str(kept),
-        "entities": len(graph.entities),
-        "hot_rows": hot_rows,
-    }
-    summary |= {"triples": len(graph.train), "epochs": tuning.epochs, "dim": tuning.dim}
-    summary |= {name: value for _, section in sections for name, value in section.items()}
+    summary: dict[str, object] = {"demo": "triples", "model": settings.model, "kept": kept and str(kept)}
+    summary |= {"entities": len(graph.entities), "hot_rows": hot_rows, "triples": len(graph.train)}
+    summary |= {"epochs": tuning.epochs, "dim": tuning.dim, **done.summary}
     for name, ranking in (("checkpoint", taken), ("reopened", again), ("valid", valid), ("test", test)):
         summary[name] = ranking._asdict()
     screen.close("kvemb demo --triples", lines, summary)

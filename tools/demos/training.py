@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
 import kvemb
-from kvemb.tools.demos.workplace import DeferredInterrupts
 from kvemb.tools.screen import Advance
+from kvemb.tools.stopping import check
 
 Batch = TypeVar("Batch", contravariant=True)
 Given = TypeVar("Given")
@@ -67,7 +67,7 @@ class Meter:
         return hits / (hits + misses) if hits + misses else 0.0
 
 
-def train(model: Model[Given], batches: Iterable[Given], meter: Meter, stop: DeferredInterrupts) -> None:
+def train(model: Model[Given], batches: Iterable[Given], meter: Meter) -> None:
     """Train on all batches in order. Interrupts take effect between two batches."""
     coming = iter(batches)
     batch = next(coming, None)
@@ -78,5 +78,5 @@ def train(model: Model[Given], batches: Iterable[Given], meter: Meter, stop: Def
             model.prefetch(following)
         rows = model.train(batch)
         meter.count(rows, time.perf_counter() - started)
-        stop.check()
+        check()
         batch = following

@@ -14,7 +14,6 @@ from kvemb.handle import inside
 from kvemb.tools.cli import run as command
 from kvemb.tools.demos import run_cluster
 from kvemb.tools.demos.run_clicks import ClickRun
-from kvemb.tools.demos.workplace import DeferredInterrupts
 from kvemb.tools.screen import Screen
 
 SETTINGS = ClickRun(3000, 4, 200, "8MiB", 0)
@@ -26,8 +25,7 @@ def lost(cluster):
 
 @pytest.mark.slow
 def test_it_goes_back_to_its_checkpoint_and_ends_as_one_store(tmp_path, capsys):
-    with DeferredInterrupts() as stop:
-        run_cluster.run(SETTINGS, 3, tmp_path, Screen(True, True), stop, transport="local", lose=lost)
+    run_cluster.run(SETTINGS, 3, tmp_path, Screen(True, True), transport="local", lose=lost)
     summary = json.loads(capsys.readouterr().out)
     assert (summary["steps"], summary["checkpoint_after"], summary["killed_after"]) == (15, 3, 7)
     assert summary["rows"] > 100
@@ -40,8 +38,8 @@ def test_a_row_that_differs_is_an_error(tmp_path, capsys):
         cluster.checkpoint()  # the cluster goes back to a later one than it thinks
         lost(cluster)
 
-    with DeferredInterrupts() as stop, pytest.raises(Corruption, match="rows differ"):
-        run_cluster.run(SETTINGS, 2, tmp_path, Screen(True, True), stop, transport="local", lose=changed)
+    with pytest.raises(Corruption, match="rows differ"):
+        run_cluster.run(SETTINGS, 2, tmp_path, Screen(True, True), transport="local", lose=changed)
     assert json.loads(capsys.readouterr().out)["rows_differing"] > 0
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from pathlib import Path
 
 import pytest
 
-from kvemb.tools.demos.workplace import DeferredInterrupts, workplace
+from kvemb.tools.demos.workplace import workplace
 from kvemb.tools.failures import BadInput
-from kvemb.tools.stopping import Terminated
+from kvemb.tools.stopping import Terminated, check, deferred, signals_handled
 
 
 def fill(place: Path) -> None:
@@ -58,46 +57,18 @@ def test_a_directory_with_something_in_it_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "mine").read_text() == "precious"
 
 
-def test_an_interrupt_waits_for_the_check() -> None:
-    with DeferredInterrupts() as stop:
-        stop.check()
-        os.kill(os.getpid(), signal.SIGINT)
-        reached = True
-        with pytest.raises(KeyboardInterrupt):
-            stop.check()
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)])
+def test_a_signal_waits_for_the_check_and_a_second_one_does_not(number: int, error: type[BaseException]) -> None:
+    reached = []
+    with signals_handled():
+        with deferred():
+            check()
+            os.kill(os.getpid(), number)
+            reached.append(True)
+            with pytest.raises(error):
+                check()
+            with pytest.raises(error):
+                os.kill(os.getpid(), number)
+        with pytest.raises(error):
+            os.kill(os.getpid(), number)
     assert reached
-
-
-def test_a_second_interrupt_does_not_wait() -> None:
-    with DeferredInterrupts():
-        os.kill(os.getpid(), signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-
-
-def test_a_kill_waits_as_well() -> None:
-    with DeferredInterrupts() as stop:
-        os.kill(os.getpid(), signal.SIGTERM)
-        with pytest.raises(Terminated):
-            stop.check()
-
-
-def test_handlers_are_put_back() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    with DeferredInterrupts():
-        assert signal.getsignal(signal.SIGINT) is not before
-    assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_in_another_thread_it_does_nothing() -> None:
-    checked = []
-
-    def work() -> None:
-        with DeferredInterrupts() as stop:
-            stop.check()
-            checked.append(True)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert checked == [True]
