@@ -1,34 +1,27 @@
-"""Statistics of a table: means, spreads, histograms, and counts of rows that are dead, duplicate or not finite.
-
-Rows are streamed twice, so memory does not grow with the table.
-"""
+"""Statistics of a variable's rows, in one pass over them. Memory does not grow with the table."""
 
 from __future__ import annotations
 
 import os
 import tempfile
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 import kvemb
 from kvemb import bulk
 from kvemb.tools.numbers import lengths
 from kvemb.tools.reading import Progress, opened, scores_are_times, with_progress
+from kvemb.tools.report.bins import Kind
+from kvemb.tools.report.projection import Candidates, Projection
+from kvemb.tools.report.spreads import Column, Spread
 
-# How many keys of non-finite rows are listed.
+# How many keys of rows that are not finite are listed.
 LISTED_KEYS = 10
-BINS = 20
 PARTS = 64  # a power of two
-
-
-@dataclass
-class Histogram:
-    """counts[i]: how many numbers are between edges[i] and edges[i + 1]."""
-
-    edges: list[float] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -36,10 +29,11 @@ class TableStats:
     """Statistics of a variable.
 
     mean, spread (standard deviation): by column, of finite numbers. dead: rows still equal to their initializer's row.
-    duplicates: rows with the same values as an earlier one. not_finite: rows with a NaN or an infinity;
-    not_finite_keys: some of their keys. norms, scores, ages: distributions; an age is the number of calls that
-    recorded uses since the row's last change. recording_calls: the number of such calls so far. scores_are_times: the
-    policy's scores are seconds since 1970.
+    duplicates: rows with the same values as an earlier one. nan, infinite: rows that hold such a number; slots: rows
+    whose optimizer slots hold one; not_finite_keys: the first of these. sizes: norms of finite rows, or their values if
+    there is one column. scores: None without a policy. ages: calls that recorded uses since a row's last change, None
+    if there were no such calls. recording_calls: the number of such calls so far. scores_are_times: the policy's scores
+    are seconds since 1970.
     """
 
     variable: str
@@ -47,97 +41,104 @@ class TableStats:
     recording_calls: int
     mean: list[float] = field(default_factory=list)
     spread: list[float] = field(default_factory=list)
-    norms: Histogram = field(default_factory=Histogram)
-    scores: Histogram = field(default_factory=Histogram)
-    ages: Histogram = field(default_factory=Histogram)
     dead: int = 0
     duplicates: int = 0
-    not_finite: int = 0
+    nan: int = 0
+    infinite: int = 0
+    slots: int = 0
     not_finite_keys: list[int] = field(default_factory=list)
+    sizes: Spread = field(default_factory=Spread)
+    scores: Spread | None = None
+    ages: Spread | None = None
     scores_are_times: bool = False
+    projection: Projection | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all but the projection as plain values."""
+        spreads = {name: getattr(self, name) for name in ("sizes", "scores", "ages")}
+        plain = {name: value for name, value in vars(self).items() if name not in (*spreads, "projection")}
+        return {**plain, **{name: None if each is None else each.as_json() for name, each in spreads.items()}}
 
 
-def stats(path: str | os.PathLike[str], variable: str | None = None, *, progress: Progress | None = None) -> TableStats:
-    """Return the statistics of a variable of a checkpoint or a store, in two passes over its rows. Raises BadInput."""
-    with opened(path, variable, progress=progress) as source:
+def stats(
+    path: str | os.PathLike[str],
+    variable: str | None = None,
+    *,
+    projected: bool = False,
+    progress: Progress | None = None,
+) -> TableStats:
+    """Return the statistics of a variable of a checkpoint or a store. projected: also the projection.
+
+    Raises BadInput; Corruption.
+    """
+    with opened(path, variable, progress=progress) as source, ExitStack() as stack:
         described = bulk.described(source)
-        found = TableStats(source.name, source.size(), int(described["step"]))
-        found.scores_are_times = scores_are_times(described["policy"])
-        edges = _first_pass(source, found, progress)
-        found.norms, found.scores, found.ages = _second_pass(source, found, edges, progress)
+        policy, step = described["policy"], int(described["step"])
+        found = TableStats(source.name, source.size(), step)
+        sizes, scores, ages = (Column(stack.enter_context(tempfile.TemporaryFile()), seed) for seed in range(3))
+        distinct = stack.enter_context(_Distinct())
+        candidates = Candidates(by_score=policy is not None) if projected and source.dim > 1 else None
+        sums = np.zeros((3, source.dim))
+        for rows in with_progress(bulk.scan(source), progress, source.size()):
+            assert rows.scores is not None
+            assert rows.steps is not None
+            finite = _count_not_finite(rows, found)
+            values = rows.values.astype(np.float64)
+            sums += _sums(values)
+            found.dead += int(_dead(source, rows).sum())
+            distinct.add(_hashes(rows.values))
+            values = values[finite]
+            sizes.add(lengths(values) if source.dim > 1 else values[:, 0])
+            scores.add(rows.scores)
+            ages.add((step - rows.steps).astype(np.float64))
+            if candidates is not None:
+                candidates.add(rows.keys[finite], values, rows.scores[finite])
+        found.duplicates = found.rows - distinct.count()
+        found.mean, found.spread = _moments(sums)
+        found.sizes = sizes.spread(Kind.ANY)
+        if policy is not None:
+            found.scores, found.scores_are_times = scores.spread(_score_kind(policy)), scores_are_times(policy)
+        found.ages = ages.spread(Kind.COUNT) if step else None
+        found.projection = candidates.projection() if candidates is not None else None
         return found
 
 
-def _first_pass(source: kvemb.Variable, found: TableStats, progress: Progress | None) -> list[Any]:
-    """Compute all but the histograms; return the edges of these."""
-    ranges, sums = _Ranges(), np.zeros((3, source.dim))
-    with _Distinct() as distinct:
-        for rows in with_progress(bulk.scan(source), progress, 2 * found.rows):
-            finite, clean = _finite(rows.values)
-            bad = ~finite.all(axis=1)
-            found.not_finite += int(bad.sum())
-            found.not_finite_keys += [int(key) for key in rows.keys[bad][: LISTED_KEYS - len(found.not_finite_keys)]]
-            with np.errstate(over="ignore"):  # squares of numbers above 1e154 are infinite, and so is the spread
-                sums += [finite.sum(axis=0), clean.sum(axis=0), (clean * clean).sum(axis=0)]
-            found.dead += int(_dead(source, rows).sum())
-            distinct.add(_hashes(rows.values))
-            ranges.add(*_norms_scores_ages(rows, clean, found.recording_calls))
-        found.duplicates = found.rows - distinct.count()
+def _score_kind(policy: dict[str, Any]) -> Kind:
+    if policy["kind"] == "timestamp":
+        return Kind.TIME if scores_are_times(policy) else Kind.STEP
+    return Kind.COUNT if policy["kind"] == "frequency" and policy["half_life"] is None else Kind.ANY
+
+
+def _count_not_finite(rows: bulk.Rows, found: TableStats) -> npt.NDArray[np.bool_]:
+    """Count rows that hold NaN or infinity; returns which have finite values, (n,) bool."""
+    values = rows.values.astype(np.float64)
+    nan, infinite = np.isnan(values).any(axis=1), np.isinf(values).any(axis=1)
+    slots = np.zeros(len(rows), np.bool_)
+    for slot in (rows.slots or {}).values():
+        slots |= ~np.isfinite(slot.astype(np.float64)).all(axis=1)
+    found.nan += int(nan.sum())
+    found.infinite += int(infinite.sum())
+    found.slots += int(slots.sum())
+    keys = rows.keys[nan | infinite | slots]
+    found.not_finite_keys += [int(key) for key in keys[: LISTED_KEYS - len(found.not_finite_keys)]]
+    return np.asarray(~(nan | infinite))
+
+
+def _sums(values: Any) -> Any:
+    """Return counts, sums and sums of squares of the finite numbers of each column, (3, dim)."""
+    finite = np.isfinite(values)
+    clean = np.where(finite, values, 0.0)
+    with np.errstate(over="ignore"):  # squares of numbers above 1e154 are infinite, and so is the spread
+        return np.stack([finite.sum(axis=0), clean.sum(axis=0), (clean * clean).sum(axis=0)])
+
+
+def _moments(sums: Any) -> tuple[list[float], list[float]]:
+    """Return means and standard deviations by column."""
     counts = np.maximum(sums[0], 1)
     mean = sums[1] / counts
     with np.errstate(over="ignore", invalid="ignore"):
         spread = np.sqrt(np.maximum(sums[2] / counts - mean * mean, 0))
-    found.mean, found.spread = mean.tolist(), np.where(np.isinf(sums[2]), np.inf, spread).tolist()
-    return ranges.edges()
-
-
-def _second_pass(
-    source: kvemb.Variable, found: TableStats, edges: list[Any], progress: Progress | None
-) -> list[Histogram]:
-    """Return histograms of norms, scores and ages."""
-    tallies = [np.zeros(BINS, np.int64) for _ in edges]
-    for rows in with_progress(bulk.scan(source), progress, 2 * found.rows, done=found.rows):
-        _, clean = _finite(rows.values)
-        for tally, edge, numbers in zip(
-            tallies, edges, _norms_scores_ages(rows, clean, found.recording_calls), strict=True
-        ):
-            tally += np.histogram(numbers[np.isfinite(numbers)], edge)[0]
-    return [Histogram(edge.tolist(), tally.tolist()) for edge, tally in zip(edges, tallies, strict=True)]
-
-
-def _finite(values: Any) -> tuple[Any, Any]:
-    """Return which numbers are finite, and the numbers as float64 with 0 for those that are not."""
-    wide = values.astype(np.float64)
-    finite = np.isfinite(wide)
-    return finite, np.where(finite, wide, 0.0)
-
-
-def _norms_scores_ages(rows: bulk.Rows, clean: Any, step: int) -> tuple[Any, Any, Any]:
-    """Return norm, score and age of each row. clean: values with 0 for those that are not finite."""
-    assert rows.steps is not None  # scan() gives whole rows
-    return lengths(clean), rows.scores, step - rows.steps
-
-
-class _Ranges:
-    """The smallest and the largest finite norm, score and age."""
-
-    def __init__(self) -> None:
-        self._least, self._most = [np.inf] * 3, [-np.inf] * 3
-
-    def add(self, *columns: Any) -> None:
-        """Include more rows."""
-        for at, numbers in enumerate(columns):
-            numbers = numbers[np.isfinite(numbers)]
-            if len(numbers):
-                self._least[at] = min(self._least[at], float(numbers.min()))
-                self._most[at] = max(self._most[at], float(numbers.max()))
-
-    def edges(self) -> list[Any]:
-        """Return the edges of the histograms."""
-        ends = [
-            (0.0, 1.0) if least > most else (least, most) for least, most in zip(self._least, self._most, strict=True)
-        ]
-        return [np.linspace(least, most if most > least else least + 1.0, BINS + 1) for least, most in ends]
+    return mean.tolist(), np.where(np.isinf(sums[2]), np.inf, spread).tolist()
 
 
 class _Distinct:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,9 +12,12 @@ from typing import Annotated, Any
 import typer
 
 import kvemb
-from kvemb.tools import inspect, table_stats
+from kvemb.tools import inspect
 from kvemb.tools.limits import MAX_STORED_ROWS
+from kvemb.tools.report.axes import Time, moment
+from kvemb.tools.report.spreads import Spread
 from kvemb.tools.screen import PLACE, AsJson, Quiet, Screen, Variable, counted, local_path, size
+from kvemb.tools.table_stats import stats as table_stats
 
 Place = Annotated[str, typer.Argument(metavar="PATH", help=PLACE)]
 # How many numbers of a row, and how many characters of an attached value, are printed.
@@ -141,7 +144,7 @@ def peek(
         numbers = row["values"]
         start = " ".join(f"{number:.4g}" for number in numbers[:ROW_NUMBERS])
         more = " ..." if len(numbers) > ROW_NUMBERS else ""
-        score = _moment(row["score"]) if found.scores_are_times else f"{row['score']:g}"
+        score = moment(row["score"], seconds=True) if found.scores_are_times else f"{row['score']:g}"
         lines.append((str(key), f"{start}{more}   score {score}, changed at call {row['step']:,}"))
         lines += [("", f"{other}  cosine {cosine:.4f}") for other, cosine in row["neighbours"]]
     screen.close(f"kvemb peek {path}", lines, {"rows": records, "missing": found.missing})
@@ -165,16 +168,6 @@ def _records(found: inspect.Peek) -> Iterator[dict[str, Any]]:
         }
 
 
-def _number(value: float) -> str:
-    return f"{value:.4g}"
-
-
-def _moment(since_1970: float) -> str:
-    from kvemb.tools.report.axes import moment
-
-    return moment(since_1970, seconds=True)
-
-
 def stats(path: Place, variable: Variable = None, quiet: Quiet = False, as_json: AsJson = False) -> None:
     """Show statistics of a variable: norms, scores, ages, means, duplicates, NaNs, rows never trained.
 
@@ -182,30 +175,36 @@ def stats(path: Place, variable: Variable = None, quiet: Quiet = False, as_json:
     """
     screen = Screen(quiet, as_json)
     with screen.counting("stats") as update:
-        found = table_stats.stats(path, variable, progress=update)
+        found = table_stats(path, variable, progress=update)
     mean, spread = found.mean, found.spread
-    keys = f": {', '.join(map(str, found.not_finite_keys))}" if found.not_finite else ""
+    not_finite = {"NaN": found.nan, "infinity": found.infinite, "either in their slots": found.slots}
+    told = ", ".join(f"{counted(count, 'row')} with {what}" for what, count in not_finite.items() if count)
     lines = [
         ("rows", f"{found.rows:,}"),
         ("uses recorded by", counted(found.recording_calls, "call")),
         ("as initialized", counted(found.dead, "row")),
         ("equal to another", counted(found.duplicates, "row")),
-        ("NaN or infinite", counted(found.not_finite, "row") + keys),
-        ("norm", _histogram(found.norms)),
-        ("score", _histogram(found.scores, _moment if found.scores_are_times else _number)),
+        ("not finite", f"{told}: {', '.join(map(str, found.not_finite_keys))}" if told else "none"),
+        ("norm", _histogram(found.sizes)),
+        ("score", _histogram(found.scores)),
         ("age in these calls", _histogram(found.ages)),
         ("mean of a column", f"{min(mean):.4g} to {max(mean):.4g}" if mean else ""),
         ("spread of a column", f"{min(spread):.4g} to {max(spread):.4g}" if spread else ""),
     ]
-    screen.close(f"kvemb stats {path} --variable {found.variable}", lines, asdict(found))
+    screen.close(f"kvemb stats {path} --variable {found.variable}", lines, found.as_json())
 
 
-def _histogram(found: table_stats.Histogram, formatted: Callable[[float], str] = _number) -> str:
-    most = max(found.counts, default=0)
-    if not most:
+def _histogram(found: Spread | None) -> str:
+    """Return the smallest number, bars, and the largest number; the outer bars are of all numbers beyond."""
+    if found is None or found.bins is None:
         return "none"
-    bars = "".join(BARS[-(-count * (len(BARS) - 1) // most)] for count in found.counts)
-    return f"{formatted(found.edges[0])} {bars} {formatted(found.edges[-1])}"
+    bins = found.bins
+    counts = [bins.under, *bins.counts.tolist(), bins.over]
+    bars = "".join(BARS[-(-count * (len(BARS) - 1) // max(counts))] for count in counts)
+    ends = [found.percentiles[at][1] for at in (0, -1)]
+    timed = isinstance(bins.scale, Time)
+    least, most = (moment(end, seconds=True) if timed else bins.scale.format(end) for end in ends)
+    return f"{least} {bars.strip()} {most}"
 
 
 def diff(
@@ -271,7 +270,7 @@ def report(
 
     Example: kvemb report checkpoints model.html
     """
-    from kvemb.tools.report import report as write
+    from kvemb.tools.report.page import report as write
 
     screen = Screen(quiet, as_json)
     with screen.counting("report") as update:

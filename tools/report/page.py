@@ -17,7 +17,6 @@ from kvemb.tools.reading import Progress, kind_name
 from kvemb.tools.report.axes import moment, zone
 from kvemb.tools.report.history import SHOWN, History, history
 from kvemb.tools.report.markup import facts, name, notice, table
-from kvemb.tools.report.rows import survey
 from kvemb.tools.report.series import series
 from kvemb.tools.report.style import page
 from kvemb.tools.report.variable import VariableData, not_finite, shape, variable
@@ -49,7 +48,7 @@ def report(path: str | os.PathLike[str], out: str | os.PathLike[str], *, progres
     for each in newest.variables:
         found = VariableData(each, changes=past.changes(each.name))
         try:
-            found.survey, found.stats = survey(newest_path, each.name), stats(newest_path, each.name)
+            found.stats = stats(newest_path, each.name, projected=True)
         except Corruption as error:
             found.damage = past.damages.setdefault(newest_path.name, str(error))
         variables.append(found)

@@ -15,8 +15,8 @@ from kvemb.tools.report.charts import Part, columns, histogram, scatter
 from kvemb.tools.report.history import History
 from kvemb.tools.report.markup import card, cards, facts, heading, notice, table
 from kvemb.tools.report.projection import Projection
-from kvemb.tools.report.rows import SAMPLE, Spread, Survey
 from kvemb.tools.report.series import CHURN_NOTE, churn, rows_of
+from kvemb.tools.report.spreads import SAMPLE, Spread
 from kvemb.tools.screen import size
 from kvemb.tools.table_stats import TableStats
 
@@ -26,13 +26,12 @@ SHOWN_NUMBERS = 4
 
 @dataclass
 class VariableData:
-    """All data about a variable. survey, stats: None if its rows cannot be read; damage: the reason.
+    """All data about a variable. stats: None if its rows cannot be read; damage: the reason.
 
     changes: as History.changes returns.
     """
 
     info: VariableInfo
-    survey: Survey | None = None
     stats: TableStats | None = None
     damage: str = ""
     changes: list[Difference | None] = field(default_factory=list)
@@ -44,16 +43,16 @@ def variable(found: VariableData, history: History, anchor: str) -> str:
     if found.damage:
         parts.append(notice("Its rows cannot be read:", found.damage))
     if bad := not_finite(found):
-        keys = ", ".join(map(str, found.survey.keys)) if found.survey else ""
+        keys = ", ".join(map(str, found.stats.not_finite_keys)) if found.stats else ""
         parts.append(notice("Not finite:", f"{bad}. The first keys: {keys}."))
     left_out: list[str] = []
     content = _past(found, history, left_out) if len(history.checkpoints) > 1 else []
-    if found.survey is not None:
-        content += _distributions(found.survey, found.info.described, left_out)
+    if found.stats is not None:
+        content += _distributions(found.stats, found.info.described, left_out)
     last = found.changes[-1] if found.changes else None
     content += _moved(last, found.info.described["dim"]) if last is not None and last.moved else []
-    if found.survey is not None:
-        content += _projection(found.survey.projection, found.info.described["dim"], left_out)
+    if found.stats is not None:
+        content += _projection(found.stats.projection, found.info.described["dim"], left_out)
     parts.append(cards(content))
     parts += [f'<p class="sub small">Left out: {escape("; ".join(left_out))}.</p>'] if left_out else []
     return "".join(parts)
@@ -61,12 +60,12 @@ def variable(found: VariableData, history: History, anchor: str) -> str:
 
 def not_finite(found: VariableData) -> str:
     """Return how many rows hold NaN or infinity, in words; "" if none does."""
-    if found.survey is None:
+    if found.stats is None:
         return ""
     counts = (
-        (found.survey.nan, "NaN"),
-        (found.survey.infinite, "infinity"),
-        (found.survey.slots, "either in their optimizer slots"),
+        (found.stats.nan, "NaN"),
+        (found.stats.infinite, "infinity"),
+        (found.stats.slots, "either in their optimizer slots"),
     )
     lines = [f"{count:,} {'row holds' if count == 1 else 'rows hold'} {what}" for count, what in counts if count]
     return "; ".join(lines)
@@ -132,18 +131,18 @@ def _past(found: VariableData, history: History, left_out: list[str]) -> list[st
     return content
 
 
-def _distributions(survey: Survey, described: dict[str, Any], left_out: list[str]) -> list[str]:
+def _distributions(stats: TableStats, described: dict[str, Any], left_out: list[str]) -> list[str]:
     """Return cards of norms, scores and ages. Distributions without content are named in left_out."""
     title = "Norms" if described["dim"] > 1 else "Values"
-    found = [_distribution(title, survey.sizes, "", left_out)]
-    if survey.scores is None:
+    found = [_distribution(title, stats.sizes, "", left_out)]
+    if stats.scores is None:
         left_out.append("scores (no policy)")
     else:
-        found.append(_distribution(*_scored(described["policy"], survey.scores), left_out))
-    if survey.ages is None:
+        found.append(_distribution(*_scored(described["policy"], stats.scores), left_out))
+    if stats.ages is None:
         left_out.append("ages (no calls recorded uses)")
     else:
-        found.append(_distribution("Ages", survey.ages, "Steps since a row last changed.", left_out))
+        found.append(_distribution("Ages", stats.ages, "Steps since a row last changed.", left_out))
     return [each for each in found if each]
 
 

@@ -184,13 +184,16 @@ def test_stats_are_those_of_numpy(tmp_path, capsys):
     np.testing.assert_allclose(found.mean, np.nanmean(clean, axis=0))
     np.testing.assert_allclose(found.spread, np.nanstd(clean, axis=0))
     assert (found.rows, found.dead, found.duplicates) == (1000, 7, 20)
-    assert (found.not_finite, found.not_finite_keys) == (2, [3, 4])
-    norms = np.linalg.norm(np.nan_to_num(clean, nan=0.0), axis=1)
-    assert found.norms.counts == np.histogram(norms, found.norms.edges)[0].tolist()
-    assert found.ages.counts == np.histogram(found.recording_calls - steps, found.ages.edges)[0].tolist()
-    assert sum(found.scores.counts) == 1000
+    assert (found.nan + found.infinite, found.not_finite_keys) == (2, [3, 4])
+    finite = np.isfinite(rows).all(axis=1)
+    for numbers, spread in (
+        (np.linalg.norm(clean[finite], axis=1), found.sizes),
+        (found.recording_calls - steps, found.ages),
+    ):
+        assert spread.bins.counts.tolist() == np.histogram(numbers, spread.bins.edges)[0].tolist()
+    assert found.scores is None, "there is no policy"
     assert run(["stats", str(tmp_path / "store")]) == 0
-    assert "2 rows: 3, 4" in capsys.readouterr().out
+    assert "1 row with NaN, 1 row with infinity: 3, 4" in capsys.readouterr().out
     with kvemb.open(tmp_path / "empty", memory_budget=BUDGET) as store:
         store.get_variable("table", dim=DIM)
     assert table_stats.stats(tmp_path / "empty").rows == 0
