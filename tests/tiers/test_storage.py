@@ -70,6 +70,16 @@ def test_rows_that_do_not_fit_are_spilled_and_none_is_lost():
     assert storage.check() == []
 
 
+def test_a_row_that_is_hot_again_waits_no_more():
+    storage = storage_of(executor=Later())
+    put(storage, range(20))
+    waiting = np.setdiff1d(np.arange(20), storage.hot_tables.keys())
+    assert len(waiting) == storage.stats().rows_waiting == 4
+    put(storage, waiting[:1], 2.0)
+    assert np.isin(waiting[0], storage.hot_tables.keys())
+    assert storage.stats().rows_waiting == 4, "another row left for it"
+
+
 def test_removed_rows_are_gone_wherever_they_were():
     storage = storage_of()
     put(storage, range(40))
