@@ -126,7 +126,7 @@ _COMPRESSIONS, _MAX_LEVELS = ("none", "lz4", "zstd", "snappy"), 7
 class RocksDBCreator:
     """Keep a variable's cold rows in RocksDB.
 
-    Defaults are tuned by `kvemb bench spill` and `kvemb bench train`. All variables of a store share its block cache,
+    Defaults are tuned by `kvemb bench train`. All variables of a store share its block cache,
     whose size is a share of the store's memory budget.
 
     read_mode and background_jobs apply to the whole database, from the next opening of the store. If its variables

@@ -12,7 +12,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +24,7 @@ from rich.progress import (
     DownloadColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
@@ -130,31 +131,22 @@ class Screen:
 
             yield advance
 
-    @contextmanager
-    def reading(self, task: str) -> Iterator[Callable[[int, int], None]]:
+    def reading(self, task: str) -> AbstractContextManager[Callable[[int, int], None]]:
         """Yield `update(done, total)` for bytes read; total is known when reading begins."""
-        if not self._has_bar:
-            yield lambda done, total: check()
-            return
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-        with Progress(*columns, TimeRemainingColumn(), console=self._console, transient=True) as bar:
-            number = bar.add_task(task, total=None)
+        return self._of_unknown_total(task, DownloadColumn(), TransferSpeedColumn())
 
-            def update(done: int, total: int) -> None:
-                check()
-                bar.update(number, completed=done, total=total)
-
-            yield update
+    def counting(self, task: str) -> AbstractContextManager[Callable[[int, int], None]]:
+        """Yield `update(done, total)` for rows; a total of 0 means that it is not known."""
+        columns = (MofNCompleteColumn(), TextColumn("rows"), TextColumn("{task.fields[rate]}"))
+        return self._of_unknown_total(task, *columns)
 
     @contextmanager
-    def counting(self, task: str) -> Iterator[Callable[[int, int], None]]:
-        """Yield `update(done, total)` for rows; a total of 0 means that it is not known."""
+    def _of_unknown_total(self, task: str, *columns: ProgressColumn) -> Iterator[Callable[[int, int], None]]:
         if not self._has_bar:
             yield lambda done, total: check()
             return
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rows"))
-        rate = TextColumn("{task.fields[rate]}")
-        with Progress(*columns, rate, TimeRemainingColumn(), console=self._console, transient=True) as bar:
+        shown = (TextColumn("{task.description}"), BarColumn(), *columns, TimeRemainingColumn())
+        with Progress(*shown, console=self._console, transient=True) as bar:
             number, began = bar.add_task(task, total=None, rate=""), time.perf_counter()
 
             def update(done: int, total: int) -> None:

@@ -19,7 +19,7 @@ import typer
 from kvemb.tools.bench.cluster import reshard
 from kvemb.tools.bench.cluster import shards as cluster
 from kvemb.tools.bench.cold import cold, hitrate, memory, prefetch, spent, tables, train
-from kvemb.tools.bench.disk import checkpoint, export, follow, series, spill
+from kvemb.tools.bench.disk import checkpoint, export, follow, series
 from kvemb.tools.bench.gpu import run as gpu
 from kvemb.tools.bench.hot import features, lookup, pool, small, torch, upsert
 from kvemb.tools.bench.options import AsJson
@@ -29,7 +29,7 @@ from kvemb.tools.bench.tier.command import tier
 HOT = {"lookup": lookup, "upsert": upsert, "gpu": gpu, "pool": pool, "small": small, "torch": torch}
 MANY = {"features": features, "tables": tables, "spent": spent, "cluster": cluster, "reshard": reshard}
 COLD = {"train": train, "cold": cold, "prefetch": prefetch, "hitrate": hitrate, "memory": memory}
-DISK = {"checkpoint": checkpoint, "series": series, "follow": follow, "export": export, "spill": spill}
+DISK = {"checkpoint": checkpoint, "series": series, "follow": follow, "export": export}
 
 app = typer.Typer(help="Measure kvemb and a peer, in turns in the same run.", no_args_is_help=True)
 

@@ -45,7 +45,6 @@ TINY = {
     "memory": [*TIERED, "--rows", "6000", "--steps", "3"],
     "series": ["--rows", "3000", "--dim", "8", "--checkpoints", "3", "--flush-mib", "1", "--flushes", "2"],
     "follow": [*TABLE, "--hot-rows", "1000", "--every", "0.05", "--points", "2", "--runs", "1"],
-    "spill": ["--rows", "3000", "--batch", "500", "--batches", "3", "--reads", "200", "--cache-mib", "8"],
 }
 if which("g++"):  # which runs the GPU's kernels here
     TINY["gpu"] = ["--rows", "120", "--dim", "8", "--batch", "64", "--batches", "1", "--runs", "1"]
@@ -74,7 +73,6 @@ TOLD: dict[str, tuple[int, set[str]]] = {
     "memory": (3, {"3,000 rows", "6,000 rows"}),
     "series": (3, {"changed_bytes", "first_push_bytes", "bases_after_the_first", "push_s", "pull_s", "flush_s"}),
     "follow": (2, {"refresh_s", "refreshes"}),
-    "spill": (4, {"max_files_in_l0", "longest_write_s", "write_and_read_s", "seconds_to_compact_all"}),
 }
 # These start processes, which import everything anew.
 PROCESSES = {"memory", "follow"}

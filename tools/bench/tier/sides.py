@@ -53,8 +53,8 @@ class Side(Protocol):
         """Release the files."""
 
 
-class Kvemb:
-    """The store, with mapped files, the default; each step prefetches the next batch."""
+class Kvemb(Side):
+    """The store, with mapped files, the default; each step prefetches the next batch. Reading makes rows hot."""
 
     def __init__(self, table: TableOnDisk, folder: Path, hot_rows: int, memory: int) -> None:
         self.folder, self.steps = folder, 0
@@ -64,18 +64,15 @@ class Kvemb:
         self.table = open_table(self._store, table.dim, hot_rows)
 
     def read(self, ids: Ids) -> None:
-        """Look rows up, which makes them hot."""
         self.table.lookup(ids)
 
     def train(self, batches: list[Ids], seconds: float) -> list[float]:
-        """Take a step on each batch."""
         upcoming = [*batches[1:], None]
         taken = _timed(lambda i: train_step(self.table, batches[i], upcoming[i], self._pull), len(batches), seconds)
         self.steps += len(taken)
         return taken
 
     def reopen(self, *, warm: bool) -> tuple[float, float]:
-        """Close the store, which writes dirty rows, and open it again."""
         began = time.perf_counter()
         self._store.close()
         closed = time.perf_counter()
@@ -84,24 +81,20 @@ class Kvemb:
         return closed - began, time.perf_counter() - closed
 
     def save(self, path: Path) -> None:
-        """Make a checkpoint, complete with its manifest."""
         self._store.checkpoint(path)
 
     def values(self, ids: Ids) -> Floats:
-        """Return rows without recording a use."""
         found: Floats = self.table.lookup(ids, touch=False)
         return found
 
     def rows_waiting(self) -> int:
-        """Return the rows in the spill buffer."""
         return self.table.stats.rows_waiting
 
     def close(self) -> None:
-        """Close the store."""
         self._store.close()
 
 
-class ByHand:
+class ByHand(Side):
     """The loop of kvemb.tools.bench.train_by_hand."""
 
     def __init__(self, table: TableOnDisk, folder: Path, memory: int) -> None:
@@ -114,17 +107,14 @@ class ByHand:
         return RocksLoop(self.folder, self._dim, LEARNING_RATE, EPSILON, self._memory)
 
     def read(self, ids: Ids) -> None:
-        """Read rows, which caches their blocks."""
         self._loop.values(ids)
 
     def train(self, batches: list[Ids], seconds: float) -> list[float]:
-        """Take a step on each batch."""
         taken = _timed(lambda i: self._loop.train(batches[i], self._pull), len(batches), seconds)
         self.steps += len(taken)
         return taken
 
     def reopen(self, *, warm: bool) -> tuple[float, float]:
-        """Close the database, which flushes the memtables, and open it again."""
         began = time.perf_counter()
         self._loop.flush()
         self._loop.close()
@@ -133,19 +123,15 @@ class ByHand:
         return closed - began, time.perf_counter() - closed
 
     def save(self, path: Path) -> None:
-        """Make RocksDB's checkpoint: memtables are flushed, files linked."""
         self._loop.checkpoint(path)
 
     def values(self, ids: Ids) -> Floats:
-        """Return rows."""
         return self._loop.values(ids)
 
     def rows_waiting(self) -> int:
-        """Return 0: every step writes its rows."""
         return 0
 
     def close(self) -> None:
-        """Close the database."""
         self._loop.close()
 
 

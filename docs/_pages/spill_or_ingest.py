@@ -1,4 +1,4 @@
-"""`kvemb bench spill`: why rows are spilled by sorted WriteBatch and not by ingesting SST files.
+"""Why rows are spilled by sorted WriteBatch and not by ingesting SST files: the comparison of docs/inside/decisions.md.
 
 On bare rocksdict, two copies of one table take the same random overwrites in turns, each followed by a read. An
 ingested file overlaps all others and goes to L0 without a write stall, so every read has to check each file that is not
@@ -8,38 +8,26 @@ compacted yet. A WriteBatch goes through the memtable, where RocksDB slows write
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import typer
 
 from kvemb.tools.bench.data import Ids, batches_of_ids, ids_of
 from kvemb.tools.bench.measure import scratch, seconds
-from kvemb.tools.bench.options import Batch, Folder, Rows
 from kvemb.tools.bench.results import Report, compare
-from kvemb.tools.limits import MAX_BATCH, MAX_MIB, MAX_RECORD_BYTES, MAX_RUNS
+from kvemb.tools.bench.train_by_hand import RawTable
 
-if TYPE_CHECKING:
-    from kvemb.tools.bench.train_by_hand import RawTable
-
+CACHE_BYTES = 64 << 20
 THIRDS = ("first", "second", "last")
 
 
 def run(
-    rows: Rows = 4_000_000,
-    record_bytes: Annotated[int, typer.Option(min=1, max=MAX_RECORD_BYTES, help="Bytes per record.")] = 273,
-    batch: Batch = 65_536,
-    batches: Annotated[int, typer.Option(min=3, max=MAX_RUNS, help="Batches written, each followed by a read.")] = 120,
-    reads: Annotated[int, typer.Option(min=1, max=MAX_BATCH, help="Rows read after each batch.")] = 16_384,
-    cache_mib: Annotated[int, typer.Option(min=1, max=MAX_MIB, help="Block cache and memtables in MiB.")] = 64,
-    folder: Folder = None,
+    rows: int = 4_000_000, record_bytes: int = 273, batch: int = 65_536, batches: int = 120, reads: int = 16_384
 ) -> Report:
-    """Write batches to RocksDB as sorted WriteBatches. Peer: ingesting SST files."""
-    from kvemb.tools.bench.train_by_hand import RawTable
-
+    """Overwrite `batches` batches of random rows, each followed by a read of `reads` rows."""
     report, rng, written = Report(), np.random.default_rng(6), min(batch, rows)
-    with scratch(folder) as path:
-        tables = [RawTable(path / name, cache_mib << 20) for name in ("put", "ingest")]
+    with scratch(None) as path:
+        tables = [RawTable(path / name, CACHE_BYTES) for name in ("put", "ingest")]
         for ids in batches_of_ids(rows, batch):
             for table in tables:
                 table.put(np.sort(ids), _records(rng, len(ids), record_bytes))
@@ -93,3 +81,7 @@ def _records(rng: np.random.Generator, count: int, record_bytes: int) -> list[by
     """Return records that do not compress, as trained rows do not."""
     records: list[bytes] = np.frombuffer(rng.bytes(count * record_bytes), f"V{record_bytes}").tolist()
     return records
+
+
+if __name__ == "__main__":
+    run().show("spill_or_ingest", {}, as_json=False)
