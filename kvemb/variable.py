@@ -21,10 +21,10 @@ from kvemb.checks.numeric import as_int
 from kvemb.checks.ranges import MAX_ROWS
 from kvemb.contracts import HotTable
 from kvemb.defaults import store_or_default
-from kvemb.engine import on_device
 from kvemb.engine.arguments import GraphKeys, ReferenceArguments
 from kvemb.engine.assembly import open_table
 from kvemb.engine.engine import Engine
+from kvemb.engine.given_keys import given_keys, gradients, owned_keys
 from kvemb.engine.slot_variable import SlotVariable
 from kvemb.engine.table import Table
 from kvemb.handle import Handle, inside
@@ -33,9 +33,7 @@ from kvemb.optimizers import Optimizer, as_optimizer
 from kvemb.options import format_bytes, format_count
 from kvemb.restrict import RestrictPolicy
 from kvemb.rows.block import RowBlock
-from kvemb.rows.device_arrays import device_of
-from kvemb.rows.host_arrays import as_values, public_keys, rows_to_fill
-from kvemb.rows.tensors import plain
+from kvemb.rows.host_arrays import public_keys
 from kvemb.signatures import method_of
 from kvemb.stats import Stats
 from kvemb.tiers.hot_tables import Partitioner
@@ -250,15 +248,11 @@ class Variable(Handle[Table]):
             >>> rows.tolist(), exists.tolist()
             ([[1.0, 1.0], [0.0, 0.0]], [True, False])
         """
-        table, schema = self._inside, self._inside.schema
-        if device_of(keys) is not None:
-            return on_device.lookup(table, keys, out, return_exists=bool(return_exists), touch=bool(touch))
-        wanted, flat = table.flat(keys)
-        filled = rows_to_fill(out, schema.value_dtype, (*wanted, schema.dim), flat)
-        exists = np.empty(len(flat), np.bool_) if return_exists else None
-        table.operations.lookup(flat, filled, exists, touch=bool(touch))
-        rows = filled.reshape(*wanted, schema.dim) if out is None else out
-        return rows if exists is None else (rows, exists.reshape(wanted))
+        given = given_keys(self._inside, keys)
+        filled, exists = given.rows(out), given.flags() if return_exists else None
+        given.lookup(filled, exists, touch=bool(touch))
+        rows = given.result(filled) if out is None else out
+        return rows if exists is None else (rows, given.result(exists))
 
     def upsert(self, keys: npt.ArrayLike, values: npt.ArrayLike) -> None:
         """Insert rows, or replace the embeddings of rows that exist.
@@ -282,12 +276,8 @@ class Variable(Handle[Table]):
             >>> users.lookup(4).tolist()
             [5.0, 6.0]
         """
-        if device_of(keys) is not None:
-            on_device.upsert(self._inside, keys, values)
-            return
-        shape, flat = self._inside.flat_and_owned(keys)
-        given = as_values(values, self._inside.schema.value_dtype, (*shape, self.dim))
-        self._inside.operations.upsert(flat, given)
+        given = owned_keys(self._inside, keys)
+        given.upsert(given.beside(values, self.value_dtype, "values", self.dim))
 
     def accum(
         self, keys: npt.ArrayLike, old_values: npt.ArrayLike, new_values: npt.ArrayLike, exists: npt.ArrayLike
@@ -316,19 +306,10 @@ class Variable(Handle[Table]):
             >>> users.lookup([1, 9]).tolist()
             [[1.5, 1.5], [0.5, 0.5]]
         """
-        if device_of(keys) is not None:
-            on_device.accum(self._inside, keys, old_values, new_values, exists)
-            return
-        shape, flat = self._inside.flat_and_owned(keys)
-        old = as_values(old_values, self._inside.schema.value_dtype, (*shape, self.dim), "old_values")
-        new = as_values(new_values, self._inside.schema.value_dtype, (*shape, self.dim), "new_values")
-        given = plain(exists, np.dtype(np.bool_), "exists")
-        believed = np.asarray(given, None if np.size(given) else np.bool_)
-        if believed.dtype != np.bool_:
-            raise TypeError(f"exists must be bool, got {believed.dtype.name}")
-        if believed.shape != shape:
-            raise ValueError(f"exists must have the shape of keys, {shape}, got {believed.shape}")
-        self._inside.operations.accum(flat, old, new, believed.reshape(-1))
+        given = owned_keys(self._inside, keys)
+        old = given.beside(old_values, self.value_dtype, "old_values", self.dim)
+        new = given.beside(new_values, self.value_dtype, "new_values", self.dim)
+        given.accum(old, new, given.flags_beside(exists, "exists"))
 
     def apply_gradients(self, keys: npt.ArrayLike, grads: npt.ArrayLike) -> None:
         """Take one optimizer step on the rows of keys.
@@ -352,11 +333,8 @@ class Variable(Handle[Table]):
             >>> users.lookup(1).tolist()
             [0.0, 0.0]
         """
-        if device_of(keys) is not None:
-            on_device.apply_gradients(self._inside, keys, grads)
-            return
-        _, flat, given = self._inside.gradients(keys, grads)
-        self._inside.operations.apply_gradients(flat, given)
+        given, checked = gradients(self._inside, keys, grads)
+        given.apply_gradients(checked)
 
     def get_slot_variables(self) -> tuple[SlotVariable, ...]:
         """Return the optimizer's slots, each as a read-only table of the same keys.
@@ -404,9 +382,7 @@ class Variable(Handle[Table]):
             ReadOnly: The store is read-only.
             Poisoned: A write to disk failed, in this call or earlier.
         """
-        there = device_of(keys) is not None
-        _, flat = on_device.copied_keys(self._inside, keys) if there else self._inside.flat_and_owned(keys)
-        self._inside.operations.remove(flat)
+        self._inside.operations.remove(owned_keys(self._inside, keys).in_host())
 
     def clear(self) -> None:
         """Remove all rows, and all sightings of an ``Admission``. Waits for a checkpoint in progress.
@@ -565,10 +541,7 @@ class Variable(Handle[Table]):
             >>> users.prefetch([1, 2])
             >>> rows = users.lookup([1, 2])
         """
-        if device_of(keys) is not None:
-            on_device.prefetch(self._inside, keys, after_lookup=bool(after_lookup))
-            return
-        self._inside.operations.prefetch(self._inside.flat(keys)[1], bool(after_lookup))
+        given_keys(self._inside, keys).prefetch(after_lookup=bool(after_lookup))
 
 
 def _joined(column: tuple[Any, ...]) -> Any:

@@ -6,35 +6,19 @@ are arrays of the keys' library, on the keys' stream. A variable whose hot rows 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import copy
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kvemb.contracts import DeviceCounts, DeviceRows
+from kvemb.engine.keys import GivenKeys
 from kvemb.engine.table import Table
 from kvemb.rows.bags import Bags
 from kvemb.rows.device_arrays import SOME_GPU, DeviceArray, device_of, empty_like, in_kind, read_array
 from kvemb.rows.hashing import Keys, Unique
-
-
-class DeviceLookup(NamedTuple):
-    """The arrays of one lookup, on a device: keys (n,), out (n, dim), exists (n,) bool or None.
-
-    made, flags: the caller's or new arrays, of which out and exists are views. given: the keys as the caller gave them.
-    """
-
-    keys: DeviceArray
-    out: DeviceArray
-    exists: DeviceArray | None
-    made: Any
-    flags: Any
-    given: Any
-
-    @property
-    def rows(self) -> Any:
-        """The lookup's result, once it is filled."""
-        return in_kind(self.given, self.made)
 
 
 def rows_on(table: Table, device: str) -> DeviceRows:
@@ -50,114 +34,88 @@ def rows_on(table: Table, device: str) -> DeviceRows:
     return device_rows
 
 
-def keys_on_device(table: Table, keys: Any) -> DeviceArray:
-    """Return keys of any shape that are on a device, as a DeviceArray; a DeviceArray is returned as it is.
+class DeviceKeys(GivenKeys):
+    """Keys in a GPU's memory. Nothing is converted."""
 
-    Raises TypeError, ValueError.
-    """
-    if isinstance(keys, DeviceArray):
-        return keys
-    device_rows = rows_on(table, device_of(keys) or SOME_GPU)
-    found = read_array(keys, table.schema.key_dtype, None, "keys", device_rows.interface)
-    return found.view_as(np.dtype(np.int64)) if found.dtype == np.uint64 else found
+    on_device = True
 
+    def __init__(self, table: Table, keys: Any) -> None:
+        self._given, self._rows = keys, rows_on(table, device_of(keys) or SOME_GPU)
+        found = read_array(keys, table.schema.key_dtype, None, "keys", self._rows.interface)
+        found = found.view_as(np.dtype(np.int64)) if found.dtype == np.uint64 else found
+        self.table, self.shape, self.flat = table, found.shape, found.reshaped(found.size)
 
-def beside(table: Table, keys: DeviceArray, data: Any, dtype: np.dtype[Any], what: str, *width: int) -> DeviceArray:
-    """Return an array of keys.shape + width that belongs to keys, as (n, *width). Raises TypeError, ValueError."""
-    device_rows, device = table.hot_tables.device_rows, device_of(data)
-    assert device_rows is not None
-    if data is None or device not in (device_rows.device, SOME_GPU):
-        where = "None" if data is None else f"one on {device!r}" if device else "one in the host's memory"
-        raise TypeError(f"{what} must be an array on {device_rows.device!r}, as keys are, got {where}")
-    found = read_array(data, dtype, (*keys.shape, *width), what, device_rows.interface)
-    return found.reshaped(keys.size, *width)
+    def check_owners(self) -> None:
+        pass  # they are on one GPU
 
+    def in_host(self) -> Keys:
+        return self.table.operations.keys_to_host(self.flat)
 
-def device_lookup(table: Table, keys: Any, out: Any, *, return_exists: bool = False) -> DeviceLookup:
-    """Check and return the arrays of a lookup. out: an array to fill; None: a new one. Raises TypeError, ValueError."""
-    found, schema = keys_on_device(table, keys), table.schema
-    device_rows = rows_on(table, SOME_GPU)
-    shape = *found.shape, schema.dim
-    made = empty_like(keys, shape, schema.value_dtype, device_rows.empty) if out is None else out
-    filled = beside(table, found, made, schema.value_dtype, "out", schema.dim)
-    if out is not None:
-        read_array(out, schema.value_dtype, shape, "out", device_rows.interface, written=True)
-    flags = exists = None
-    if return_exists:
-        flags = empty_like(keys, found.shape, np.dtype(np.bool_), device_rows.empty)
-        exists = beside(table, found, flags, np.dtype(np.bool_), "exists")
-    return DeviceLookup(found.reshaped(found.size), filled, exists, made, flags, keys)
+    def rows(self, out: Any) -> DeviceArray:
+        schema = self.table.schema
+        shape = *self.shape, schema.dim
+        if out is None:
+            return self._new(shape, schema.value_dtype).reshaped(self.flat.size, schema.dim)
+        filled = self.beside(out, schema.value_dtype, "out", schema.dim)
+        read_array(out, schema.value_dtype, shape, "out", self._rows.interface, written=True)
+        return filled
+
+    def flags(self) -> DeviceArray:
+        return self._new(self.shape, np.dtype(np.bool_)).reshaped(self.flat.size)
+
+    def _new(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
+        """Return a new array of the keys' library; result() finds it again as the owner."""
+        made = empty_like(self._given, shape, dtype, self._rows.empty)
+        return replace(read_array(made, dtype, None, "values", self._rows.interface), owner=made)
+
+    def result(self, filled: DeviceArray) -> Any:
+        return in_kind(self._given, filled.owner)
+
+    def beside(self, data: Any, dtype: np.dtype[Any], what: str, *width: int) -> DeviceArray:
+        device = device_of(data)
+        if data is None or device not in (self._rows.device, SOME_GPU):
+            where = "None" if data is None else f"one on {device!r}" if device else "one in the host's memory"
+            raise TypeError(f"{what} must be an array on {self._rows.device!r}, as keys are, got {where}")
+        found = read_array(data, dtype, (*self.shape, *width), what, self._rows.interface)
+        return found.reshaped(self.flat.size, *width)
+
+    def flags_beside(self, data: Any, what: str) -> DeviceArray:
+        return self.beside(data, np.dtype(np.bool_), what)
+
+    def copy(self) -> DeviceKeys:
+        """Return a private copy for a later step, which is known not to change."""
+        copied = copy.copy(self)
+        copied.flat = self.table.operations.copy(self.flat)
+        return copied
+
+    def lookup(self, rows: DeviceArray, exists: DeviceArray | None, *, touch: bool) -> None:
+        self.table.operations.lookup_on_device(self.flat, rows, exists, touch=touch)
+        self.table.storage.ahead.looked_up()
+
+    def pool(self, keys: Keys, bags: Bags, shape: tuple[int, ...], *, touch: bool) -> Any:
+        """Return the pooled rows of bags, shape + (dim,), one for each bag. keys: in_host(), those in bags."""
+        schema = self.table.schema
+        values = self._new((*shape, schema.dim), schema.value_dtype)
+        self.table.operations.pool_on_device(keys, bags, values.reshaped(bags.bag_count, schema.dim), touch=touch)
+        return self.result(values)
+
+    def upsert(self, values: DeviceArray) -> None:
+        self.table.operations.upsert_on_device(self.flat, values)
+
+    def accum(self, old: DeviceArray, new: DeviceArray, exists: DeviceArray) -> None:
+        self.table.operations.accum_on_device(self.flat, old, new, exists)
+
+    def apply_gradients(self, grads: DeviceArray, **how: bool) -> None:
+        self.table.operations.apply_gradients_on_device(self.flat, grads, **how)
+
+    def prefetch(self, *, after_lookup: bool) -> None:
+        self.table.operations.prefetch_on_device(self.flat, after_lookup=after_lookup)
 
 
 def device_counts(table: Table, counts: Any) -> DeviceCounts:
     """Return how many uses each key of a lookup is: an int64 array (n,) on the device. Waits for their sum."""
     counted = read_array(counts, np.dtype(np.int64), None, "counts", rows_on(table, SOME_GPU).interface)
     return DeviceCounts(counted, int(counts.sum()))
-
-
-def lookup(table: Table, keys: Any, out: Any, *, return_exists: bool, touch: bool) -> Any:
-    """See Variable.lookup."""
-    given = device_lookup(table, keys, out, return_exists=return_exists)
-    table.operations.lookup_on_device(given.keys, given.out, given.exists, touch=touch)
-    table.storage.ahead.looked_up()
-    rows = given.made if out is not None else given.rows
-    return (rows, in_kind(keys, given.flags)) if return_exists else rows
-
-
-def lookup_copied(table: Table, ids: Any, *, touch: bool) -> tuple[DeviceArray, Any]:
-    """Return a private copy of keys, for a later step, and their rows. The copy is known not to change."""
-    given = device_lookup(table, ids, None)
-    copied = table.operations.copy(keys_on_device(table, ids))
-    table.operations.lookup_on_device(copied.reshaped(copied.size), given.out, None, touch=touch)
-    table.storage.ahead.looked_up()
-    return copied, given.rows
-
-
-def prefetch(table: Table, keys: Any, *, after_lookup: bool) -> None:
-    """See Variable.prefetch."""
-    found = keys_on_device(table, keys)
-    table.operations.prefetch_on_device(found.reshaped(found.size), after_lookup=after_lookup)
-
-
-def upsert(table: Table, keys: Any, values: Any) -> None:
-    """See Variable.upsert."""
-    found, schema = keys_on_device(table, keys), table.schema
-    given = beside(table, found, values, schema.value_dtype, "values", schema.dim)
-    table.operations.upsert_on_device(found.reshaped(found.size), given)
-
-
-def accum(table: Table, keys: Any, old: Any, new: Any, exists: Any) -> None:
-    """See Variable.accum."""
-    found, schema = keys_on_device(table, keys), table.schema
-    before = beside(table, found, old, schema.value_dtype, "old_values", schema.dim)
-    after = beside(table, found, new, schema.value_dtype, "new_values", schema.dim)
-    believed = beside(table, found, exists, np.dtype(np.bool_), "exists")
-    table.operations.accum_on_device(found.reshaped(found.size), before, after, believed)
-
-
-def gradients(table: Table, keys: Any, grads: Any) -> tuple[DeviceArray, DeviceArray]:
-    """Return keys (n,), and their gradients (n, dim). Raises TypeError, ValueError."""
-    table.check_trainable()
-    found, schema = keys_on_device(table, keys), table.schema
-    return found.reshaped(found.size), beside(table, found, grads, schema.slot_dtype, "grads", schema.dim)
-
-
-def apply_gradients(table: Table, keys: Any, grads: Any) -> None:
-    """See Variable.apply_gradients."""
-    table.operations.apply_gradients_on_device(*gradients(table, keys, grads))
-
-
-def pooled(table: Table, ids: Any, keys: Keys, bags: Bags, shape: tuple[int, ...], *, touch: bool) -> Any:
-    """Return the pooled rows of bags, of shape + (dim,).
-
-    ids: the keys as the caller gave them. keys (n,): a copy of them. shape: the result's shape without its last axis;
-    its size is the number of bags.
-    """
-    device_rows, schema = rows_on(table, device_of(ids) or SOME_GPU), table.schema
-    values = empty_like(ids, (*shape, schema.dim), schema.value_dtype, device_rows.empty)
-    out = read_array(values, schema.value_dtype, None, "values", device_rows.interface)
-    table.operations.pool_on_device(keys, bags, out.reshaped(bags.bag_count, schema.dim), touch=touch)
-    return in_kind(ids, values)
 
 
 def row_gradients(table: Table, ids: Any, keys: Keys, bags: Bags, grads: Any, shape: tuple[int, ...]) -> Any:
@@ -175,12 +133,6 @@ def row_gradients(table: Table, ids: Any, keys: Keys, bags: Bags, grads: Any, sh
         device_rows.spread(of_keys, np.arange(count), table.public(distinct.keys))
     table.operations.give_back(given)
     return in_kind(ids, found), in_kind(ids, summed)
-
-
-def copied_keys(table: Table, keys: Any) -> tuple[tuple[int, ...], Keys]:
-    """Return the shape of keys, and a copy of them in the host's memory (n,)."""
-    found = keys_on_device(table, keys)
-    return found.shape, table.operations.keys_to_host(found.reshaped(found.size))
 
 
 def copied(table: Table, data: Any, what: str) -> npt.NDArray[Any]:

@@ -21,7 +21,7 @@ from kvemb.operations.table_operations import TableOperations
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import RestrictPolicy, Scores
 from kvemb.rows.hashing import Keys
-from kvemb.rows.host_arrays import as_keys, as_values, public_keys
+from kvemb.rows.host_arrays import as_keys, public_keys
 from kvemb.rows.schema import Schema
 from kvemb.stats import Stats
 from kvemb.tiers.hot_tables import HotTables
@@ -96,12 +96,6 @@ class Table:
         array = as_keys(keys, self.schema.key_dtype)
         return array.shape, array.reshape(-1)
 
-    def flat_and_owned(self, keys: npt.ArrayLike) -> tuple[tuple[int, ...], Keys]:
-        """Do what flat does, and call the partitioner once, so that its errors are raised before anything changes."""
-        shape, flat = self.flat(keys)
-        self.hot_tables.devices_of(flat)
-        return shape, flat
-
     def public(self, keys: Keys) -> npt.NDArray[Any]:
         """Return keys (n,), as flat() gave them, in the key dtype."""
         return public_keys(keys, self.schema.key_dtype)
@@ -116,15 +110,6 @@ class Table:
         shape, flat = self.flat(keys)
         found = self.operations.slot(flat, names.index(name))
         return found.reshape(*shape, found.shape[1])
-
-    def gradients(self, keys: npt.ArrayLike, grads: npt.ArrayLike) -> tuple[tuple[int, ...], Keys, npt.NDArray[Any]]:
-        """Return the shape of keys, the keys (n,), and their gradients (n, dim) in the slot dtype.
-
-        Raises TypeError; ValueError, also where the variable cannot be trained.
-        """
-        self.check_trainable()
-        shape, flat = self.flat_and_owned(keys)
-        return shape, flat, as_values(grads, self.schema.slot_dtype, (*shape, self.schema.dim), "grads")
 
     def check_trainable(self) -> None:
         """Raise ValueError if the variable cannot be trained."""

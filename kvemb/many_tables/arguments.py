@@ -15,18 +15,14 @@ import numpy.typing as npt
 from numpy.lib.array_utils import byte_bounds
 
 from kvemb.checks.brief import brief
-from kvemb.contracts import Values
-from kvemb.engine import on_device
+from kvemb.engine.given_keys import gradients, owned_keys
+from kvemb.engine.keys import GivenKeys
+from kvemb.engine.on_device import device_counts
 from kvemb.engine.table import Table
 from kvemb.handle import StoreHandle, inside
-from kvemb.rows.device_arrays import device_of
-from kvemb.rows.hashing import Keys
-from kvemb.rows.host_arrays import rows_to_fill
 from kvemb.variable import Variable
 
 Given = TypeVar("Given")
-_NO_VALUES: Values = np.empty((0, 0))
-_NO_KEYS: Keys = np.empty(0, np.int64)
 
 
 class CountedKeys(NamedTuple):
@@ -40,18 +36,24 @@ class CountedKeys(NamedTuple):
 
 
 class TablePart(NamedTuple):
-    """The part of a call on one variable. keys: flat (n,). values: gradients, or the rows to fill, (n, dim).
+    """The part of a call on one variable. values: gradients, or the rows to fill, (n, dim), beside the keys.
 
-    on_device: used instead of keys and values if the caller's arrays are on a GPU: a lookup, or keys and gradients.
     counts: of CountedKeys; None: each occurrence is one use.
     """
 
-    table: Table
-    shape: tuple[int, ...]
-    keys: Keys
-    values: Values
-    on_device: Any = None
+    given: GivenKeys
+    values: Any
     counts: Any = None
+
+    @property
+    def table(self) -> Table:
+        """The variable."""
+        return self.given.table
+
+    @property
+    def keys(self) -> Any:
+        """The keys, flat (n,)."""
+        return self.given.flat
 
 
 def checked_parts(
@@ -105,14 +107,10 @@ def part_to_read(table: Table, keys: npt.ArrayLike, out: npt.NDArray[Any] | None
     counts = None
     if isinstance(keys, CountedKeys):
         keys, counts = keys
-    if device_of(keys) is not None:
-        given = on_device.device_lookup(table, keys, out)
-        counted = None if counts is None else on_device.device_counts(table, counts)
-        return TablePart(table, given.keys.shape, _NO_KEYS, _NO_VALUES, given, counted)
-    shape, flat = table.flat_and_owned(keys)  # calls the partitioner, which may raise
-    schema = table.schema
-    rows = rows_to_fill(out, schema.value_dtype, (*shape, schema.dim), flat)
-    return TablePart(table, shape, flat, rows, counts=counts)
+    given = owned_keys(table, keys)  # calls the partitioner, which may raise
+    if counts is not None and given.on_device:
+        counts = device_counts(table, counts)
+    return TablePart(given, given.rows(out), counts)
 
 
 def parts_to_read(
@@ -127,8 +125,10 @@ def parts_to_read(
     parts = checked_parts(store, _with_arrays(wanted, out), lambda table, given: part_to_read(table, *given), variables)
     filled = [byte_bounds(array) for array in out.values() if isinstance(array, np.ndarray) and array.size]
     for part in parts.values():
+        if part.given.on_device or not len(part.keys):
+            continue
         begin, end = byte_bounds(part.keys)
-        if len(part.keys) and any(begin < last and first < end for first, last in filled):
+        if any(begin < last and first < end for first, last in filled):
             raise ValueError(
                 f"out must not share memory with the keys of {part.table.name!r}, which are read while it is filled"
             )
@@ -137,31 +137,20 @@ def parts_to_read(
 
 def rows_of(parts: dict[Any, TablePart], out: Mapping[Any, npt.NDArray[Any]] | None) -> dict[Any, npt.NDArray[Any]]:
     """Return the rows that were looked up, in the shape of their keys; for variables in `out`, the given arrays."""
-    found = {
-        given: part.values.reshape(*part.shape, part.table.schema.dim)
-        if part.on_device is None
-        else part.on_device.rows
-        for given, part in parts.items()
-    }
+    found = {given: part.given.result(part.values) for given, part in parts.items()}
     return found if out is None else {**found, **out}
 
 
 def part_to_prefetch(table: Table, keys: npt.ArrayLike) -> TablePart:
     """Return a variable's part of a prefetch."""
-    if device_of(keys) is not None:
-        found = on_device.keys_on_device(table, keys)
-        return TablePart(table, found.shape, _NO_KEYS, _NO_VALUES, found.reshaped(found.size))
-    return TablePart(table, *table.flat_and_owned(keys), _NO_VALUES)
+    return TablePart(owned_keys(table, keys), None)
 
 
 def part_to_train(table: Table, given: tuple[npt.ArrayLike, npt.ArrayLike]) -> TablePart:
     """Return a variable's part of a step. given: keys and gradients."""
     if not isinstance(given, tuple) or len(given) != 2:
         raise TypeError(f"expected (keys, grads), got {brief(given)}")
-    if device_of(given[0]) is not None:
-        keys, grads = on_device.gradients(table, *given)
-        return TablePart(table, keys.shape, _NO_KEYS, _NO_VALUES, (keys, grads))
-    return TablePart(table, *table.gradients(*given))
+    return TablePart(*gradients(table, *given))
 
 
 def raise_named(name: str, error: Exception) -> NoReturn:

@@ -45,8 +45,8 @@ def lookup(
     tables = [part.table for part in parts.values()]
     while True:
         refreshes = [table.storage.refreshes for table in tables]
-        _read([part for part in parts.values() if part.on_device is None], touch)
-        _read_on_device([part for part in parts.values() if part.on_device is not None], touch)
+        _read([part for part in parts.values() if not part.given.on_device], touch)
+        _read_on_device([part for part in parts.values() if part.given.on_device], touch)
         for table in tables:
             table.storage.ahead.looked_up()
         if refreshes == [table.storage.refreshes for table in tables]:  # else the store moved to a later durable point
@@ -60,10 +60,7 @@ def apply_gradients(store: StoreHandle[Engine], wanted: Mapping[Any, tuple[npt.A
     inside(store).state.check_writable()
 
     def step(part: TablePart) -> Callable[[], None]:
-        operations = part.table.operations
-        if part.on_device is not None:
-            return lambda: operations.apply_gradients_on_device(*part.on_device, acknowledge=False)
-        return lambda: operations.apply_gradients(part.keys, part.values, acknowledge=False)
+        return lambda: part.given.apply_gradients(part.values, acknowledge=False)
 
     failures = run_each([step(part) for part in parts], _threads(parts))
     for part in parts:
@@ -74,10 +71,7 @@ def apply_gradients(store: StoreHandle[Engine], wanted: Mapping[Any, tuple[npt.A
 def prefetch(store: StoreHandle[Engine], wanted: Mapping[Any, npt.ArrayLike], after_lookup: bool) -> None:
     """See Store.prefetch."""
     for part in checked_parts(store, wanted, part_to_prefetch, _variables(store)).values():
-        if part.on_device is not None:
-            part.table.operations.prefetch_on_device(part.on_device, after_lookup=after_lookup)
-        else:
-            part.table.operations.prefetch(part.keys, after_lookup)
+        part.given.prefetch(after_lookup=after_lookup)
 
 
 def _variables(store: StoreHandle[Engine]) -> Mapping[str, Variable]:
@@ -102,9 +96,8 @@ def _read(parts: list[TablePart], touch: bool) -> None:
 
 def _read_on_device(parts: list[TablePart], touch: bool) -> None:
     for part in parts:
-        wanted = part.on_device
         try:
-            part.table.operations.lookup_on_device(wanted.keys, wanted.out, None, touch=touch, counts=part.counts)
+            part.table.operations.lookup_on_device(part.keys, part.values, None, touch=touch, counts=part.counts)
         except Exception as error:
             raise_named(part.table.name, error)
 
@@ -152,9 +145,9 @@ def _threads(parts: list[TablePart]) -> int:
 
     Also one for arrays on a GPU, because their stream may belong to the calling thread.
     """
-    keys = sum(len(part.keys) for part in parts)
-    if not parts or any(part.on_device is not None for part in parts):
+    if not parts or any(part.given.on_device for part in parts):
         return 1
+    keys = sum(len(part.keys) for part in parts)
     return cores() if keys >= parts[0].table.storage.limits.hot_parallel_keys else 1
 
 

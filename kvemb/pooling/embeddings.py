@@ -13,10 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb import registry
-from kvemb.engine import on_device
+from kvemb.engine.on_device import DeviceKeys, row_gradients
 from kvemb.handle import inside
 from kvemb.rows.bags import Bags
-from kvemb.rows.device_arrays import DeviceArray
 from kvemb.rows.hashing import Keys, Unique
 from kvemb.rows.host_arrays import as_values
 from kvemb.variable import Variable
@@ -36,7 +35,7 @@ class Embeddings:
     """
 
     variable: Variable
-    _keys: Keys | DeviceArray  # a DeviceArray for single ids on a GPU
+    _keys: Keys | DeviceKeys  # DeviceKeys for single ids on a GPU: a copy
     _bags: Bags
     values: npt.NDArray[Any]
     _exists: npt.NDArray[np.bool_] | None
@@ -77,12 +76,12 @@ class Embeddings:
             ([1, 2], [[11.0, 11.0], [1.0, 1.0]])
         """
         table, keys = inside(self.variable), self._keys
-        if isinstance(keys, DeviceArray):
-            keys = table.operations.keys_to_host(keys.reshaped(keys.size))
+        if isinstance(keys, DeviceKeys):
+            keys = keys.in_host()
         if self._ids is not None:
             if self._bags.most_norm < math.inf:
                 raise ValueError("rows that max_norm clipped have no gradients on a GPU; clip them in your framework")
-            found: tuple[Any, Any] = on_device.row_gradients(table, self._ids, keys, self._bags, grads, self.shape)
+            found: tuple[Any, Any] = row_gradients(table, self._ids, keys, self._bags, grads, self.shape)
             return found
         flat = as_values(grads, table.schema.slot_dtype, self.shape, "grads", "values.shape")
         divisors, distinct = self._bags.divisors, Unique(keys)
@@ -111,8 +110,10 @@ class Embeddings:
             ReadOnly: The store is read-only.
             Poisoned: A write to disk failed, in this call or earlier.
         """
-        if isinstance(self._keys, DeviceArray):  # the same result, without a copy of the keys
-            on_device.apply_gradients(inside(self.variable), self._keys, grads)
+        keys = self._keys
+        if isinstance(keys, DeviceKeys):  # the same result, without a copy of the keys
+            keys.table.check_trainable()
+            keys.apply_gradients(keys.beside(grads, keys.table.schema.slot_dtype, "grads", self.variable.dim))
         else:
             self.variable.apply_gradients(*self.row_gradients(grads))
 
@@ -139,16 +140,16 @@ class Embeddings:
             >>> users.lookup([1, 2]).tolist()
             [[10.0, 10.0], [20.0, 20.0]]
         """
-        table, dim = inside(self.variable), self.variable.dim
-        if isinstance(self._keys, DeviceArray):
+        table, dim, given = inside(self.variable), self.variable.dim, self._keys
+        if isinstance(given, DeviceKeys):
             if self.variable.bp_v2:
                 raise ValueError("update() on a GPU needs a variable without bp_v2; call Variable.accum")
-            on_device.upsert(table, self._keys, values)
+            given.upsert(given.beside(values, table.schema.value_dtype, "values", dim))
             return
         if self._exists is None:
             raise ValueError("only the rows of embedding_lookup without max_norm can be written back")
         new = as_values(values, table.schema.value_dtype, self.shape, "values", "values.shape")
-        keys, old = table.public(self._keys), self.values.reshape(-1, dim)
+        keys, old = table.public(given), self.values.reshape(-1, dim)
         if not self.variable.bp_v2:
             self.variable.upsert(keys, new)
             return

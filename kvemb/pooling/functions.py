@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb.checks.brief import brief
-from kvemb.engine import on_device
+from kvemb.engine.given_keys import owned_keys
+from kvemb.engine.on_device import DeviceKeys, copied
 from kvemb.engine.table import Table
 from kvemb.handle import inside
 from kvemb.pooling.arguments import (
@@ -211,9 +212,10 @@ def bag_gradients(
 def _rows(var: Variable, ids: npt.ArrayLike, max_norm: float | None, touch: bool, *, once: bool) -> Embeddings:
     """Look up single ids. once: read each distinct id once, and record one use for it."""
     table, most = _table(var), max_norm_of(max_norm)
-    if device_of(ids) is not None:
-        return _rows_on_device(var, table, ids, most, touch, once=once)
-    shape, keys = table.flat_and_owned(ids)
+    given = owned_keys(table, ids)
+    if isinstance(given, DeviceKeys):
+        return _rows_on_device(var, given, ids, most, touch, once=once)
+    keys = given.flat
     distinct = Unique(keys) if once else None
     wanted = keys if distinct is None else distinct.keys
     values, exists = np.empty((len(wanted), table.schema.dim), table.schema.value_dtype), None
@@ -229,25 +231,25 @@ def _rows(var: Variable, ids: npt.ArrayLike, max_norm: float | None, touch: bool
         values = values[distinct.inverse]
         exists = None if exists is None else exists[distinct.inverse]
     bags = single_bags(len(keys), most, table.schema.slot_dtype)
-    return Embeddings(var, keys, bags, values.reshape(*shape, table.schema.dim), exists)
+    return Embeddings(var, keys, bags, given.result(values), exists)
 
 
-def _rows_on_device(var: Variable, table: Table, ids: Any, most: float, touch: bool, *, once: bool) -> Embeddings:
+def _rows_on_device(var: Variable, given: DeviceKeys, ids: Any, most: float, touch: bool, *, once: bool) -> Embeddings:
     """As _rows(), for ids on a GPU."""
     if once:
         raise TypeError(
             "embedding_lookup_unique takes ids in the host's memory; on a GPU use your library's unique() and "
             "embedding_lookup"
         )
+    bags = single_bags(given.flat.size, most, given.table.schema.slot_dtype)
     if most == math.inf:
-        copied, values = on_device.lookup_copied(table, ids, touch=bool(touch))
-        bags = single_bags(copied.size, most, table.schema.slot_dtype)
-        return Embeddings(var, copied, bags, values, None, ids)
-    shape, keys = on_device.copied_keys(table, ids)
-    bags = single_bags(len(keys), most, table.schema.slot_dtype)
-    check_floats(table, "max_norm")
-    pooled = on_device.pooled(table, ids, keys, bags, shape, touch=bool(touch))
-    return Embeddings(var, keys, bags, pooled, None, ids)
+        kept = given.copy()
+        rows = kept.rows(None)
+        kept.lookup(rows, None, touch=bool(touch))
+        return Embeddings(var, kept, bags, kept.result(rows), None, ids)
+    keys = given.in_host()
+    check_floats(given.table, "max_norm")
+    return Embeddings(var, keys, bags, given.pool(keys, bags, given.shape, touch=bool(touch)), None, ids)
 
 
 def _copied(table: Table, *arrays: Any) -> list[Any]:
@@ -256,7 +258,7 @@ def _copied(table: Table, *arrays: Any) -> list[Any]:
         return list(arrays)
     names = "ids", "offsets", "weights"
     return [
-        array if device_of(array) is None else on_device.copied(table, array, name)
+        array if device_of(array) is None else copied(table, array, name)
         for array, name in zip(arrays, names, strict=True)
     ]
 
@@ -267,7 +269,7 @@ def _pooled(
     check_floats(table, "a pooled lookup")
     bags = combined(given, combiner, max_norm_of(max_norm), table.schema.slot_dtype)
     if device_of(ids) is not None:
-        pooled = on_device.pooled(table, ids, given.keys, bags, (bags.bag_count,), touch=bool(touch))
+        pooled = DeviceKeys(table, ids).pool(given.keys, bags, (bags.bag_count,), touch=bool(touch))
         return Embeddings(var, given.keys, bags, pooled, None, ids)
     table.hot_tables.owners(given.keys)  # so that a partitioner's error is raised now
     values = np.empty((bags.bag_count, table.schema.dim), table.schema.value_dtype)

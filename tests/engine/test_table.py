@@ -38,16 +38,6 @@ def test_keys_are_flattened_and_their_shape_is_told(table):
         inside(table).flat([0.5])
 
 
-def test_keys_to_change_are_shown_to_the_partitioner_first(make):
-    def broken(keys, hot_tables):
-        raise ZeroDivisionError
-
-    variable = inside(make(devices=["cpu"] * 2, partitioner=broken))
-    assert variable.flat([1])[1].tolist() == [1]
-    with pytest.raises(ZeroDivisionError):
-        variable.flat_and_owned([1])
-
-
 def test_its_entry_of_a_durable_point_has_the_numbers_of_now(table):
     inner = inside(table)
     before = inner.entry()
