@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -34,7 +35,7 @@ class Adadelta(WeightDecayed):
     """
 
     name = "adadelta"
-    slots = (Slot("v"), Slot("u"))
+    slots: ClassVar[tuple[Slot, ...]] = (Slot("v"), Slot("u"))
 
     learning_rate: float = number(1.0)
     rho: float = number(0.9)

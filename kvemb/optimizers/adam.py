@@ -131,7 +131,7 @@ class AMSGrad(WeightDecayed, EpsilonPlaced):
     """
 
     name = "amsgrad"
-    averages = (Slot("m"), Slot("v"), Slot("v_max"))
+    averages: ClassVar[tuple[Slot, ...]] = (Slot("m"), Slot("v"), Slot("v_max"))
 
     def own_formulas(self) -> tuple[Function, ...]:
         """See Optimizer."""

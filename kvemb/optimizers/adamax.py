@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -34,7 +35,7 @@ class Adamax(WeightDecayed, BiasCorrected):
     """
 
     name = "adamax"
-    averages = (Slot("m"), Slot("u"))
+    averages: ClassVar[tuple[Slot, ...]] = (Slot("m"), Slot("u"))
 
     learning_rate: float = number(0.002)
 

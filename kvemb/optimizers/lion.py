@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -32,7 +33,7 @@ class Lion(Optimizer):
     """
 
     name = "lion"
-    slots = (Slot("m"),)
+    slots: ClassVar[tuple[Slot, ...]] = (Slot("m"),)
 
     learning_rate: float = number(0.001)
     beta_1: float = number(0.9)

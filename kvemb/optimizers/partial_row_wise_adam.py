@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -35,7 +36,7 @@ class PartialRowWiseAdam(BiasCorrected):
     """
 
     name = "partial_row_wise_adam"
-    averages = (Slot("m"), Slot("v", 1))
+    averages: ClassVar[tuple[Slot, ...]] = (Slot("m"), Slot("v", 1))
 
     learning_rate: float = number(0.01)
     weight_decay: float = number(0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from kvemb.checks.declared import accepts
 from kvemb.checks.numeric import as_float
@@ -29,7 +30,7 @@ class ProximalSGD(Optimizer):
     """
 
     name = "proximal_sgd"
-    slots = ()
+    slots: ClassVar[tuple[Slot, ...]] = ()
 
     learning_rate: float = number(0.01)
     l1_regularization_strength: float = number(0.0)

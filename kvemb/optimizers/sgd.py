@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from kvemb.optimizers.arithmetic import Elements, Number
 from kvemb.optimizers.base import Slot, number
@@ -24,7 +25,7 @@ class SGD(WeightDecayed):
     """
 
     name = "sgd"
-    slots = ()
+    slots: ClassVar[tuple[Slot, ...]] = ()
 
     learning_rate: float = number(0.001)
 
@@ -55,7 +56,7 @@ class Momentum(WeightDecayed):
     """
 
     name = "momentum"
-    slots = (Slot("velocity"),)
+    slots: ClassVar[tuple[Slot, ...]] = (Slot("velocity"),)
 
     learning_rate: float = number(0.001)
     momentum: float = number(0.9)
@@ -91,7 +92,7 @@ class Nesterov(WeightDecayed):
     """
 
     name = "nesterov"
-    slots = (Slot("velocity"),)
+    slots: ClassVar[tuple[Slot, ...]] = (Slot("velocity"),)
 
     learning_rate: float = number(0.001)
     momentum: float = number(0.9)
