@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import pty
@@ -165,59 +164,6 @@ def test_figures_that_do_not_exist_are_no_numbers_in_json(tmp_path: Path, capsys
     train, test = triples(tmp_path / "train.txt"), triples(tmp_path / "test.txt", "1\tnext\t2\n")
     assert run(["demo", "--triples", train, test, "--json", "--epochs", "1", "--dim", "4", *LITTLE]) == 0
     assert json.loads(capsys.readouterr().out)["valid"]["mrr"] == "NaN"
-
-
-def bad(tmp_path: Path) -> dict[str, tuple[list[str], int, str]]:
-    """Arguments, the exit code, and what the one line says, by what is wrong."""
-    plain, full = tmp_path / "plain.txt.gz", tmp_path / "full"
-    plain.write_text("a\tb\tc\n")
-    cut = tmp_path / "cut.gz"
-    cut.write_bytes(gzip.compress(b"a\tb\tc\n")[:-4])
-    full.mkdir()
-    (full / "mine").write_text("precious")
-    line = triples(tmp_path / "line.txt", "a\tb\tc\na b c\n")
-    return {
-        "missing file": (["demo", "--triples", str(tmp_path / "none")], 1, "none: No such file or directory"),
-        "a directory": (["demo", "--triples", str(tmp_path)], 1, "Is a directory"),
-        "not gzip": (["demo", "--triples", str(plain)], 1, "plain.txt.gz: not a gzip file"),
-        "cut gzip": (["demo", "--triples", str(cut)], 1, "cut.gz: damaged gzip file"),
-        "malformed line": (["demo", "--triples", line], 1, "line.txt, line 2: expected head"),
-        "full directory": (["demo", "--dir", str(full)], 1, "not empty"),
-        "no budget": (["demo", "--budget", "plenty"], 1, "memory_budget must be text"),
-        "small budget": (["demo", "--budget", "1KiB"], 1, "memory_budget must be at least"),
-        "no files": (["demo", "--triples"], 2, "--triples needs at least one FILE"),
-        "files alone": (["demo", line], 2, "files are read with --triples"),
-        "wrong pair": (["demo", "--triples", line, "--clicks", "100"], 2, "--clicks cannot be used with --triples"),
-        "wrong pair too": (["demo", "--epochs", "1"], 2, "--epochs can only be used with --triples"),
-        "out of range": (["demo", "--dim", "0"], 2, "--dim"),
-        "no such option": (["demo", "--frob"], 2, "--frob"),
-        "no such verb": (["frob"], 2, "frob"),
-    }
-
-
-KINDS = (
-    "missing file, a directory, not gzip, cut gzip, malformed line, full directory, no budget, small budget, no files, "
-    "files alone, wrong pair, wrong pair too, out of range, no such option, no such verb"
-)
-
-
-@pytest.mark.parametrize("what", KINDS.split(", "))
-def test_bad_input_gives_one_line_and_leaves_nothing(
-    tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cases = bad(tmp_path)
-    assert list(cases) == KINDS.split(", ")
-    arguments, code, says = cases[what]
-    work = tmp_path / "work"
-    work.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(work))
-    assert run(arguments) == code
-    shown = capsys.readouterr()
-    assert shown.err.startswith("kvemb: ")
-    assert shown.err.count("\n") == 1
-    assert says in shown.err
-    assert list(work.iterdir()) == []
-    assert (tmp_path / "full" / "mine").read_text() == "precious"
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), pytest.param(15, 143, marks=pytest.mark.slow)])

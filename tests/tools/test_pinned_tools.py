@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -87,25 +86,6 @@ def test_a_store_that_appeared_since_the_plan_is_left_alone(tmp_path):
     assert rows_of(tmp_path / "out", "mine")[0] == [1]
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "arguments", "line"),
-    [
-        ("v.csv", "key,value_0\n1,2\n", ["--value-dtype", "foo"], "--value-dtype must be one of float32"),
-        ("v.w2v", "1 1\n99999999999999999999 1\n", [], "has a key that does not fit int64"),
-        ("v.w2v", "1 1\n7 1e39\n", [], "key 7 has the number 1e+39, too large for float32"),
-        ("v.w2v", "1 1\n5000000000 1\n", ["--key-dtype", "int32"], "has a key that does not fit int32"),
-    ],
-)
-def test_bad_input_is_one_line(tmp_path, monkeypatch, capsys, name, text, arguments, line):
-    monkeypatch.chdir(tmp_path)
-    Path(name).write_text(text)
-    assert run(["import", name, "new", *arguments]) == (2 if "foo" in arguments else 1)
-    told = capsys.readouterr().err
-    assert line in told
-    assert told.count("\n") == 1
-    assert not Path("new").exists()
-
-
 @pytest.mark.parametrize("about", [[], {"name": 5}, {"whole": True}, "{", b"\xff\xfe\x00{"])
 def test_a_description_that_cannot_be_is_one_line(tmp_path, capsys, about):
     make(tmp_path / "store", [1], np.zeros((1, 1), np.float32))
@@ -145,73 +125,6 @@ def test_who_reads_a_store_that_was_not_closed_is_told(tmp_path, caplog, capsys)
     capsys.readouterr()
 
 
-@pytest.mark.parametrize("condition", ["key in 1..{}", "key >= {}", "step < {}"])
-def test_a_condition_with_a_number_without_end_is_one_line(tmp_path, capsys, condition):
-    make(tmp_path / "store", [1], np.zeros((1, 1), np.float32))
-    where = condition.format("9" * 5000)
-    assert run(["export", str(tmp_path / "store"), str(tmp_path / "out.csv"), "--where", where]) != 0
-    told = capsys.readouterr().err
-    assert "is not a condition; write for example" in told
-    assert len(told) < 300
-
-
-def test_where_a_series_is_named_commands_that_write_say_what_to_name(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    make(Path("other"), [1], np.zeros((1, 1), np.float32))
-    export("other", "rows.npy")
-    with kvemb.open("store", memory_budget=BUDGET) as store, kvemb.CheckpointManager("series") as manager:
-        store.get_variable("table", dim=1).upsert([1], [[1.0]])
-        manager.save(store)
-    for arguments in (
-        *(["compact", "series"], ["repair", "series", "out"], ["restrict", "series", "5"]),
-        *(["migrate", "series", "out", "--dim", "2"], ["import", "rows.npy", "series"]),
-    ):
-        assert run(arguments) == 1, arguments
-        told = capsys.readouterr().err
-        assert re.search("series is a series of checkpoints: name one, such as .*series/00000001", told)
-        assert told.count("\n") == 1
-    with pytest.raises(FileNotFoundError, match="name one, such as series/00000001"):
-        kvemb.Checkpoint("series")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "rows.npy", "series", "store"]
-
-
-def test_advice_is_for_the_command_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    with kvemb.open("store", memory_budget=BUDGET) as store:
-        store.get_variable("table", dim=1).upsert([1], [[1.0]])
-        store.get_variable("other", dim=1)
-        store.checkpoint("checkpoint")
-        export("checkpoint", "out.npy", variable="table")
-        assert run(["compact", "store"]) == 3
-        told = capsys.readouterr().err
-        assert "stop the process that has it open" in told
-        assert "read_only" not in told
-    make(Path("empty"), [], np.empty((0, 1), np.float32), name="x")
-    for arguments, code, line in (
-        (["import", "out.npy", "checkpoint"], 1, "checkpoint is a checkpoint, which never changes; make a store of it"),
-        (["import", "out.npy", "store"], 1, "key 1 is in 'table' already; give --on-conflict replace, or keep"),
-        (["peek", "store"], 2, "store has the variables other, table; name one: --variable other"),
-        (["stats", "store"], 2, "name one: --variable other"),
-        (["export", "store", "o.csv"], 2, "name one: --variable other"),
-        (
-            ["diff", "store", "checkpoint", "--variable", "no"],
-            1,
-            "store and checkpoint have no variable 'no'; they have other, table",
-        ),
-        (["stats", "--frob"], 2, "(see kvemb stats --help)"),
-        (["frob"], 2, "(see kvemb --help)"),
-        (["export", "store", "o.xyz"], 2, "hugectr, tfra, dynamicemb, word2vec, word2vec-binary\n"),
-        (["export", "empty", "o.csv", "--variable", "y"], 1, "empty has no variable 'y'; it has x"),
-        (["push", "empty", "foo://x"], 1, "empty is a store, not a series of checkpoints"),
-    ):
-        assert run(arguments) == code, arguments
-        told = capsys.readouterr().err
-        assert line in told
-        assert told.count("\n") == 1
-    assert run(["export", "--help"]) == 0
-    assert "torch" not in capsys.readouterr().out
-
-
 def test_only_what_was_begun_can_be_gone_on_with(tmp_path, capsys):
     pytest.importorskip("fsspec")
     with kvemb.open(tmp_path / "store", memory_budget=BUDGET) as store:
@@ -239,25 +152,6 @@ def test_a_reader_that_goes_away_is_no_failure_of_the_input(tmp_path, command):
     words = [sys.executable, "-c", "from kvemb.tools import main; main()", *command.split()]
     done = run_unread(words, tmp_path)
     assert (done.returncode, done.stderr) == (141, "")
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        *(["report", "URL"], ["repair", "store", "URL"], ["restore", "store", "URL"]),
-        *(["migrate", "store", "URL"], ["import", "in.npy", "URL"]),
-        *(["push", "URL", "there"], ["pull", "there", "URL"], ["compact", "URL"], ["restrict", "URL", "5"]),
-        *(["demo", "--dir", "URL"], ["demo", "--triples", "URL"]),
-    ],
-    ids=" ".join,
-)
-def test_a_url_where_only_a_path_can_be_is_refused_as_it_was_written(tmp_path, monkeypatch, capsys, arguments):
-    monkeypatch.chdir(tmp_path)
-    assert run([part.replace("URL", "s3://bucket/x") for part in arguments]) == 2
-    told = capsys.readouterr().err
-    assert "s3://bucket/x is a URL, but this must be a path on this machine" in told
-    assert told.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_store_is_not_imported_to_a_url(tmp_path):

@@ -153,10 +153,3 @@ def test_it_is_written_again_for_other_shards(series, capsys):
             assert keys.tolist() == list(range(100))
             assert values.reshape(-1).tolist() == [*range(10), 1, 1, *range(12, 200)]
     assert not [path for path in series.parent.iterdir() if path.name.startswith((".", "kvemb"))]
-
-
-def test_what_is_not_there_is_told(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert run(["cluster", "status", "none"]) == 1
-    assert "there is no checkpoint of a cluster at" in capsys.readouterr().err
-    assert run(["cluster", "reshard", "none", "out", "--shards", "2"]) == 1

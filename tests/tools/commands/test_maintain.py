@@ -142,30 +142,6 @@ def test_a_row_that_does_not_fit_leaves_no_store(store, tmp_path):
     assert os.listdir(tmp_path) == ["store"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (["migrate", "store", "out", "--dim", "4", "--yes"], "nothing to change in variable 'table'"),
-        (["migrate", "nowhere", "out", "--dim", "2"], "nowhere does not exist"),
-        (["compact", "nowhere"], "nowhere does not exist"),
-        (["restrict", "nowhere", "5"], "nowhere does not exist"),
-        (["restrict", "checkpoint", "5"], "checkpoint is a checkpoint, which never changes; make a store of it with "),
-        (["compact", "checkpoint"], "make a store of it with kvemb restore"),
-        (["compact", "."], ". is a directory, but neither a checkpoint nor a store"),
-    ],
-)
-def test_bad_input_is_one_line_and_changes_nothing(store, tmp_path, monkeypatch, capsys, arguments, line):
-    with kvemb.open(store, memory_budget=BUDGET) as opened:
-        opened.checkpoint(tmp_path / "checkpoint")
-    monkeypatch.chdir(tmp_path)
-    before = whole(store)[1].keys.tolist(), sorted(os.listdir(tmp_path))
-    assert run(arguments) == (2 if "nothing" in line else 1)
-    told = capsys.readouterr().err
-    assert line in told
-    assert told.count("\n") == 1
-    assert (whole(store)[1].keys.tolist(), sorted(os.listdir(tmp_path))) == before
-
-
 def test_scores_of_another_scale_begin_anew_and_others_stay(store, tmp_path):
     before = whole(store)[1].scores
     half = plan(store, tmp_path / "half", policy="frequency:1000")
@@ -201,13 +177,6 @@ def test_a_variable_without_a_policy_gets_any_of_them(tmp_path):
             if name in ("timestamp", "time_to_live"):
                 assert scores[0] >= began
             assert table.restrict(1) == 1
-
-
-def test_a_variable_without_a_policy_cannot_be_restricted(tmp_path, capsys):
-    with kvemb.open(tmp_path / "store", memory_budget=BUDGET) as store:
-        store.get_variable("table", dim=2)
-    assert run(["restrict", str(tmp_path / "store"), "5"]) == 1
-    assert "OUT --variable table --policy frequency" in capsys.readouterr().err
 
 
 def test_every_parameter_of_an_optimizer_can_be_given(store, tmp_path):

@@ -63,22 +63,3 @@ def test_of_a_series_the_newest_is_taken_and_told(series, capsys):
         assert told.err == "series/00000001, the newest checkpoint of series:\n"
     assert run(["ls", "series", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"items": 1, "users": 1000}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "line"),
-    [
-        (["nowhere", "out"], 1, "nowhere does not exist"),
-        (["series/00000009", "out"], 1, "the series series has no checkpoint 00000009; it has 00000001"),
-        (["series/00000001", "series/00000009"], 1, "the series series has no checkpoint 00000009; it has 00000001"),
-        (["trained", "out"], 1, "trained is a store, not a checkpoint; name a checkpoint"),
-        (["series/00000001", "trained"], 1, "trained exists and is not empty; name a new directory to restore to"),
-        (["series/00000001", "out", "--variable", "ads"], 2, "has no variable 'ads'; it has items, users"),
-    ],
-)
-def test_bad_input_is_one_line_and_leaves_nothing(series, capsys, arguments, code, line):
-    assert run(["restore", *arguments]) == code
-    told = capsys.readouterr().err
-    assert line in told
-    assert told.count("\n") == 1
-    assert sorted(path.name for path in series.parent.iterdir()) == ["series", "trained"]

@@ -96,34 +96,6 @@ def test_a_series_goes_and_comes_back(root: Path, tmp_path: Path, capsys: pytest
     capsys.readouterr()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (["verify", "nowhere"], "nowhere does not exist: there is no store and no checkpoint"),
-        (["repair", "nowhere", "out"], "nowhere does not exist: there is no store and no checkpoint"),
-        (["verify", "."], ". is a directory, but neither a checkpoint nor a store"),
-        (["push", "nowhere", "url"], "there is no checkpoint in nowhere"),
-        (["pull", "nowhere", "series"], "there is no checkpoint in nowhere"),
-    ],
-)
-def test_bad_input_is_one_line(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    line: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert run(arguments) == 1
-    assert capsys.readouterr().err == f"kvemb: {line}\n"
-
-
-def test_a_store_in_use_is_said_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with kvemb.open(tmp_path / "store", memory_budget="8MiB"):
-        assert run(["verify", str(tmp_path / "store")]) == 3
-    assert "is open for writing already, by this process; stop the process that has it open" in capsys.readouterr().err
-
-
 def test_of_a_series_the_newest_is_checked_and_named(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["verify", str(root)]) == 0
     assert f"only {root / '00000002'} is checked, the newest checkpoint of {root}" in capsys.readouterr().out

@@ -419,61 +419,6 @@ def test_a_trainer_does_not_notice(tmp_path):
 # Bad input.
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (["export", "nowhere", "o.parquet"], "nowhere does not exist"),
-        (["export", "store", "o.what"], "the ending of o.what names no format; give --format"),
-        (["export", "store", "o.x", "--format", "what"], "there is no format 'what'"),
-        (["export", "store", "o.pt"], "torch can be imported, not exported"),
-        (["export", "store", "o.parquet", "--variable", "x"], "store has no variable 'x'; it has table"),
-        (["export", "store", "o.parquet", "--where", "score >"], "--where 'score >' is not a condition"),
-        (["export", "store", "o.parquet", "--where", "name = 1"], "is not a condition; write for example"),
-        (["export", "store", "o.csv", "--since", "store"], "store is a store, not a checkpoint"),
-        (["export", "store", "there"], "the ending of there names no format"),
-        (["export", "store", "there", "--format", "csv"], "there exists; name a new file"),
-        (["export", "store", "-", "--format", "parquet"], "parquet cannot be written to a pipe"),
-        (["export", "store", "o.w2v", "--with-scores"], "word2vec cannot hold the column 'score'"),
-        (["export", "store", "o.model", "--dtype", "float16"], "hugectr holds float32 values, these are float16"),
-        (["export", "store", "o.npy", "--partitions", "2"], "the output of npy is one folder and cannot be split"),
-        (["import", "nowhere.parquet", "new"], "nowhere.parquet does not exist"),
-        (["import", "there", "new", "--format", "parquet"], "there cannot be read"),
-        (["import", "there", "new", "--format", "arrow"], "there cannot be read"),
-        (["import", "there", "new", "--format", "safetensors"], "there cannot be read"),
-        (["import", "there", "new", "--format", "word2vec"], "there is not a word2vec file"),
-        (["import", "there", "new", "--format", "word2vec-binary"], "there is not a word2vec file"),
-        (["import", "there", "new", "--format", "csv"], "there has no column 'key'"),
-        (["import", "there", "new", "--format", "npy"], "there has no 'key'"),
-        (["import", "there", "new", "--format", "tfra"], "there has no table in the files of this"),
-        (["import", "there", "new", "--format", "dynamicemb"], "there has no table in the files"),
-        (["import", "there", "new", "--format", "hugectr"], "there/key is missing"),
-        (["import", "odd.w2v", "new"], "has the key 'king'; keys must be integers"),
-        (["import", "short.w2v", "new"], "has 1 rows, but its first line says 2"),
-        (["import", "wide.csv", "store", "--variable", "table"], "the source has rows of 2 values"),
-        (["import", "half.csv", "new"], "half.csv cannot be read: In CSV column #1"),
-        (["import", "big.csv", "new", "--key-dtype", "int32"], "invalid value '1099511627776'"),
-    ],
-)
-def test_bad_input_is_one_line_and_does_no_damage(tmp_path, monkeypatch, capsys, arguments, line):
-    monkeypatch.chdir(tmp_path)
-    make(tmp_path / "store", rows=20)
-    (tmp_path / "there").write_text("what is this\n" * 40)
-    (tmp_path / "odd.w2v").write_text("1 2\nking 1 2\n")
-    (tmp_path / "short.w2v").write_text("2 2\n1 1 2\n")
-    (tmp_path / "wide.csv").write_text("key,value_0,value_1\n1,2,3\n")
-    (tmp_path / "half.csv").write_text("key,value_0\n1,\n2,x\n")
-    (tmp_path / "big.csv").write_text(f"key,value_0\n{2**40},0.5\n")
-    before, names = dump(tmp_path / "store"), set(os.listdir(tmp_path))
-    of_usage = ("names no format", "is no format", "be imported, not exported", "is not a condition")
-    assert run(arguments) == (2 if any(part in line for part in of_usage) else 1)
-    told = capsys.readouterr().err
-    assert line in told
-    assert told.count("\n") == 1
-    assert set(os.listdir(tmp_path)) == names
-    assert dump(tmp_path / "store") == before
-
-
 @pytest.mark.parametrize("format", WHOLE)
 def test_a_truncated_file_is_one_line_and_does_no_damage(rows, tmp_path, capsys, format):
     store, _, _ = rows

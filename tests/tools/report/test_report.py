@@ -296,12 +296,6 @@ def test_a_variable_without_rows_has_a_section(tmp_path):
     assert "norms (none is finite)" in section(text, "empty")
 
 
-def test_nothing_is_written_about_nothing(tmp_path, capsys):
-    assert run(["report", str(tmp_path / "nowhere"), str(tmp_path / "page.html")]) == 1
-    assert "nowhere does not exist" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
 # Run in the page, which is in a frame, as no window is narrower than 500 pixels. It tells how wide the page is, how
 # wide its window, and how high the least text is as it is drawn, however its chart is scaled.
 PROBE = """<script>
