@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import textwrap
 
 import pytest
+from programs import run_python
 
 import kvemb
 from kvemb.defaults import DEFAULTS, Defaults, store_or_default
 from kvemb.handle import Handle
-
-
-def run_python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=300)
 
 
 def test_with_makes_a_store_the_default_and_closes_it(no_default, tmp_path):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
+from programs import run_python
 
 PROGRAM = """
     import os, sys, warnings
@@ -92,13 +90,11 @@ OF_A_CLUSTER = """
 @pytest.mark.slow
 def test_a_forked_client_of_a_cluster_and_a_pending_checkpoint_do_not_wait_forever(tmp_path: Path) -> None:
     """They waited for the parent's threads."""
-    command = [sys.executable, "-c", textwrap.dedent(OF_A_CLUSTER), str(tmp_path / "cluster")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = run_python(OF_A_CLUSTER, tmp_path / "cluster")
     assert (done.stdout, done.returncode) == ("sound\n", 0), done.stderr
 
 
 @pytest.mark.slow
 def test_a_worker_that_was_forked_is_told_and_harms_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path / "store")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = run_python(PROGRAM, tmp_path / "store")
     assert (done.stdout, done.returncode) == ("sound\n", 0), done.stderr

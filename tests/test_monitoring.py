@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from programs import run_python
 
 import kvemb
 import kvemb.cluster
@@ -187,7 +187,7 @@ with kvemb.open("store", memory_budget="8MiB") as store:
             os._exit(7 if [line for line in lines if line[0] != "#"] == ['kvemb_up{store="main"} 0'] else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = run_python(code, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 

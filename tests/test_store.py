@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from programs import run_python
 
 import kvemb
 from kvemb import GraphKeys
@@ -18,11 +16,6 @@ from kvemb.errors import CheckpointNotFound, Closed, Corruption, Locked, ReadOnl
 
 KEYS = np.arange(1000)
 VALUES = np.arange(4000, dtype=np.float32).reshape(1000, 4)
-
-
-def run_python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
 def contents(path: Path) -> dict[str, bytes | None]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import resource
-import subprocess
-import sys
 
 import pytest
+from programs import run_python
 
 from kvemb.backends import open_files
 
@@ -33,8 +32,7 @@ with kvemb.open(sys.argv[1], memory_budget="64MiB") as store:
 @pytest.mark.parametrize(("soft", "hard"), [(60, 4096), (160, 160)])
 def test_many_tables_under_a_low_limit(tmp_path, soft, hard):
     """Each has a file a sorted run and a folder handle: the soft limit is raised; below a low hard one few are open."""
-    given = [str(each) for each in (tmp_path / "store", soft, hard, 40)]
-    subprocess.run([sys.executable, "-c", MANY_TABLES, *given], check=True)
+    run_python(MANY_TABLES, tmp_path / "store", soft, hard, 40, check=True)
 
 
 @pytest.fixture

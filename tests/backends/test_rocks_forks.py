@@ -3,10 +3,9 @@ write."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
+
+from programs import run_python
 
 PROGRAM = """
     import gc, os, sys, warnings
@@ -37,8 +36,7 @@ PROGRAM = """
 
 def test_a_forked_process_closes_nothing_and_opens_nothing_to_write(tmp_path: Path) -> None:
     """Before, it waited forever for RocksDB's threads when it closed or wrote, or ended by SIGSEGV."""
-    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = run_python(PROGRAM, tmp_path)
     assert done.returncode == 0, done.stderr
     error, *rest = done.stdout.splitlines()
     assert error.startswith("no store can be written in process ")

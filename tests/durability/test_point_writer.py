@@ -20,8 +20,8 @@ from kvemb.durability.point_writer import PointWriter, TargetFailed
 from kvemb.errors import ColdStoreError, Poisoned
 from kvemb.handle import inside
 from kvemb.store_state import StoreState
-from tests.engine.test_engine import run_python
 from tests.histories import DIM
+from tests.programs import run_python
 
 
 def put(store: kvemb.Store, keys: Any, value: float, name: str = "table", **arguments: Any) -> None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import warnings
 from pathlib import Path
@@ -14,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from programs import run_python
 
 import kvemb
 from kvemb import GraphKeys
@@ -24,11 +22,6 @@ from kvemb.handle import inside
 
 KEYS = np.arange(1000)
 VALUES = np.arange(4000, dtype=np.float32).reshape(1000, 4)
-
-
-def run_python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
 def fill(store: kvemb.Store, name: str = "users") -> kvemb.Variable:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal, localcontext
@@ -13,6 +10,7 @@ from decimal import Decimal, localcontext
 import numpy as np
 import pytest
 from every_optimizer import EVERY, QUICK, SHAPES, assert_same
+from programs import run_python
 
 from kvemb.backends import cpu_formulas
 from kvemb.backends.cpu_rows import CpuRows
@@ -250,9 +248,8 @@ PROGRAM = """
     from kvemb.rows.block import RowBlock
     from kvemb.rows.schema import Schema, dtype_of
 
-    clipped = KINDS["adagrad"](clip_norm=1.0, weight_decay=1.0)
     # Formulas of the same names have other slots.
-    for kind in (clipped, KINDS["nadam"](), KINDS["nadam"](bias_correction="global")):
+    for kind in (KINDS["nadam"](), KINDS["nadam"](bias_correction="global")):
         shapes = kind.shapes(4)
         schema = Schema(dtype_of("int64"), dtype_of("float32"), 4, shapes)
         cpu_rows.CpuRows().apply(RowBlock(schema, 2), np.array([1]), kind, np.ones((1, 4), np.float32), 0)
@@ -284,8 +281,7 @@ def test_a_second_process_compiles_nothing(tmp_path):
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     told = []
     for _ in range(2):
-        command = [sys.executable, "-c", textwrap.dedent(PROGRAM)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+        done = run_python(PROGRAM, env=environment)
         assert done.returncode == 0, done.stderr
         told.append(done.stdout.splitlines())
-    assert told == [["0 1"] * 3, ["1 0"] * 3]
+    assert told == [["0 1"] * 2, ["1 0"] * 2]

@@ -45,22 +45,6 @@ def test_a_weight_of_many_rows_is_taken_whole(named):
     np.testing.assert_array_equal(rows, weight[:-1].numpy())
 
 
-def test_losses_go_on_as_with_plain_modules(named):
-    torch.manual_seed(1)
-    plain = torch.nn.EmbeddingBag(50, DIM, mode="sum", sparse=True)
-    module = named(kt.EmbeddingBag, "words", mode="sum")
-    module.load_state_dict(plain.state_dict())
-    steps = [kt.Optimizer(module), torch.optim.SGD(plain.parameters(), 0.5)]
-    for _ in range(5):
-        ids = torch.randint(0, 50, (8, 3))
-        losses = [(each(ids) - 1).square().mean() for each in (module, plain)]
-        for loss, optimizer in zip(losses, steps, strict=True):
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        torch.testing.assert_close(*losses)
-
-
 @pytest.mark.parametrize("prefix", ["", "embedding_bags."])
 def test_a_collection_takes_the_weights_of_each_table(store, prefix):
     made = {"dim": DIM, "optimizer": kvemb.optimizers.SGD(0.5)}

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 from concurrent.futures import Future
 from pathlib import Path
@@ -14,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from programs import run_python
 
 import kvemb
 from kvemb.backends import cpu
@@ -88,10 +86,7 @@ ENDING = """
 
 
 def test_a_pool_whose_first_thread_began_at_ctrl_c_works_and_lets_the_program_end() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(ENDING)], capture_output=True, text=True, timeout=120, check=True
-    )
-    assert done.stdout == "[1, 2]\n"
+    assert run_python(ENDING, check=True).stdout == "[1, 2]\n"
 
 
 def test_every_pool_is_one_that_defers_ctrl_c() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gc
 import subprocess
-import sys
 import textwrap
 import threading
 import time
 
 import pytest
+from programs import run_python
 from quick import quick
 
 import kvemb
@@ -131,9 +131,7 @@ def ended(tmp_path, program: str) -> subprocess.CompletedProcess[str]:
         add(5000)
     """
     text = textwrap.dedent(begin) + textwrap.dedent(program)
-    return subprocess.run(
-        [sys.executable, "-c", text], capture_output=True, text=True, timeout=PATIENCE, cwd=tmp_path, check=False
-    )
+    return run_python(text, cwd=tmp_path)
 
 
 PROGRAMS = {
@@ -177,8 +175,7 @@ def test_work_may_give_work_to_a_newer_pool_as_the_program_ends(tmp_path) -> Non
 
         future = older.submit(work)
     """
-    command = [sys.executable, "-c", textwrap.dedent(text)]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=tmp_path, check=True)
+    found = run_python(text, cwd=tmp_path, check=True)
     assert found.stdout == "7\n"
 
 
@@ -199,8 +196,7 @@ def test_a_function_of_atexit_that_came_before_kvemb_is_too_late_and_told_so(tmp
         store = kvemb.open("store", memory_budget="8MiB")
         store.get_variable("table", dim=2).upsert([1], [[1.0, 2.0]])
     """
-    command = [sys.executable, "-c", textwrap.dedent(text)]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=tmp_path, check=True)
+    found = run_python(text, cwd=tmp_path, check=True)
     assert "have ended, at close() or as the program ends" in found.stdout
     with kvemb.open(tmp_path / "store", memory_budget="8MiB") as store:
         assert store.check(deep=True) is None

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
+from programs import run_python
 from typer.models import ArgumentInfo, OptionInfo
 
 import kvemb as library
@@ -200,7 +201,7 @@ def test_a_disk_that_takes_no_more_is_told_in_one_line(tmp_path: Path) -> None:
 
 def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
     code = "import sys; sys.modules['rich'] = None; from kvemb.tools import main; main()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
+    done = run_python(code)
     assert done.returncode == 1
     assert pip_install("tools") in done.stderr
     assert done.stderr.count("\n") == 1
@@ -231,8 +232,7 @@ def test_commands_load_only_what_they_use(tmp_path: Path) -> None:
     commands = [["--version"], ["--help"], ["export", "--help"], ["info", "store"], ["ls", "store", "--files"]]
     heavy = {"numba", "pyarrow", "rocksdict", "multiprocessing", "kvemb.tools.demos.training", "kvemb.tools.migrate"}
     code = f"import sys; from kvemb.tools.cli import run; print(*map(run, {commands}), {heavy} & {{*sys.modules}})"
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
+    done = run_python(code, cwd=tmp_path)
     assert done.stdout.splitlines()[-1:] == ["0 0 0 0 0 set()"], (done.stdout, done.stderr)
 
 

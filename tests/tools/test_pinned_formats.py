@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
 import pytest
+from programs import run_python
 
 import kvemb
 from kvemb import bulk
@@ -199,7 +198,7 @@ def test_bfloat16_of_others_is_known_in_a_fresh_process(tmp_path):
     export(tmp_path / "store", tmp_path / "out", format="tfra", dtype="bfloat16")
     arguments = [str(tmp_path / "out"), str(tmp_path / "new"), "--format", "tfra", "--value-dtype", "bfloat16"]
     code = f"import sys; from kvemb.tools.cli import run; sys.exit(run(['import', *{arguments!r}]))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    done = run_python(code)
     assert (done.returncode, done.stderr) == (0, "")
     assert rows_of(tmp_path / "new")[1].astype(float).tolist() == [[1.5], [-2]]
 

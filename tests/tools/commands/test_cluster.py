@@ -98,6 +98,7 @@ def test_its_rows_are_read(place, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("place", ["URL"], indirect=True)
 def test_processes_share_what_was_pulled(place):
     parts = ["export", place, "parts", "--variable", "users", "--format", "csv", "--partitions", "2", "--jobs", "2"]
     assert run(parts) == 0

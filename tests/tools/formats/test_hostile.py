@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from programs import run_python
 from quick import quick
 
 from kvemb.tools.failures import BadInput
@@ -65,7 +66,7 @@ def test_offsets_of_lists_that_point_outside_are_refused(tmp_path):
     code = (
         f"from kvemb.tools.cli import run\nfor name in {names}: print(name, run(['import', name, 'new']), flush=True)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = run_python(code, cwd=tmp_path)
     assert (done.returncode, done.stdout.splitlines()) == (0, [f"{name} 1" for name in names]), done.stderr
     for name, line in zip(names, done.stderr.splitlines(), strict=True):
         assert line.startswith(f"kvemb: {name} is damaged: ")
@@ -234,15 +235,7 @@ def limited(arguments: list[str], cwd: Path, max_bytes: int) -> subprocess.Compl
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (max_bytes, max_bytes))
 
-    code = "from kvemb.tools import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        preexec_fn=limit,
-    )
+    return run_python("from kvemb.tools import main; main()", *arguments, cwd=cwd, preexec_fn=limit)
 
 
 @pytest.mark.slow
