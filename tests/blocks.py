@@ -16,6 +16,7 @@ from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import Keys
 from kvemb.rows.schema import Schema
 from kvemb.tiers.hot_tables import HotTables, default_partitioner
+from kvemb.tiers.storage import TieredStorage
 
 SCHEMA = Schema(np.dtype(np.int64), np.dtype(np.float32), 2, ())
 
@@ -31,6 +32,11 @@ def hot_tables_of(cells: int = 32, tables: int = 1) -> HotTables:
     """Return empty hot tables on the CPU, each of a fixed size."""
     made = [CpuTable(SCHEMA, cells, cells) for _ in range(tables)]
     return HotTables(made, default_partitioner, np.dtype(np.int64), [Budget(1 << 24)] * tables, min_rows=None)
+
+
+def let_rows_wait(storage: TieredStorage) -> None:
+    """Make the next lookups' rows wait for their update, as after a trial that tells so."""
+    storage.in_flight.pays, storage.in_flight._lookups = True, 1
 
 
 class InFlight:

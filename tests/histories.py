@@ -12,13 +12,14 @@ from kvemb.tools.stress.model import Model
 
 
 def small_spill(rows: int) -> dict[str, int]:
-    """Limits of two slots of so many rows, and as little of all else that waits for the disk."""
+    """Limits of two slots of so many rows, as little of all else that waits for the disk, and many trials."""
     return {
         "min_slot_rows": rows,
         "max_slot_rows": rows,
         "spill_rows": 2 * rows,
         "copied_rows": rows,
         "ahead_rows": rows // 2,
+        "trial_lookups": 4,
     }
 
 

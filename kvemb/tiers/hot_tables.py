@@ -162,6 +162,10 @@ class HotTables:
             cells[positions] = table.find(keys[positions])
         return cells
 
+    def count(self, keys: Keys) -> int:
+        """Return how many of the keys are hot."""
+        return int(np.count_nonzero(self.find(keys, self.owners(keys)) >= 0))
+
     def lookup(
         self,
         keys: Keys,

@@ -3,7 +3,12 @@
 A training step looks rows up and then updates them. If a lookup made its rows hot at once, later rows of the batch
 would push them out again, and the update would read them a second time. So they wait here. The update takes them, and
 offers them to the hot tables once. Any other call first lands what is left: it offers these rows to the hot tables
-(kvemb.tiers.access). The variable's lock guards everything here.
+(kvemb.tiers.access).
+
+Rows that wait take memory from hot rows, so they wait only where it pays. Trials tell: rows of a trial become hot at
+once, and the update that follows counts those that are no longer hot.
+
+The variable's lock guards everything here.
 """
 
 from __future__ import annotations
@@ -22,6 +27,8 @@ from kvemb.store_state import StoreState
 from kvemb.tiers.access import Poisoning
 from kvemb.tiers.located import Located
 
+# Waiting pays if more than one in PAYING_PART rows of the trials did not stay hot.
+PAYING_PART = 16
 # Bytes per row beside its block: at most four cells of the index, the number of its table, and two flags.
 _BESIDE_BYTES = 16 + 8 + 2
 
@@ -32,20 +39,47 @@ class RowsInFlight:
     No key here is hot. What is here is newer than what the spill buffer and the cold store have of its key: the values
     are the same, but the uses are recorded here only. left: how many keys are here. expected: whether an update is
     expected to follow a lookup, as in training; a lookup that no update followed is a sign that none does. followed:
-    whether an update followed this one, even if it took none of its keys.
+    whether an update followed this one, even if it took none of its keys. pays: whether it pays that rows wait.
 
     lease: pays for the memory. promote: offers rows to the hot tables; by_score: whether only those that outscore hot
-    rows become hot.
+    rows become hot. trial_lookups: one lookup in so many is a trial.
     """
 
-    def __init__(self, lease: Lease, state: StoreState, promote: Callable[[Located, bool], None]) -> None:
-        self.left, self.expected, self.followed = 0, True, False
+    def __init__(
+        self, lease: Lease, state: StoreState, promote: Callable[[Located, bool], None], trial_lookups: int
+    ) -> None:
+        self.left, self.expected, self.followed, self.pays = 0, True, False, False
         self._lease, self._state, self._promote = lease, state, promote
+        self._trial_lookups, self._lookups = trial_lookups, 0
+        self._tried: Keys | None = None  # of the trial that is not judged yet
+        self._tried_rows = self._lost_rows = 0.0
         self._paid_bytes = 0
         self._found: Located | None = None
         self._by_score = False
         self._here: Mask = np.empty(0, np.bool_)
         self._index: KeyIndex | None = None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the rows of the lookup in progress should wait for their update."""
+        return self.pays and self.expected and not self._is_trial
+
+    @property
+    def _is_trial(self) -> bool:
+        return self._lookups % self._trial_lookups == 0
+
+    def looked_up(self, found: Located) -> None:
+        """Count a lookup, which found this. REQUIRES: in a trial, the rows were offered to the hot tables."""
+        self._tried = found.rows.keys[found.exists] if self._is_trial else None
+        self._lookups += 1
+
+    def judge(self, count_hot: Callable[[Keys], int]) -> None:
+        """If the last lookup was a trial, count how many of its keys are hot now. REQUIRES: an update begins."""
+        tried, self._tried = self._tried, None
+        if tried is not None and len(tried):
+            self._tried_rows = self._tried_rows / 2 + len(tried)  # each trial has twice the weight of the one before
+            self._lost_rows = self._lost_rows / 2 + len(tried) - count_hot(tried)
+            self.pays = self._lost_rows * PAYING_PART > self._tried_rows
 
     def keep(self, found: Located, by_score: bool, *, unpaid: bool) -> Located | None:
         """Keep what a lookup found; return what is not kept, or None. REQUIRES: nothing is in flight.

@@ -44,9 +44,6 @@ from kvemb.tiers.reclaimer import Reclaimer
 from kvemb.tiers.spill import SpillBuffer, slot_bytes
 from kvemb.tiers.write_logging import WriteLogging
 
-# Rows of a lookup that are at most 1/FEW_PART of the hot tables' cells push out less than 1/FEW_PART of each other.
-FEW_PART = 64
-
 
 class RefreshedState(NamedTuple):
     """A later state of the rows.
@@ -93,7 +90,7 @@ class TieredStorage:
         self.counts, self.refreshes = Stats(), 0
         self.log, self._recorder = WriteLogging(log, hot_tables), recorder
         self.slot_rows, self.lease = slot_rows, lease
-        self.in_flight = RowsInFlight(lease.reads, state, self._promote)
+        self.in_flight = RowsInFlight(lease.reads, state, self._promote, limits.trial_lookups)
         self._access = TableAccess(state, self.in_flight)
         slots = min(limits.spill_rows // slot_rows, lease.most // slot_bytes(schema, slot_rows))
         self._spill = SpillBuffer(schema, slot_rows, slots, lease, executor, self._write, self._forget_reads)
@@ -166,6 +163,8 @@ class TieredStorage:
     def _begin_updating(self) -> None:
         self._begin_writing()
         self.in_flight.expected = self.in_flight.followed = True
+        with suppress(MemoryError):  # of a GPU: then this trial tells nothing
+            self.in_flight.judge(self.hot_tables.count)
 
     @contextmanager
     def _writing_without_snapshot(self) -> Iterator[None]:
@@ -262,12 +261,10 @@ class TieredStorage:
         """Keep in flight what was looked up, or offer to the hot tier the rows of it that exist.
 
         What is kept waits for the update that is expected, or for another thread: one that reads ahead when the lookup
-        has ended, or one that moves rows to GPUs. The next other call that takes the lock lands it. So few rows that
-        they would hardly push each other out do not wait for an update.
+        has ended, or one that moves rows to GPUs. The next other call that takes the lock lands it.
         """
         moved = self.ahead.waits or self._mover.active
-        many = len(found.rows) > self.hot_tables.cells // FEW_PART
-        updated = many and self.in_flight.expected and not by_score
+        updated = self.in_flight.wanted and not by_score
         left: Located | None = found
         with self.changing():
             self.in_flight.discard(found.rows.keys)  # another lookup's uses of them are in found, too
@@ -277,6 +274,8 @@ class TieredStorage:
                     left = self.in_flight.keep(found, by_score, unpaid=moved)
             if left is not None:
                 self._promote(left.only(left.exists), by_score)
+            if not (moved or by_score):
+                self.in_flight.looked_up(found)
 
     def _promote(self, found: Located, by_score: bool) -> None:
         """Offer existing rows to the hot tier, unless the store is poisoned."""

@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from blocks import SCHEMA, Later, Now, Watched, hot_tables_of, rows_of, values_of
+from blocks import SCHEMA, Later, Now, Watched, hot_tables_of, let_rows_wait, rows_of, values_of
 
 from kvemb.errors import Closed, ColdStoreError
 from kvemb.limits import Limits
@@ -35,6 +35,7 @@ class Place:
             SCHEMA, self.hot, self.cold, state=self.state, executor=writer or Now(), readers=readers or Now(),
             slot_rows=8, lease=self.lease, limits=Limits(**small_spill(16)), size=100,
         )  # fmt: skip
+        let_rows_wait(self.storage)
         factory = RowFactory(SCHEMA, None, None, None)
         self.reads = TableReads(self.storage, factory, Scorer(FrequencyRestrictPolicy(), self.hot))
 

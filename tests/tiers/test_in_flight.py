@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from blocks import SCHEMA, rows_of, values_of
+from blocks import SCHEMA, let_rows_wait, rows_of, values_of
 from histories import small_spill
 
 import kvemb
@@ -22,7 +22,6 @@ from kvemb.store_state import StoreState
 from kvemb.tiers.fetch import Fetch
 from kvemb.tiers.in_flight import RowsInFlight
 from kvemb.tiers.located import Located
-from kvemb.tiers.storage import FEW_PART
 
 Opener = Callable[..., kvemb.Store]
 ROWS = np.arange(200)
@@ -42,7 +41,9 @@ class Flight:
     def __init__(self, total: int = 1 << 20) -> None:
         self.budget, self.state = Budget(total), StoreState("test")
         self.lease, self.landed = self.budget.lease(), []
-        self.rows = RowsInFlight(self.lease.reads, self.state, lambda *given: self.landed.append(given))
+        self.rows = RowsInFlight(
+            self.lease.reads, self.state, lambda *given: self.landed.append(given), trial_lookups=4
+        )
 
     def read(self, *keys: int) -> tuple[list[bool], list[bool], dict[int, float]]:
         """Which keys are known to be here, which exist, and the rows that do."""
@@ -159,6 +160,7 @@ class Trained:
         )  # fmt: skip
         self.fill()
         self.storage = inside(self.variable).storage
+        let_rows_wait(self.storage)
         self.keys = self.cold()[:5]
 
     def fill(self, added: float = 0.0) -> None:
@@ -567,18 +569,30 @@ def test_lookups_alone_make_rows_hot_at_once_after_the_first(store):
     assert (at.left, at.hot(keys[8:11])) == (3, [False] * 3), "an update may follow again"
 
 
-def test_a_few_rows_of_a_large_table_are_promoted_at_once(store):
-    """They hardly push each other out, and to keep them takes longer than a small call."""
-    at = Trained(store, hot_rows=5 * FEW_PART)
-    keys = 1000 + np.arange(2 * at.storage.hot_tables.cells)
-    for some in np.array_split(keys, 20):
-        at.variable.upsert(some, column(some))
-    few, more = at.storage.hot_tables.cells // FEW_PART, at.storage.hot_tables.cells // FEW_PART + 1
-    cold = keys[~np.array(at.hot(keys))]
-    at.look(cold[:few])
-    assert (at.left, at.hot(cold[:few])) == (0, [True] * few)
-    at.look(cold[few : few + more])
-    assert at.left == more
+@pytest.mark.parametrize(("cold", "hot_rows", "pays"), [(1, 64, False), (60, 16, True)])
+def test_rows_wait_where_a_trial_tells_that_they_would_not_stay_hot(store, cold, hot_rows, pays):
+    at = Trained(store, hot_rows=hot_rows)
+    rows = at.storage.in_flight
+    rows.pays = not pays
+    for trial in (False, True, True):
+        rows._lookups = 0 if trial else 1
+        keys = at.cold()[:cold]
+        at.look(keys)
+        assert at.left == (cold if rows.pays and not trial else 0)
+        at.variable.upsert(keys, column(keys))
+        assert rows.pays is (pays if trial else not pays)
+
+
+def test_trials_without_an_update_or_without_rows_tell_nothing(store):
+    at = Trained(store)
+    rows = at.storage.in_flight
+    for trial in (lambda: at.look(at.keys), lambda: at.variable.lookup(MISSING)):
+        rows._lookups = 0
+        trial()
+        at.look(at.cold()[:1])
+        at.variable.upsert(at.keys, column(at.keys))
+        assert rows.pays
+        assert (rows._tried, rows._tried_rows) == (None, 0)
 
 
 def test_rows_of_a_pooled_lookup_are_in_flight_too(store):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from blocks import SCHEMA, Now, Watched, hot_tables_of, rows_of, values_of
+from blocks import SCHEMA, Now, Watched, hot_tables_of, let_rows_wait, rows_of, values_of
 
 from kvemb.errors import ColdStoreError, Poisoned
 from kvemb.limits import Limits
@@ -44,6 +44,7 @@ class Place:
             SCHEMA, hot, self.cold, state=state, executor=Now(), readers=Now(),
             slot_rows=8, lease=self.lease, limits=Limits(**small_spill(16)), size=100,
         )  # fmt: skip
+        let_rows_wait(self.storage)
         self.reads = TableReads(
             self.storage, RowFactory(SCHEMA, None, None, None), Scorer(FrequencyRestrictPolicy(), hot)
         )
