@@ -24,6 +24,8 @@ class Limits:
         ahead_rows: Rows of one read ahead. Default: 32,768.
         trial_lookups: One lookup in so many is a trial, which tells whether cold rows should wait for their update
             (kvemb.tiers.in_flight). Default: 32.
+        waiting_part: Cold rows wait for their update if lookups push out more than one in so many bytes of the budget
+            again. Default: 32.
         copied_rows: Rows that are copied for a snapshot before callers wait. Default: 65,536.
         write_rows: Dirty rows in one write to the cold store. Default: 65,536.
         snapshot_part_bytes: Bytes of a snapshot's rows that are taken at a time. Callers may have to wait until that
@@ -61,6 +63,7 @@ class Limits:
     spill_rows: int = 1 << 20
     ahead_rows: int = 32_768
     trial_lookups: int = 32
+    waiting_part: int = 32
     copied_rows: int = 65_536
     write_rows: int = 65_536
     snapshot_part_bytes: int = 8 << 20

@@ -35,8 +35,9 @@ def hot_tables_of(cells: int = 32, tables: int = 1) -> HotTables:
 
 
 def let_rows_wait(storage: TieredStorage) -> None:
-    """Make the next lookups' rows wait for their update, as after a trial that tells so."""
-    storage.in_flight.pays, storage.in_flight._lookups = True, 1
+    """Make the next lookups' rows wait for their update, as after trials that tell so."""
+    storage.lease.reads.note_pushed_out(storage.lease.most)
+    storage.in_flight._lookups = 1
 
 
 class InFlight:

@@ -21,6 +21,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import kvemb
+from kvemb.checks.ranges import MAX_ROWS
 from kvemb.defaults import DEFAULTS
 from kvemb.limits import Limits
 
@@ -89,10 +90,11 @@ def limits(request: pytest.FixtureRequest) -> Limits:
     """The limits of a test's stores: those of the marker `limits`, otherwise the defaults.
 
     Small slots make many files in level 0 of RocksDB; crowded_files is so large that no checkpoint waits for
-    compaction.
+    compaction. Cold rows wait for their update, except in many trials.
     """
     marker = request.node.get_closest_marker("limits")
-    return Limits(**{"crowded_files": 10_000, **marker.kwargs}) if marker else Limits()
+    given = {"crowded_files": 10_000, **marker.kwargs} if marker else {}
+    return Limits(**{"trial_lookups": 4, "waiting_part": MAX_ROWS, **given})
 
 
 @pytest.fixture

@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 
 import kvemb
+from kvemb.checks.ranges import MAX_ROWS
 from kvemb.tools.stress.lockstep import LockstepChecker
 from kvemb.tools.stress.model import Model
 
 
 def small_spill(rows: int) -> dict[str, int]:
-    """Limits of two slots of so many rows, as little of all else that waits for the disk, and many trials."""
+    """Limits of two slots of so many rows, as little of all else that waits for the disk;
+    cold rows wait for updates but in many trials."""
     return {
         "min_slot_rows": rows,
         "max_slot_rows": rows,
@@ -20,6 +22,7 @@ def small_spill(rows: int) -> dict[str, int]:
         "copied_rows": rows,
         "ahead_rows": rows // 2,
         "trial_lookups": 4,
+        "waiting_part": MAX_ROWS,
     }
 
 

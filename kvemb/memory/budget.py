@@ -52,6 +52,7 @@ class Budget:
         self._lock = threading.Lock()
         self._leases: list[Lease] = []
         self._lent = self._lent_to_reads = 0
+        self.pushed_out = 0  # see Lease.all_pushed_out
         self._needed_by_reads = RecentMost(IDLE_SECONDS, clock)  # bytes that reads ahead had or lacked
         self.rebalancer = Rebalancer()
 
@@ -210,6 +211,12 @@ class Budget:
         most = self._lent_to_reads - self._needed_by_reads.value
         return max(0, most - sum(lease.owed for lease in self._leases if lease.for_reads)) if most > 0 else 0
 
+    def note_pushed_out(self, lease: Lease, nbytes: int) -> None:
+        """See Lease.note_pushed_out."""
+        with self._lock:
+            self.pushed_out += nbytes - lease.pushed_out
+            lease.pushed_out = nbytes
+
     def use(self, nbytes: int) -> None:
         """Take nbytes, free or not. Growing tables are asked for what is not free, as far as they can give it."""
         with self._lock:
@@ -229,6 +236,7 @@ class Budget:
             lease.owed = max(0, lease.owed - nbytes)
             if end:
                 self._leases.remove(lease)
+                self.pushed_out -= lease.pushed_out
 
     def _ask(self, nbytes: int, lessees: Sequence[Lease], of_reads: int) -> list[Lease]:
         """Make the largest lessees owe what nbytes lack in free memory; return those to notify. REQUIRES: the lock.

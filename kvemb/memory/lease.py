@@ -10,6 +10,7 @@ class Lender(Protocol):
     """What lends the memory: kvemb.memory.budget.Budget."""
 
     total: int
+    pushed_out: int
 
     @property
     def unused(self) -> int:
@@ -17,6 +18,9 @@ class Lender(Protocol):
 
     def lend(self, lease: Lease, nbytes: int) -> bool:
         """See Lease.take."""
+
+    def note_pushed_out(self, lease: Lease, nbytes: int) -> None:
+        """See Lease.note_pushed_out."""
 
     def take_back(self, lease: Lease, nbytes: int, *, end: bool = False) -> None:
         """See Lease.give_back. end: see Lease.end."""
@@ -26,7 +30,7 @@ class Lease:
     """Memory of a budget that its holder gives back on demand. held: its bytes. owed: bytes of these asked back.
 
     for_reads: whether it is for reads ahead, which go before other lessees. reads: if it is not, the holder's lease for
-    them, which ends with this one.
+    them, which ends with this one. pushed_out: see note_pushed_out.
     notify: a callback set by the holder, called on any thread when the lease owes memory. It must not block.
     """
 
@@ -36,7 +40,7 @@ class Lease:
         self._budget, self.for_reads = budget, for_reads
         if not for_reads:
             self.reads = Lease(budget, for_reads=True)
-        self.held = self.owed = 0
+        self.held = self.owed = self.pushed_out = 0
         self.notify: Callable[[], None] = lambda: None
 
     @property
@@ -48,6 +52,15 @@ class Lease:
     def available(self) -> int:
         """The most bytes that take() would grant now, unless it is for reads."""
         return 0 if self.owed else self._budget.unused
+
+    @property
+    def all_pushed_out(self) -> int:
+        """The bytes of the rows that lookups of all lessees push out again."""
+        return self._budget.pushed_out
+
+    def note_pushed_out(self, nbytes: int) -> None:
+        """Note the bytes of the rows that one lookup of this lessee makes hot and pushes out again."""
+        self._budget.note_pushed_out(self, nbytes)
 
     def take(self, nbytes: int) -> bool:
         """Take nbytes if they are free and nothing is owed; return whether they were taken.

@@ -162,9 +162,9 @@ class HotTables:
             cells[positions] = table.find(keys[positions])
         return cells
 
-    def count(self, keys: Keys) -> int:
-        """Return how many of the keys are hot."""
-        return int(np.count_nonzero(self.find(keys, self.owners(keys)) >= 0))
+    def count_missing(self, keys: Keys) -> int:
+        """Return how many of the keys are not hot."""
+        return int(np.count_nonzero(self.find(keys, self.owners(keys)) < 0))
 
     def lookup(
         self,

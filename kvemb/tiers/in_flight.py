@@ -6,7 +6,9 @@ offers them to the hot tables once. Any other call first lands what is left: it 
 (kvemb.tiers.access).
 
 Rows that wait take memory from hot rows, so they wait only where it pays. Trials tell: rows of a trial become hot at
-once, and the update that follows counts those that are no longer hot.
+once, and the update that follows counts those that were pushed out again. These were used, so they must be written, and
+if they are few, they are still in memory: a sixteenth of the budget is kept from growing tables, and half of that is
+being written. That is waiting_part of kvemb.limits.
 
 The variable's lock guards everything here.
 """
@@ -19,16 +21,16 @@ from contextlib import suppress
 import numpy as np
 
 from kvemb.contracts import Mask
+from kvemb.limits import Limits
 from kvemb.memory.lease import Lease
 from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import KeyIndex, Keys, Positions
 from kvemb.rows.row_copies import copy_rows
 from kvemb.store_state import StoreState
 from kvemb.tiers.access import Poisoning
+from kvemb.tiers.hot_tables import HotTables
 from kvemb.tiers.located import Located
 
-# Waiting pays if more than one in PAYING_PART rows of the trials did not stay hot.
-PAYING_PART = 16
 # Bytes per row beside its block: at most four cells of the index, the number of its table, and two flags.
 _BESIDE_BYTES = 16 + 8 + 2
 
@@ -39,20 +41,20 @@ class RowsInFlight:
     No key here is hot. What is here is newer than what the spill buffer and the cold store have of its key: the values
     are the same, but the uses are recorded here only. left: how many keys are here. expected: whether an update is
     expected to follow a lookup, as in training; a lookup that no update followed is a sign that none does. followed:
-    whether an update followed this one, even if it took none of its keys. pays: whether it pays that rows wait.
+    whether an update followed this one, even if it took none of its keys.
 
     lease: pays for the memory. promote: offers rows to the hot tables; by_score: whether only those that outscore hot
-    rows become hot. trial_lookups: one lookup in so many is a trial.
+    rows become hot.
     """
 
     def __init__(
-        self, lease: Lease, state: StoreState, promote: Callable[[Located, bool], None], trial_lookups: int
+        self, lease: Lease, state: StoreState, promote: Callable[[Located, bool], None], limits: Limits
     ) -> None:
-        self.left, self.expected, self.followed, self.pays = 0, True, False, False
+        self.left, self.expected, self.followed = 0, True, False
         self._lease, self._state, self._promote = lease, state, promote
-        self._trial_lookups, self._lookups = trial_lookups, 0
-        self._tried: Keys | None = None  # of the trial that is not judged yet
-        self._tried_rows = self._lost_rows = 0.0
+        self._limits, self._lookups = limits, 0
+        self._tried: Keys | None = None  # of the trial in progress
+        self._pushed_out = 0  # rows of a trial, averaged
         self._paid_bytes = 0
         self._found: Located | None = None
         self._by_score = False
@@ -62,24 +64,25 @@ class RowsInFlight:
     @property
     def wanted(self) -> bool:
         """Whether the rows of the lookup in progress should wait for their update."""
-        return self.pays and self.expected and not self._is_trial
+        pays = self._lease.all_pushed_out * self._limits.waiting_part > self._lease.most
+        return pays and self.expected and not self._is_trial
 
     @property
     def _is_trial(self) -> bool:
-        return self._lookups % self._trial_lookups == 0
+        return self._lookups % self._limits.trial_lookups == 0
 
     def looked_up(self, found: Located) -> None:
         """Count a lookup, which found this. REQUIRES: in a trial, the rows were offered to the hot tables."""
         self._tried = found.rows.keys[found.exists] if self._is_trial else None
         self._lookups += 1
 
-    def judge(self, count_hot: Callable[[Keys], int]) -> None:
-        """If the last lookup was a trial, count how many of its keys are hot now. REQUIRES: an update begins."""
+    def end_trial(self, hot_tables: HotTables) -> None:
+        """If the last lookup was a trial, count the rows that were pushed out. REQUIRES: an update begins."""
         tried, self._tried = self._tried, None
-        if tried is not None and len(tried):
-            self._tried_rows = self._tried_rows / 2 + len(tried)  # each trial has twice the weight of the one before
-            self._lost_rows = self._lost_rows / 2 + len(tried) - count_hot(tried)
-            self.pays = self._lost_rows * PAYING_PART > self._tried_rows
+        if tried is not None:
+            # Each trial weighs as much as all before it.
+            self._pushed_out = (self._pushed_out + hot_tables.count_missing(tried)) // 2
+            self._lease.note_pushed_out(self._pushed_out * RowBlock.bytes_per_row(hot_tables.tables[0].schema))
 
     def keep(self, found: Located, by_score: bool, *, unpaid: bool) -> Located | None:
         """Keep what a lookup found; return what is not kept, or None. REQUIRES: nothing is in flight.

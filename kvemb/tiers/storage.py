@@ -90,7 +90,7 @@ class TieredStorage:
         self.counts, self.refreshes = Stats(), 0
         self.log, self._recorder = WriteLogging(log, hot_tables), recorder
         self.slot_rows, self.lease = slot_rows, lease
-        self.in_flight = RowsInFlight(lease.reads, state, self._promote, limits.trial_lookups)
+        self.in_flight = RowsInFlight(lease.reads, state, self._promote, limits)
         self._access = TableAccess(state, self.in_flight)
         slots = min(limits.spill_rows // slot_rows, lease.most // slot_bytes(schema, slot_rows))
         self._spill = SpillBuffer(schema, slot_rows, slots, lease, executor, self._write, self._forget_reads)
@@ -164,7 +164,7 @@ class TieredStorage:
         self._begin_writing()
         self.in_flight.expected = self.in_flight.followed = True
         with suppress(MemoryError):  # of a GPU: then this trial tells nothing
-            self.in_flight.judge(self.hot_tables.count)
+            self.in_flight.end_trial(self.hot_tables)
 
     @contextmanager
     def _writing_without_snapshot(self) -> Iterator[None]:

@@ -15,7 +15,7 @@ from histories import small_spill
 import kvemb
 from kvemb.errors import ColdStoreError, Poisoned
 from kvemb.handle import inside
-from kvemb.limits import Limits
+from kvemb.limits import DEFAULT, Limits
 from kvemb.memory.budget import Budget
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.store_state import StoreState
@@ -41,9 +41,7 @@ class Flight:
     def __init__(self, total: int = 1 << 20) -> None:
         self.budget, self.state = Budget(total), StoreState("test")
         self.lease, self.landed = self.budget.lease(), []
-        self.rows = RowsInFlight(
-            self.lease.reads, self.state, lambda *given: self.landed.append(given), trial_lookups=4
-        )
+        self.rows = RowsInFlight(self.lease.reads, self.state, lambda *given: self.landed.append(given), DEFAULT)
 
     def read(self, *keys: int) -> tuple[list[bool], list[bool], dict[int, float]]:
         """Which keys are known to be here, which exist, and the rows that do."""
@@ -569,30 +567,29 @@ def test_lookups_alone_make_rows_hot_at_once_after_the_first(store):
     assert (at.left, at.hot(keys[8:11])) == (3, [False] * 3), "an update may follow again"
 
 
-@pytest.mark.parametrize(("cold", "hot_rows", "pays"), [(1, 64, False), (60, 16, True)])
-def test_rows_wait_where_a_trial_tells_that_they_would_not_stay_hot(store, cold, hot_rows, pays):
-    at = Trained(store, hot_rows=hot_rows)
-    rows = at.storage.in_flight
-    rows.pays = not pays
-    for trial in (False, True, True):
-        rows._lookups = 0 if trial else 1
-        keys = at.cold()[:cold]
-        at.look(keys)
-        assert at.left == (cold if rows.pays and not trial else 0)
-        at.variable.upsert(keys, column(keys))
-        assert rows.pays is (pays if trial else not pays)
+def test_rows_wait_where_trials_tell_that_many_would_be_pushed_out(open_store, tmp_path):
+    """And not where as many would have room until they are written."""
+    row = RowBlock.bytes_per_row(SCHEMA)  # as many as that of a row of one element
+    for some, waits in ((31, False), (64, True)):
+        limits = Limits(**small_spill(8) | {"trial_lookups": 2, "waiting_part": (8 << 20) // (20 * row)})
+        at = Trained(open_store(tmp_path / str(some), memory_budget="8MiB", limits=limits))
+        at.storage.lease.reads.note_pushed_out(0)
+        for lookup in range(6):
+            at.storage.in_flight._lookups = lookup
+            at.look(keys := at.cold()[:some])
+            assert (len(keys), at.left) == (some, some if waits and lookup % 2 else 0)
+            at.variable.upsert(keys, column(keys))
+        assert (at.storage.lease.reads.all_pushed_out > 20 * row) is waits
 
 
-def test_trials_without_an_update_or_without_rows_tell_nothing(store):
+def test_trials_without_an_update_tell_nothing(store):
     at = Trained(store)
-    rows = at.storage.in_flight
-    for trial in (lambda: at.look(at.keys), lambda: at.variable.lookup(MISSING)):
-        rows._lookups = 0
-        trial()
+    for keys in (at.keys, at.cold()[10:12]):
+        at.storage.in_flight._lookups = 0
+        at.look(keys)
         at.look(at.cold()[:1])
         at.variable.upsert(at.keys, column(at.keys))
-        assert rows.pays
-        assert (rows._tried, rows._tried_rows) == (None, 0)
+        assert at.storage.lease.reads.all_pushed_out == at.storage.lease.most
 
 
 def test_rows_of_a_pooled_lookup_are_in_flight_too(store):

@@ -9,6 +9,7 @@ import pytest
 from blocks import SCHEMA, Now, Watched, hot_tables_of, rows_of, values_of
 
 from kvemb.errors import Closed
+from kvemb.limits import DEFAULT
 from kvemb.memory.budget import Budget
 from kvemb.rows.block import DIRTY, REMOVED
 from kvemb.stats import Stats
@@ -26,7 +27,7 @@ class Place:
     def __init__(self):
         self.hot, self.cold, self.state = hot_tables_of(), Watched(), StoreState("test")
         lease = Budget(1 << 20).lease()
-        self.in_flight = RowsInFlight(lease.reads, self.state, lambda found, by_score: None, trial_lookups=1)
+        self.in_flight = RowsInFlight(lease.reads, self.state, lambda found, by_score: None, DEFAULT)
         self.access = TableAccess(self.state, self.in_flight)
         self.spill = SpillBuffer(SCHEMA, 8, 2, lease, Now(), self.cold.write, lambda keys: None)
         list(self.hot.insert(rows_of([1], 1.0), None))

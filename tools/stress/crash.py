@@ -29,6 +29,7 @@ from kvemb.tools.screen import Screen
 from kvemb.tools.stress.load import (
     BUDGET,
     DURABLE,
+    LIMITS,
     UNIVERSE,
     apply,
     calls,
@@ -69,7 +70,7 @@ class CrashRounds:
         self._processes = multiprocessing.get_context("forkserver")
         self._processes.set_forkserver_preload(["kvemb.tools.stress.load", "kvemb.tools.stress.warm"])
         self.totals: Counter[str] = Counter()
-        with kvemb.open(folder / "store", memory_budget=BUDGET) as store:
+        with kvemb.open(folder / "store", memory_budget=BUDGET, limits=LIMITS) as store:
             self.models: Models = {name: model_of(variable) for name, variable in open_variables(store).items()}
 
     def round(self) -> None:
@@ -77,7 +78,7 @@ class CrashRounds:
         seed = self._chance.getrandbits(40)
         progress = self._run_and_kill(seed)
         before, after, points = self._replay(seed, progress)
-        with kvemb.open(self.folder / "store", memory_budget=BUDGET) as store:
+        with kvemb.open(self.folder / "store", memory_budget=BUDGET, limits=LIMITS) as store:
             variables = open_variables(store)
             if self.durability == "write":
                 self.models = {name: _mixture(variables[name], before[name], after[name]) for name in before}

@@ -16,10 +16,14 @@ from typing import Any
 import numpy as np
 
 import kvemb
+from kvemb.checks.ranges import MAX_ROWS
+from kvemb.limits import Limits
 from kvemb.tools.stress.lockstep import LockstepChecker
 from kvemb.tools.stress.model import Keys, Model, Values
 
 BUDGET = "8MiB"
+# Tables are small, so their rows would never wait for updates.
+LIMITS = Limits(trial_lookups=4, waiting_part=MAX_ROWS)
 DIM, HOT_ROWS, MAX_KEYS = 4, 300, 400
 UNIVERSE = np.arange(-1000, 5000)
 NAMES = ("users", "ads")
@@ -109,7 +113,7 @@ def work(folder: Path, seed: int, durability: Any, pipe: Connection) -> None:
     def report(what: str, number: int) -> None:
         os.write(pipe.fileno(), f"{what} {number}\n".encode())
 
-    store = kvemb.open(folder / "store", memory_budget=BUDGET, durability=durability)
+    store = kvemb.open(folder / "store", memory_budget=BUDGET, limits=LIMITS, durability=durability)
     variables = open_variables(store)
     store.flush()
     report("d", -1)

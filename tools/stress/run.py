@@ -19,6 +19,7 @@ import numpy as np
 
 import kvemb
 from kvemb.tools.screen import Screen
+from kvemb.tools.stress.load import LIMITS
 from kvemb.tools.stress.lockstep import Difference, LockstepChecker
 from kvemb.tools.stress.model import Keys, Model
 
@@ -44,7 +45,7 @@ class Stress:
         self.touched = 0
         self.arguments = self._draw_arguments(hot, keys)
         universe = self._draw_universe(keys)
-        self.store = kvemb.open(folder / "store", memory_budget=BUDGET)
+        self.store = kvemb.open(folder / "store", memory_budget=BUDGET, limits=LIMITS)
         variable = self._variable()
         self.model = Model(
             universe, variable.value_dtype, DIM, initializer=variable.initializer, optimizer=variable.optimizer,
@@ -185,14 +186,14 @@ class Stress:
     def reopen(self) -> None:
         """Close the store and open it again."""
         self.store.close()
-        self._continue_with(kvemb.open(self.store.path, memory_budget=BUDGET), self.model)
+        self._continue_with(kvemb.open(self.store.path, memory_budget=BUDGET, limits=LIMITS), self.model)
 
     def restore(self) -> None:
         """Continue with a store restored from a checkpoint."""
         checkpoint = self.store.checkpoint(self._new_path("checkpoint"))
         self.store.close()
         shutil.rmtree(self.store.path)
-        store = kvemb.restore(checkpoint, self._new_path("store"), memory_budget=BUDGET)
+        store = kvemb.restore(checkpoint, self._new_path("store"), memory_budget=BUDGET, limits=LIMITS)
         shutil.rmtree(checkpoint)
         self._continue_with(store, self.model)
 
@@ -202,7 +203,7 @@ class Stress:
         shutil.copytree(self.store.path, copy, copy_function=_copy_if_there)
         self.store.close()
         shutil.rmtree(self.store.path)
-        self._continue_with(kvemb.open(copy, memory_budget=BUDGET), self.durable)
+        self._continue_with(kvemb.open(copy, memory_budget=BUDGET, limits=LIMITS), self.durable)
 
     def clear(self) -> None:
         """Drop every row, one time in four."""
