@@ -188,6 +188,7 @@ def test_tools_use_only_public_names():
         "kvemb",
         "kvemb.__version__",
         "kvemb.installed",
+        "kvemb.limits",  # the argument `limits` of kvemb.open
         "kvemb.cluster",
         "kvemb.torch",
         "kvemb.keras",

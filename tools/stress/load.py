@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 
 import kvemb
-from kvemb.checks.ranges import MAX_ROWS
 from kvemb.limits import Limits
 from kvemb.tools.stress.lockstep import LockstepChecker
 from kvemb.tools.stress.model import Keys, Model, Values
 
 BUDGET = "8MiB"
 # Tables are small, so their rows would never wait for updates.
-LIMITS = Limits(trial_lookups=4, waiting_part=MAX_ROWS)
+LIMITS = Limits(trial_lookups=4, waiting_part=1 << 40)
 DIM, HOT_ROWS, MAX_KEYS = 4, 300, 400
 UNIVERSE = np.arange(-1000, 5000)
 NAMES = ("users", "ads")
