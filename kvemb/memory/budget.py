@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from kvemb.memory.lease import Lease
 from kvemb.memory.rebalancer import Rebalancer, Share
 from kvemb.memory.recent_most import RecentMost
+from kvemb.memory.tally import Tally
 from kvemb.options import format_bytes
 
 # How long reserve() waits for memory to be given back, and how often it checks.
@@ -52,7 +53,7 @@ class Budget:
         self._lock = threading.Lock()
         self._leases: list[Lease] = []
         self._lent = self._lent_to_reads = 0
-        self.pushed_out = 0  # see Lease.all_pushed_out
+        self.pushed_out = Tally()
         self._needed_by_reads = RecentMost(IDLE_SECONDS, clock)  # bytes that reads ahead had or lacked
         self.rebalancer = Rebalancer()
 
@@ -166,8 +167,8 @@ class Budget:
                 self._move(lease, nbytes)
                 return True
             of_reads = self._spare_of_reads()
-            largest = max(self._leases, key=lambda other: _askable(other, of_reads))
-            fairer = lease.owed == 0 and _askable(largest, of_reads) > 2 * (lease.held + nbytes)
+            largest = max(self._leases, key=lambda other: other.askable(of_reads))
+            fairer = lease.owed == 0 and largest.askable(of_reads) > 2 * (lease.held + nbytes)
             owing = self._ask(nbytes, [largest], of_reads) if fairer else []
         _notify(owing)
         return False
@@ -211,12 +212,6 @@ class Budget:
         most = self._lent_to_reads - self._needed_by_reads.value
         return max(0, most - sum(lease.owed for lease in self._leases if lease.for_reads)) if most > 0 else 0
 
-    def note_pushed_out(self, lease: Lease, nbytes: int) -> None:
-        """See Lease.note_pushed_out."""
-        with self._lock:
-            self.pushed_out += nbytes - lease.pushed_out
-            lease.pushed_out = nbytes
-
     def use(self, nbytes: int) -> None:
         """Take nbytes, free or not. Growing tables are asked for what is not free, as far as they can give it."""
         with self._lock:
@@ -236,7 +231,7 @@ class Budget:
             lease.owed = max(0, lease.owed - nbytes)
             if end:
                 self._leases.remove(lease)
-                self.pushed_out -= lease.pushed_out
+                self.pushed_out.note(lease, 0)
 
     def _ask(self, nbytes: int, lessees: Sequence[Lease], of_reads: int) -> list[Lease]:
         """Make the largest lessees owe what nbytes lack in free memory; return those to notify. REQUIRES: the lock.
@@ -246,7 +241,7 @@ class Budget:
         owing = []
         missing = nbytes - self._free - sum(lease.owed for lease in self._leases) if self._lent else 0
         for lease in sorted(lessees, key=lambda lease: -lease.held) if missing > 0 else ():
-            most = _askable(lease, of_reads)
+            most = lease.askable(of_reads)
             if missing > 0 and most > 0:
                 # At least a quarter, so that memory does not change hands slot by slot.
                 more = min(most, max(missing, lease.held // 4))
@@ -290,11 +285,6 @@ class Budget:
             f"{what} needs {format_bytes(nbytes)}, but {format_bytes(self.free)} of {self._whose} budget of "
             f"{format_bytes(self.total)} are free; {self._advice}"
         )
-
-
-def _askable(lease: Lease, of_reads: int) -> int:
-    """Return the bytes that a lease may be asked for. of_reads: the most that reads ahead are asked for."""
-    return min(lease.held - lease.owed, of_reads) if lease.for_reads else lease.held - lease.owed
 
 
 def _notify(owing: Iterable[Lease]) -> None:

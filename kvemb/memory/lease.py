@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from kvemb.memory.tally import Tally
+
 
 class Lender(Protocol):
     """What lends the memory: kvemb.memory.budget.Budget."""
 
     total: int
-    pushed_out: int
+    pushed_out: Tally
 
     @property
     def unused(self) -> int:
@@ -18,9 +20,6 @@ class Lender(Protocol):
 
     def lend(self, lease: Lease, nbytes: int) -> bool:
         """See Lease.take."""
-
-    def note_pushed_out(self, lease: Lease, nbytes: int) -> None:
-        """See Lease.note_pushed_out."""
 
     def take_back(self, lease: Lease, nbytes: int, *, end: bool = False) -> None:
         """See Lease.give_back. end: see Lease.end."""
@@ -30,7 +29,7 @@ class Lease:
     """Memory of a budget that its holder gives back on demand. held: its bytes. owed: bytes of these asked back.
 
     for_reads: whether it is for reads ahead, which go before other lessees. reads: if it is not, the holder's lease for
-    them, which ends with this one. pushed_out: see note_pushed_out.
+    them, which ends with this one.
     notify: a callback set by the holder, called on any thread when the lease owes memory. It must not block.
     """
 
@@ -40,7 +39,7 @@ class Lease:
         self._budget, self.for_reads = budget, for_reads
         if not for_reads:
             self.reads = Lease(budget, for_reads=True)
-        self.held = self.owed = self.pushed_out = 0
+        self.held = self.owed = 0
         self.notify: Callable[[], None] = lambda: None
 
     @property
@@ -56,11 +55,15 @@ class Lease:
     @property
     def all_pushed_out(self) -> int:
         """The bytes of the rows that lookups of all lessees push out again."""
-        return self._budget.pushed_out
+        return self._budget.pushed_out.total
 
     def note_pushed_out(self, nbytes: int) -> None:
         """Note the bytes of the rows that one lookup of this lessee makes hot and pushes out again."""
-        self._budget.note_pushed_out(self, nbytes)
+        self._budget.pushed_out.note(self, nbytes)
+
+    def askable(self, of_reads: int) -> int:
+        """Return the bytes that it may be asked for. of_reads: the most that reads ahead are asked for."""
+        return min(self.held - self.owed, of_reads) if self.for_reads else self.held - self.owed
 
     def take(self, nbytes: int) -> bool:
         """Take nbytes if they are free and nothing is owed; return whether they were taken.
