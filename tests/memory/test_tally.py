@@ -1,0 +1,23 @@
+"""The sum of what several holders have."""
+
+from __future__ import annotations
+
+from kvemb.memory.budget import Budget
+from kvemb.memory.tally import Tally
+
+
+def test_each_holder_has_one_number():
+    tally = Tally()
+    for holder, number, total in (("a", 3, 3), ("b", 4, 7), ("a", 5, 9), ("b", 0, 5), ("c", 0, 5), ("a", 0, 0)):
+        tally.note(holder, number)
+        assert tally.total == total
+    assert not tally._numbers
+
+
+def test_what_a_lessee_noted_ends_with_its_lease():
+    budget = Budget(1 << 20)
+    leases = [budget.lease() for _ in range(2)]
+    for lease in leases:
+        lease.reads.note_pushed_out(100)
+    leases[0].end()
+    assert leases[1].reads.all_pushed_out == 100
