@@ -11,7 +11,6 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, suppress
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import kvemb
@@ -36,7 +35,7 @@ from kvemb.rows.hashing import Keys, Positions
 from kvemb.threads.pool import Threads
 
 Result = TypeVar("Result")
-# Asynchronous calls (lookup_async, apply_gradients_async) that run at the same time; further ones wait.
+# Asynchronous lookups that run at the same time; further ones wait.
 MAX_STARTED = 8
 
 
@@ -75,12 +74,9 @@ class Cluster:
         self._coordinator.timeouts = joined.timeouts._replace(most=math.inf)
         self.session = Session(self._coordinator, joined)
         self.router = Router(self.session.calls.transport.shards)
-        # session: that of each thread's last call. waits: whether the thread's steps are taken when their calls return.
-        self._thread = threading.local()
+        self._thread = threading.local()  # session: that of each thread's last call
         self._recovery: Recovery | None = None
-        wait_for_steps = partial(setattr, self._thread, "waits", True)  # a future has their errors
-        self._started = Threads(MAX_STARTED, thread_name_prefix="kvemb-started", initializer=wait_for_steps)
-        self._under_way = set[Future[Any]]()
+        self._started = Threads(MAX_STARTED, thread_name_prefix="kvemb-started")
         self._waiting = Threads(1, thread_name_prefix="kvemb-written")
         self._checkpointing = threading.RLock()
         self._pending: PendingCheckpoint[Checkpoint] | None = None
@@ -203,8 +199,8 @@ class Cluster:
     def train(self, steps: list[StepPart]) -> list[Exception | None]:
         """Take an optimizer's step on each variable; returns the error of each, or None.
 
-        The shards take it after they have answered (kvemb.cluster.in_flight), unless start() has called this. Raises
-        the error of an earlier step that failed.
+        The shards take it after they have answered (kvemb.cluster.in_flight). Raises the error of an earlier step that
+        failed.
         """
         session = self.begin_call()
         changes: dict[int, list[ChangeRequest]] = {}
@@ -218,8 +214,6 @@ class Cluster:
             tokens.append(token)
             for shard, part in divided(self.router, keys, grads, admits=admits):
                 changes.setdefault(shard, []).append(ChangeRequest(token, "apply_gradients", part, moment))
-        if getattr(self._thread, "waits", False):
-            return _execute(session, changes, tokens)
         gone = session.begin_step(changes)
         return [gone.get(token) for token in tokens]
 
@@ -247,10 +241,7 @@ class Cluster:
     def start(self, call: Callable[[], Result]) -> Future[Result]:
         """Run a function on another thread, and return a future of its result. Raises Closed."""
         self.state.check_open()
-        future = self._submit(self._started, call)
-        self._under_way.add(future)
-        future.add_done_callback(self._under_way.discard)
-        return future
+        return self._submit(self._started, call)
 
     def _submit(self, pool: Threads, call: Callable[[], Result]) -> Future[Result]:
         """Give work to a pool. Raises Closed if end() has come between."""
@@ -261,7 +252,7 @@ class Cluster:
 
     def finish(self) -> None:
         """Wait for all functions that start() was given, for all steps, and for the checkpoint: settle()."""
-        wait(list(self._under_way))
+        wait(self._started.unfinished)
         with ExitStack() as last, suppress(ShardLost, Closed):
             last.callback(self.settle)
             self.synchronize()

@@ -303,22 +303,6 @@ class Store(DefaultStore[Cluster]):
         """
         return self._inside.start(lambda: self.lookup(keys, touch=touch))
 
-    @described_as(OneStore.apply_gradients)
-    def apply_gradients_async(
-        self, grads: Mapping[OneStoresVariable | str, tuple[npt.ArrayLike, npt.ArrayLike]]
-    ) -> Future[None]:
-        """Start ``apply_gradients`` on another thread. Calls that run at the same time are executed in any order.
-
-        Do not change the arrays until the future is done.
-
-        Returns:
-            A future. Its ``result()`` returns None, or raises what ``apply_gradients`` raises.
-
-        Raises:
-            Closed: This client is closed.
-        """
-        return self._inside.start(lambda: self.apply_gradients(grads))
-
     # The store as a whole.
 
     @described_as(OneStore.check)

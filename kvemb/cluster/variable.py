@@ -118,20 +118,6 @@ class Variable(OneStoresVariable):
         """
         return self._cluster.start(lambda: self.lookup(keys, return_exists, touch=touch))
 
-    @described_as(OneStoresVariable.apply_gradients)
-    def apply_gradients_async(self, keys: npt.ArrayLike, grads: npt.ArrayLike) -> Future[None]:
-        """Start ``apply_gradients`` on another thread. Calls that run at the same time are executed in any order.
-
-        Do not change the arrays until the future is done.
-
-        Returns:
-            A future. Its ``result()`` returns None, or raises what ``apply_gradients`` raises.
-
-        Raises:
-            Closed: This client of the cluster is closed.
-        """
-        return self._cluster.start(lambda: self.apply_gradients(keys, grads))
-
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"variable {self.name!r} cannot be pickled: its cluster is in this process")
 

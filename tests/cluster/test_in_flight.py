@@ -96,14 +96,6 @@ def test_an_error_is_raised_once_by_the_next_call_and_says_which_step_it_was(ope
     assert cluster.state.gone == (call == "close")
 
 
-def test_a_future_has_the_error_of_its_own_step(cluster, constraint):
-    table = cluster.get_variable("table", dim=2, optimizer=SGD, constraint=constraint)
-    constraint.error = OverflowError("too large")
-    with pytest.raises(OverflowError):
-        table.apply_gradients_async(KEYS, ONES).result()
-    cluster.synchronize()
-
-
 def test_a_step_that_arrives_again_is_taken_once_and_a_store_that_fails_ends_the_shard(store, monkeypatch):
     def fail(*_):
         raise ColdStoreError("no room")

@@ -285,7 +285,7 @@ def test_clients_that_make_calls_hear_of_each_other_unasked(two):
 def test_futures_and_checkpoints_are_for_every_client(two, tmp_path):
     first, second = two
     table = second.get_variable("table", dim=2, optimizer=SGD)
-    table.apply_gradients_async([1, 2, 3], ONES).result()
+    table.apply_gradients([1, 2, 3], ONES)
     assert second.checkpoint(keep=1).number == 1
     assert first.last_checkpoint == second.last_checkpoint == second.point == 1
     assert second.id == first.id == str(tmp_path / "series")
