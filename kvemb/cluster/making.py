@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from kvemb import opening
-from kvemb.cluster.durability.manifest import ClusterManifest, ranges
+from kvemb.cluster.durability.manifest import ranges
 from kvemb.cluster.durability.restoring import ClusterRemote, restored
+from kvemb.cluster.durability.series import Published
 from kvemb.cluster.durability.shard_checkpoints import ShardCheckpoints
 from kvemb.cluster.ledger import StoredCalls
 from kvemb.cluster.shard import Shard
@@ -23,14 +24,14 @@ from kvemb.progress import Meter
 class Plan:
     """The arguments for making a cluster's shards, the same for all. Plain values, which are sent to other machines.
 
-    url, options: of the series; url None: there is none. checkpoint: the number and the manifest of the checkpoint to
-    start from; None: the store is empty. how: arguments of kvemb.open.
+    url, options: of the series; url None: there is none. checkpoint: the one to start from; None: the store is empty.
+    how: arguments of kvemb.open.
     """
 
     shards: int
     url: str | None
     options: dict[str, Any]
-    checkpoint: tuple[int, ClusterManifest] | None
+    checkpoint: Published | None
     how: dict[str, Any]
 
     def make(self, number: int, folder: Path, meter: Meter) -> Shard:
@@ -51,9 +52,8 @@ class Plan:
         if series is None or self.checkpoint is None:
             store = opening.open(folder / "store", **self.how)
         else:
-            at, described = self.checkpoint
-            calls, buckets = described.calls, ranges(self.shards)[number]
-            store = restored(series, at, described, buckets, folder / "store", kept, meter, **self.how)
+            calls, buckets = self.checkpoint.described.calls, ranges(self.shards)[number]
+            store = restored(series, self.checkpoint, buckets, folder / "store", kept, meter, **self.how)
         with ExitStack() as undo:
             undo.callback(store.close, flush=False)
             saved = None if series is None else ShardCheckpoints(store, series.of_shard(store.id), kept)

@@ -223,7 +223,8 @@ class RayPlace:
 
     def _spring(self, point: str, chance: Any) -> bool:
         after = int(chance.integers(MAX_PASSED))
-        self._on(int(chance.integers(self._shards)), lambda _: spring(point, after))
+        with suppress(self._ray.exceptions.ActorDiedError):  # it may end before it answers
+            self._on(int(chance.integers(self._shards)), lambda _: spring(point, after))
         return True
 
     def close(self) -> None:

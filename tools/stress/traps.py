@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from kvemb.cluster.data_plane import flight_parts, serving
-from kvemb.cluster.data_plane.encoding import Bytes, Message
+from kvemb.cluster.data_plane.encoding import Bytes, Message, read
 from kvemb.cluster.data_plane.unix_peer import UnixPeer
 from kvemb.cluster.in_flight.steps import Accepted
 from kvemb.cluster.ledger import Stamp
@@ -80,8 +80,6 @@ class _FirstPart:
 
 
 def _receive(now: Callable[[], bool]) -> None:
-    read = serving.read
-
     def reading(message: Bytes) -> Any:
         return end() if now() else read(message)
 

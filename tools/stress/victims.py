@@ -93,7 +93,8 @@ def _step(pipes: list[Connection], group: int) -> None:
     """Let ranks take a step on a group of keys. Raises EOFError, OSError if one has died."""
     for pipe in pipes:
         pipe.send(group)
-    parts = [RankPart(rank, *pipe.recv(), [1.0]) for rank, pipe in enumerate(pipes)]
+    put: list[tuple[int, list[int]]] = [pipe.recv() for pipe in pipes]
+    parts = [RankPart(rank, number, shards, [1.0]) for rank, (number, shards) in enumerate(put)]
     pipes[0].send(parts)
     pipes[0].recv()
 

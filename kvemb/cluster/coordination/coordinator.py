@@ -64,7 +64,7 @@ class Coordinator:
         calls = Calls(self._make(plan), timeouts=self._timeouts)
         with self._changing:  # so that a report is either about the old shards or about these
             self.calls, self._generation = calls, self._generation + 1
-        self._stored = {} if plan.checkpoint is None else dict(plan.checkpoint[1].variables)
+        self._stored = {} if plan.checkpoint is None else dict(plan.checkpoint.described.variables)
 
     @property
     def place(self) -> str:
@@ -291,7 +291,7 @@ class Coordinator:
                 for name, known in list(self._opened.items()):
                     self._reopen(name, known)
                 self._recovered = self._generation
-            number, created = (None, None) if checkpoint is None else (checkpoint[0], checkpoint[1].created)
+            number, created = (None, None) if checkpoint is None else (checkpoint.number, checkpoint.described.created)
             steps = {name: entry.step for name, entry in self._stored.items()}
             self._recovery = Recovery(number, created, steps, time.monotonic() - begun, why)
             _logger.warning("%s", self._recovery)

@@ -55,11 +55,10 @@ def start(request: OpenRequest, make: Callable[[Meter, Plan], Transport], progre
             if request.number is not None:
                 checkpointing.begin_with(request.number)
             newest = checkpointing.settled()
-        if (count := request.shards or (len(newest[1].shards) if newest else None)) is None:
+        if (count := request.shards or (len(newest.described.shards) if newest else None)) is None:
             raise ValueError(f"there is no checkpoint at {request.url}, so give the number of shards")
-        rows = sum(entry.rows for entry in newest[1].variables.values()) if newest else 0
         plan = Plan(count, series.url if series else None, request.options, newest, request.how)
-        meter = Meter(rows, progress)
+        meter = Meter(newest.rows if newest else 0, progress)
         timeouts = Timeouts.within(request.answer_seconds)
         coordinator = Coordinator(plan, partial(make, meter), checkpointing, request.absent_seconds, timeouts)
         undo.pop_all()

@@ -20,7 +20,7 @@ from kvemb.cluster.coordination.counting import StepCounts
 from kvemb.cluster.coordination.lease import Lease
 from kvemb.cluster.coordination.opened import steps_of
 from kvemb.cluster.durability.manifest import ClusterManifest, ShardEntry, following, joined, ranges
-from kvemb.cluster.durability.series import ClusterSeries
+from kvemb.cluster.durability.series import ClusterSeries, Published
 from kvemb.cluster.ledger import StoredCalls, joined_calls
 from kvemb.cluster.messages import PushedPart
 from kvemb.durability.lock_file import LockFile
@@ -116,7 +116,7 @@ class Checkpointing:
         self.last: int | None = None
         self._lock, self._starting = lock, threading.Lock()
         self._before: ClusterManifest | None = None
-        self._begun: tuple[int, ClusterManifest] | None = None
+        self._begun: Published | None = None
         # Of each shard, when it took its snapshot of the last one; None: that is not the newest, or there is none.
         self._changes: list[int] | None = None
         self._passed = 0  # the newest checkpoint when the cluster started from an earlier one
@@ -129,7 +129,7 @@ class Checkpointing:
 
         Later checkpoints are kept.
         """
-        self._begun, self._passed = (number, self.series.read(number)), max(self.series.numbers())
+        self._begun, self._passed = Published(number, self.series.read(number)), max(self.series.numbers())
 
     def start(self, shards: Shards, calls: Calls, request: CheckpointRequest) -> int:
         """Make the cut of the next checkpoint, and start to write it in the background; returns its number.
@@ -231,15 +231,15 @@ class Checkpointing:
         how = (number, described.id, described.created, described.variables, nbytes, request.extra)
         return Checkpoint(*how, parts[0].files)
 
-    def settled(self) -> tuple[int, ClusterManifest] | None:
+    def settled(self) -> Published | None:
         """Return the last checkpoint, None if there is none. Waits until none is being written."""
         with self._starting:
             self.wait()
             last = newest = self.series.newest()
-            if newest is not None and newest[0] <= self._passed:
+            if newest is not None and newest.number <= self._passed:
                 last = self._begun
             self.last, self._before = last if last else (None, None)
-            self._changes = [0] * len(last[1].shards) if last is not None and last == newest else None
+            self._changes = [0] * len(last.described.shards) if last is not None and last == newest else None
             return last
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from kvemb.cluster.durability.epochs import ShardPart, write_changes
 from kvemb.cluster.durability.manifest import ClusterManifest
+from kvemb.cluster.durability.series import Published
 from kvemb.cluster.durability.sightings import join_sightings, stored_by
 from kvemb.cluster.router import BUCKETS, buckets_of
 from kvemb.durability import fresh_files, layout
@@ -37,36 +38,28 @@ BATCH_ROWS = 16_384
 ALL = (0, BUCKETS - 1)
 
 
-def gather(
-    parts: list[ShardPart],
-    described: ClusterManifest,
-    number: int,
-    target: Path,
-    meter: Meter,
-    before: Checkpoint | None,
-) -> None:
-    """Write checkpoint `number` of a cluster to target, as a checkpoint of a single store.
+def gather(parts: list[ShardPart], wanted: Published, target: Path, meter: Meter, before: Checkpoint | None) -> None:
+    """Write a checkpoint of a cluster to target, as a checkpoint of a single store.
 
     parts: all shards, in order. meter: counts rows. before: an earlier checkpoint of the table, made by this function;
     if the shards do not know what changed since, the whole tables are compared. Raises Corruption if rows are missing;
     FileExistsError, ColdStoreError.
     """
     with atomic_directory(target) as folder:
-        counts = _write(folder, parts, described, ALL, meter)
-        for name, entry in described.variables.items():
+        counts = _write(folder, parts, wanted.described, ALL, meter)
+        for name, entry in wanted.described.variables.items():
             if counts[name] != entry.rows:
                 raise Corruption(
-                    f"checkpoint {number} of the cluster has {counts[name]:,} rows of {name!r} and should have "
+                    f"checkpoint {wanted.number} of the cluster has {counts[name]:,} rows of {name!r} and should have "
                     f"{entry.rows:,}; use another checkpoint"
                 )
-        _complete(folder, parts, described, number, before)
+        _complete(folder, parts, wanted, before)
 
 
 def gather_changes(
     parts: list[ShardPart],
     deltas: list[list[DeltaFile]],
-    described: ClusterManifest,
-    number: int,
+    wanted: Published,
     target: Path,
     before: Checkpoint,
     scratch: Path,
@@ -78,8 +71,8 @@ def gather_changes(
     """
     with atomic_directory(target) as folder:
         layout.unpack(before.path, folder, [])
-        apply(folder / layout.ROWS, described.variables, deltas, scratch)
-        _complete(folder, parts, described, number, before)
+        apply(folder / layout.ROWS, wanted.described.variables, deltas, scratch)
+        _complete(folder, parts, wanted, before)
 
 
 def gather_buckets(
@@ -99,10 +92,9 @@ def gather_buckets(
     return Checkpoint(target)
 
 
-def _complete(
-    folder: Path, parts: list[ShardPart], described: ClusterManifest, number: int, before: Checkpoint | None
-) -> None:
+def _complete(folder: Path, parts: list[ShardPart], wanted: Published, before: Checkpoint | None) -> None:
     """Write everything except the rows, which are already in folder."""
+    number, described = wanted
     parent = described.follows[-1] if described.follows else None
     made = Manifest(described.store, described.id, parent, number, described.created, dict(described.variables))
     made = replace(made, extra=described.extra, hot=_write_hot(folder, parts, number, described))

@@ -9,8 +9,7 @@ from typing import Any
 
 from kvemb.checks.numeric import as_int
 from kvemb.checks.ranges import MAX_SERIES
-from kvemb.cluster.durability.manifest import ClusterManifest
-from kvemb.cluster.durability.series import ClusterSeries
+from kvemb.cluster.durability.series import ClusterSeries, Published
 from kvemb.durability import paths
 from kvemb.durability.layout import series_name
 from kvemb.errors import CheckpointNotFound, Corruption, UnsupportedFormat
@@ -36,7 +35,7 @@ def is_series(path: str | os.PathLike[str]) -> bool:
 
 def latest(
     url: str | os.PathLike[str], *, number: int | None = None, options: Mapping[str, Any] | None = None
-) -> tuple[int, ClusterManifest]:
+) -> Published:
     """Describe a checkpoint of a cluster, by default the newest, without opening the cluster.
 
     Args:
@@ -66,10 +65,10 @@ def latest(
     return found(ClusterSeries(url, options), number)
 
 
-def found(series: ClusterSeries, number: int | None) -> tuple[int, ClusterManifest]:
-    """Return a checkpoint of a series with its number; None: the newest. Raises as latest()."""
+def found(series: ClusterSeries, number: int | None) -> Published:
+    """Return a checkpoint of a series; None: the newest. Raises as latest()."""
     if number is not None:
-        return number, series.read(as_int(number, "number", 0, MAX_SERIES))
+        return Published(number, series.read(as_int(number, "number", 0, MAX_SERIES)))
     if (newest := series.newest()) is None:
         raise CheckpointNotFound(f"there is no checkpoint of a cluster at {series.url}")
     return newest

@@ -22,10 +22,10 @@ from typing import Any
 from kvemb import bulk, opening
 from kvemb.checks.numeric import as_int
 from kvemb.cluster.durability.epochs import ShardPart
-from kvemb.cluster.durability.manifest import ClusterManifest, ShardEntry, id_of_part, ranges
+from kvemb.cluster.durability.manifest import ShardEntry, id_of_part, ranges
 from kvemb.cluster.durability.offline import found
 from kvemb.cluster.durability.restoring import ClusterRemote, restored
-from kvemb.cluster.durability.series import ClusterSeries
+from kvemb.cluster.durability.series import ClusterSeries, Published
 from kvemb.cluster.durability.sightings import join_sightings, stored_by
 from kvemb.cluster.router import BUCKETS, Router
 from kvemb.durability import fresh_files, layout, paths
@@ -99,7 +99,7 @@ def reshard(
     """
     count = as_int(shards, "shards", 1, BUCKETS)
     source, target = ClusterRemote(url, options), ClusterSeries(out, options)
-    at, described = found(source, number)
+    wanted = found(source, number)
     root = Path(tempfile.gettempdir()) if scratch is None else paths.local(scratch, "scratch").absolute()
     with ExitStack() as undo:
         if (lock := target.lock()) is not None:
@@ -108,11 +108,10 @@ def reshard(
             fresh_files.make_directory(root)
             folder = Path(tempfile.mkdtemp(prefix="kvemb-reshard-", dir=root))
         undo.callback(shutil.rmtree, folder, ignore_errors=True)
-        meter = Meter(sum(entry.rows for entry in described.variables.values()), progress)
-        work = _Resharding(source, at, described, target, target.next_number(), folder, meter, limits)
-        made = work.copied() if count == len(described.shards) else work.divided(count)
+        work = _Resharding(source, wanted, target, folder, Meter(wanted.rows, progress), limits)
+        made = work.copied() if count == len(wanted.described.shards) else work.divided(count)
         parts: dict[str, Any] = {"shards": tuple(made), "follows": ()}
-        target.publish(work.number, replace(described, id=work.id, created=time.time(), **parts))
+        target.publish(work.number, replace(wanted.described, id=work.id, created=time.time(), **parts))
         return work.number
 
 
@@ -162,25 +161,23 @@ class _NewShard:
 
 
 class _Resharding:
-    """The rewriting of one checkpoint as `number` of another series. folder: for files. meter: counts rows.
+    """The rewriting of one checkpoint in another series. folder: for files. meter: counts rows.
 
-    id: of the new checkpoint.
+    number, id: of the new checkpoint.
     """
 
     def __init__(
         self,
         source: ClusterRemote,
-        at: int,
-        described: ClusterManifest,
+        old: Published,
         target: ClusterSeries,
-        number: int,
         folder: Path,
         meter: Meter,
         limits: Limits,
     ) -> None:
-        self._limits, self.id = limits, uuid.uuid4().hex
-        self._source, self._at, self._described, self._target = source, at, described, target
-        self.number, self._folder, self._meter = number, folder, meter
+        self._source, self._old, self._target, self._limits = source, old, target, limits
+        self._described = old.described
+        self.number, self.id, self._folder, self._meter = target.next_number(), uuid.uuid4().hex, folder, meter
         self._like: dict[str, dict[str, Any]] = {}
 
     def copied(self) -> list[ShardEntry]:
@@ -188,11 +185,10 @@ class _Resharding:
         made = []
         for shard in self._described.shards:
             here, buckets = self._folder / shard.store, (shard.first, shard.last)
-            store = restored(
-                self._source, self._at, self._described, buckets, here / "store", here / "received", self._meter,
-                memory_budget=BUDGET,
-            )  # fmt: skip
-            made.append(self._pushed(store, buckets, here, here / "received" / series_name(self._at) / layout.FILES))
+            places = here / "store", here / "received"
+            store = restored(self._source, self._old, buckets, *places, self._meter, memory_budget=BUDGET)
+            attached = here / "received" / series_name(self._old.number) / layout.FILES
+            made.append(self._pushed(store, buckets, here, attached))
         return made
 
     def divided(self, count: int) -> list[ShardEntry]:
@@ -218,7 +214,7 @@ class _Resharding:
             return [result_of(done) for done in waiting]
 
     def _pulled(self, shard: ShardEntry) -> ShardPart:
-        (part,) = self._source.pulled(self._at, self._described, [shard], self._folder / "old")
+        (part,) = self._source.pulled(self._old, [shard], self._folder / "old")
         return part
 
     def _keep_attached(self, first: ShardPart) -> None:

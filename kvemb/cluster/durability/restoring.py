@@ -15,9 +15,9 @@ from typing import Any
 from kvemb import opening
 from kvemb.cluster.durability.epochs import ShardPart
 from kvemb.cluster.durability.gathering import gather, gather_buckets, gather_changes
-from kvemb.cluster.durability.manifest import ClusterManifest, ShardEntry, id_of_part
+from kvemb.cluster.durability.manifest import ShardEntry, id_of_part
 from kvemb.cluster.durability.offline import found
-from kvemb.cluster.durability.series import ClusterSeries
+from kvemb.cluster.durability.series import ClusterSeries, Published
 from kvemb.durability import fresh_files, inventory, layout, manifest, paths
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.layout import series_name
@@ -69,46 +69,28 @@ class ClusterRemote(ClusterSeries):
         If one of `have` is an earlier checkpoint of the cluster from which all shards have deltas, only the deltas are
         transferred.
         """
-        described = self.read(number)
-        earlier = [each for each in have if inside(each).store == described.store and inside(each).point < number]
+        wanted, how = Published(number, self.read(number)), dict[str, Any](jobs=jobs, progress=progress)
+        store, shards = wanted.described.store, wanted.described.shards
+        earlier = [each for each in have if inside(each).store == store and inside(each).point < number]
         newest_first = sorted(earlier, key=lambda each: inside(each).point, reverse=True)
         before = next((each for each in newest_first if _is_sound(each)), None)
-        if before is not None and self._leads_from(before.id, number, described):
-            self._pull_changes(number, described, target, before, received, jobs, progress)
+        ids = {} if before is None else {shard: id_of_part(before.id, shard.store) for shard in shards}
+        if before is not None and all(self.of_shard(each.store).leads_from(number, ids[each]) for each in shards):
+            parts, deltas = [], []
+            for shard, since in ids.items():
+                folder = received / shard.store
+                found, leading = self.of_shard(shard.store).pull_changes(number, since, folder, **how)
+                parts.append(self._checked(ShardPart(shard, folder, found), wanted))
+                deltas.append(leading)
+            gather_changes(parts, deltas, wanted, target, before, received)
         else:
-            parts = self.pulled(number, described, list(described.shards), received, jobs=jobs, progress=progress)
-            rows = sum(entry.rows for entry in described.variables.values())
-            gather(parts, described, number, target, Meter(rows, progress), before)
+            parts = self.pulled(wanted, list(shards), received, **how)
+            gather(parts, wanted, target, Meter(wanted.rows, progress), before)
         fresh_files.remove(received)
-
-    def _leads_from(self, id: str, number: int, described: ClusterManifest) -> bool:
-        """Whether the deltas of all shards lead from an earlier checkpoint to this one."""
-        shards = described.shards
-        return all(self.of_shard(each.store).leads_from(number, id_of_part(id, each.store)) for each in shards)
-
-    def _pull_changes(
-        self,
-        number: int,
-        described: ClusterManifest,
-        target: Path,
-        before: Checkpoint,
-        received: Path,
-        jobs: int,
-        progress: Progress | None,
-    ) -> None:
-        parts, deltas = [], []
-        for shard in described.shards:
-            folder, since = received / shard.store, id_of_part(before.id, shard.store)
-            how: Any = {"jobs": jobs, "progress": progress}
-            found, leading = self.of_shard(shard.store).pull_changes(number, since, folder, **how)
-            parts.append(self._checked(ShardPart(shard, folder, found), number, described))
-            deltas.append(leading)
-        gather_changes(parts, deltas, described, number, target, before, received)
 
     def pulled(
         self,
-        number: int,
-        described: ClusterManifest,
+        wanted: Published,
         shards: list[ShardEntry],
         folder: Path,
         *,
@@ -119,8 +101,9 @@ class ClusterRemote(ClusterSeries):
 
         Raises Corruption if one does not belong to the cluster's checkpoint.
         """
+        number, parts = wanted.number, []
         nbytes = sum(self.of_shard(shard.store).nbytes(number) for shard in shards) if progress is not None else 0
-        meter, parts = Meter(nbytes, progress), []
+        meter = Meter(nbytes, progress)
         for shard in shards:
             fresh_files.make_directory(folder / shard.store)
             target, before = folder / shard.store / series_name(number), 0
@@ -133,15 +116,15 @@ class ClusterRemote(ClusterSeries):
             if not layout.is_checkpoint(target):
                 received = folder / shard.store / layout.PULLED
                 self.of_shard(shard.store).pull(number, target, [], received, jobs=jobs, progress=count)
-            parts.append(self._checked(ShardPart(shard, target, manifest.read(target)), number, described))
+            parts.append(self._checked(ShardPart(shard, target, manifest.read(target)), wanted))
         return parts
 
-    def _checked(self, part: ShardPart, number: int, described: ClusterManifest) -> ShardPart:
+    def _checked(self, part: ShardPart, wanted: Published) -> ShardPart:
         """Return a part. Raises Corruption if it does not belong to the cluster's checkpoint."""
-        if part.described.id != described.id_of(part.shard):
+        if part.described.id != wanted.described.id_of(part.shard):
             raise Corruption(
-                f"checkpoint {series_name(number)} of the shard {part.shard.store} at {self.url} is not the one that "
-                "the cluster's checkpoint names; use another checkpoint"
+                f"checkpoint {series_name(wanted.number)} of the shard {part.shard.store} at {self.url} is not the one "
+                "that the cluster's checkpoint names; use another checkpoint"
             )
         return part
 
@@ -152,29 +135,28 @@ def _is_sound(checkpoint: Checkpoint) -> bool:
 
 def restored(
     series: ClusterRemote,
-    number: int,
-    described: ClusterManifest,
+    wanted: Published,
     buckets: tuple[int, int],
     path: Path,
     scratch: Path,
     meter: Meter,
     **how: Any,
 ) -> Store:
-    """Make and open a store at path with the rows of these buckets, first and last, of checkpoint `number`.
+    """Make and open a store at path with the rows of these buckets, first and last, of a checkpoint.
 
     scratch: a folder for pulled files. meter: counts rows. how: arguments of kvemb.open. If a shard has exactly these
     buckets, its pulled checkpoint stays in scratch, so that the next push shares its files.
     """
-    sources = described.overlapping(*buckets)
+    sources = wanted.described.overlapping(*buckets)
     if len(sources) == 1 and (sources[0].first, sources[0].last) == buckets:
-        (part,) = series.pulled(number, described, sources, scratch / RECEIVED)
-        kept = scratch / series_name(number)
+        (part,) = series.pulled(wanted, sources, scratch / RECEIVED)
+        kept = scratch / series_name(wanted.number)
         os.rename(part.path, kept)
         fresh_files.remove(scratch / RECEIVED)
         meter(sum(entry.rows for entry in part.described.variables.values()))
         return opening.restore(kept, path, **how)
-    parts = series.pulled(number, described, sources, scratch / RECEIVED)
-    made = gather_buckets(parts, described, buckets, scratch / "gathered", meter)
+    parts = series.pulled(wanted, sources, scratch / RECEIVED)
+    made = gather_buckets(parts, wanted.described, buckets, scratch / "gathered", meter)
     fresh_files.remove(scratch / RECEIVED)
     store = opening.restore(made.path, path, **how)
     fresh_files.remove(made.path)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvemb.cluster.coordination import lease
 from kvemb.cluster.coordination.lease import Lease
@@ -26,6 +26,18 @@ from kvemb.offline import streams
 from kvemb.offline.pushing import Pusher
 from kvemb.offline.remote import CHECKPOINTS, SHARDS
 from kvemb.offline.transfer import Remote
+
+
+class Published(NamedTuple):
+    """A checkpoint of a series: its number, and its manifest."""
+
+    number: int
+    described: ClusterManifest
+
+    @property
+    def rows(self) -> int:
+        """The number of rows of all variables."""
+        return sum(entry.rows for entry in self.described.variables.values())
 
 
 class ClusterSeries(Pusher):
@@ -64,10 +76,10 @@ class ClusterSeries(Pusher):
             fresh_files.make_directory(root)
             return layout.lock(root, "the cluster at {} is open", "close it there")
 
-    def newest(self) -> tuple[int, ClusterManifest] | None:
-        """Return the newest checkpoint with its number, None if there is none. Raises as read does."""
+    def newest(self) -> Published | None:
+        """Return the newest checkpoint, None if there is none. Raises as read does."""
         numbers = self.numbers()
-        return (numbers[-1], self.read(numbers[-1])) if numbers else None
+        return Published(numbers[-1], self.read(numbers[-1])) if numbers else None
 
     def read(self, number: int) -> ClusterManifest:
         """Return a checkpoint. Raises CheckpointNotFound, Corruption, UnsupportedFormat, TransferError."""

@@ -84,9 +84,9 @@ def test_each_old_shard_is_pulled_once(open_cluster, tmp_path, monkeypatch):
     make(open_cluster, tmp_path / "series", 4)
     pulls = []
 
-    def pulled(series, number, described, shards, folder):
+    def pulled(series, wanted, shards, folder):
         pulls.extend(shard.first for shard in shards)
-        return actual(series, number, described, shards, folder)
+        return actual(series, wanted, shards, folder)
 
     actual = ClusterRemote.pulled
     monkeypatch.setattr(ClusterRemote, "pulled", pulled)
