@@ -1,7 +1,6 @@
 """RocksDB as a store's database of cold rows: one column family per variable (rocks_store).
 
-Only this module and those named rocks_store, rocks_families, rocks_options, rocks_amending and rocks_copy import
-rocksdict.
+Only this module and those named rocks_store, rocks_families and rocks_options import rocksdict.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from pathlib import Path
 import rocksdict as rd
 
 from kvemb.backends.open_files import FEW_FILES, most_open
-from kvemb.backends.rocks_amending import RocksAmendment
 from kvemb.backends.rocks_config import check_config
 from kvemb.backends.rocks_families import Families
 from kvemb.backends.rocks_files import RocksSortedFile
 from kvemb.backends.rocks_forks import check_threads, keep_in_forks
+from kvemb.backends.rocks_manifest import RocksAmendment
 from kvemb.backends.rocks_options import DatabaseOptions, database_creator, holding_whole
 from kvemb.backends.rocks_scan import translated
 from kvemb.backends.rocks_store import RocksStore

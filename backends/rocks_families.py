@@ -100,4 +100,4 @@ class Families:
             del self.db
 
     def _open(self, families: Mapping[str, rd.Options]) -> rd.Rdict:
-        return rd.Rdict(str(self._path), self._options, dict(families) or None, self._access)
+        return rd.Rdict(str(self._path), self._options, dict(families), self._access)

@@ -32,7 +32,7 @@ class RocksSortedFile(SortedFile):
 
     def __init__(self, path: Path, schema: Schema, writer: Any, batch_rows: int) -> None:
         self.path, self._schema, self._writer, self._batch_rows = path, schema, writer, batch_rows
-        self.rows = 0
+        self.rows, self.first, self.last = 0, b"", b""
         keep_in_forks(self)
         with translated(f"write {path}"):
             self._writer.open(str(path))
@@ -42,6 +42,7 @@ class RocksSortedFile(SortedFile):
             for at in range(0, len(rows), self._batch_rows):
                 part = rows.part(at, min(at + self._batch_rows, len(rows)))
                 keys, records = encode_keys(part.keys, self._schema), encode_records(part)
+                self.first, self.last = self.first or keys[0], keys[-1]
                 removed = part.flags & REMOVED != 0
                 if not removed.any():
                     deque(map(self._writer.__setitem__, keys, records), maxlen=0)

@@ -170,7 +170,7 @@ def test_cold_databases_are_opened_in_one_place():
 
 def test_backends_stand_on_contracts_and_know_no_tiers():
     below = LAYERS[: LAYERS.index("registry")]
-    database = tuple(f"rocks{each}.py" for each in ("", "_amending", "_copy", "_families", "_options", "_store"))
+    database = tuple(f"rocks{each}.py" for each in ("", "_families", "_options", "_store"))
     for path in sources("kvemb.backends"):
         for module in (module for module, _ in imports(path) if not module.startswith("kvemb.backends")):
             assert top(module) != "rocksdict" or path.name in database, f"only {database} import rocksdict"
@@ -447,7 +447,6 @@ TESTED_BY = {
     **dict.fromkeys(["kvemb/contracts/hot.py", "backends/cpu.py"], HOT_SUITE),
     "backends/cpu_probe.py": HOT_SUITE,
     "kvemb/engine/keys.py": "engine/test_given_keys.py",
-    "backends/rocks_copy.py": "backends/test_rocks_amending.py",
     "backends/cpu_insert.py": "backends/test_hot_table_growth.py",
     "backends/cpu_bags.py": "backends/test_hot_table_batches.py",
     "backends/cuda/cupy_device.py": "backends/cuda/test_device.py",

@@ -112,10 +112,15 @@ class WriteLog(Protocol):
 
 
 class SortedFile(Protocol):
-    """A file of rows of one variable in key order, which a cold store can ingest whole."""
+    """A file of rows of one variable in key order, which a cold store can ingest whole.
+
+    first, last: its first and last key, as encoded (codec.encode_keys).
+    """
 
     path: Path
     rows: int
+    first: bytes
+    last: bytes
 
     def append(self, rows: RowBlock) -> None:
         """Append rows whose keys ascend and are larger than those before. Raises ColdStoreError.
@@ -128,22 +133,19 @@ class SortedFile(Protocol):
 
 
 class Amendment(Protocol):
-    """Changes to a closed copy of a database. They are made meanwhile, or by finish(); one of both ends must come."""
+    """Changes to a closed copy of a database, which is complete after finish()."""
 
     def drop(self, name: str) -> None:
         """Drop a cold store. Raises Corruption, ColdStoreError."""
 
-    def ingest(self, name: str, file: Path) -> None:
-        """Replace rows of a cold store by those of a finished SortedFile, which is moved.
+    def ingest(self, name: str, file: SortedFile) -> None:
+        """Replace rows of a cold store by those of a finished file, which is moved.
 
         Rows of later files replace those of earlier ones. Raises Corruption, ColdStoreError.
         """
 
     def finish(self) -> None:
-        """Wait until all changes are made and the copy is closed and synced. Raises Corruption, ColdStoreError."""
-
-    def abandon(self) -> None:
-        """Stop, because the copy is not needed."""
+        """Write and sync the list of the copy's files. Raises Corruption, ColdStoreError."""
 
 
 class ColdDatabase(Protocol):

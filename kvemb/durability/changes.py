@@ -144,7 +144,7 @@ class ChangeLog:
 
     def begin(self, checkpoint: str, sealed: list[Epoch]) -> None:
         """Begin the epoch after a checkpoint that was made of `sealed`, as of that seal_epoch() call."""
-        before = sealed[-1]
+        before = deepcopy(sealed[-1])
         with self._lock:
             later = Epoch(checkpoint)
             for name, changed in self._epochs[-1].variables.items():

@@ -110,14 +110,10 @@ def amending(path: Path, *, drop: Collection[str] = ()) -> Iterator[Amendment]:
     If the block raises, the copy is left as it is, not complete.
     """
     amendment: Amendment = registry.cold_backend(RocksDBCreator.backend).amendment(path)
-    try:
-        for name in drop:
-            amendment.drop(name)
-        yield amendment
-        amendment.finish()
-    except BaseException:
-        amendment.abandon()
-        raise
+    for name in drop:
+        amendment.drop(name)
+    yield amendment
+    amendment.finish()
 
 
 def in_memory(schema: Schema) -> ColdStore:

@@ -25,6 +25,8 @@ from kvemb.threads.pool import Threads
 _CHECKED_ON_READ = (".sst", ".blob", ".keys", ".counts")
 # At most this many bytes are read to find out which file is damaged, which takes some seconds.
 NAMING_BYTES = 8 << 30
+# Files that are synced at the same time.
+SYNCING = 8
 
 
 def take(
@@ -48,12 +50,12 @@ class Inventory:
 
     begun: the files of begin(), by relative path; one that is gone when take() is called does not count.
 
-    One of its two threads waits for the disk while the other hashes; neither holds the GIL.
+    Its threads wait for the disk together, so that the filesystem commits many files at once; none holds the GIL.
     """
 
     def __init__(self, directory: Path, before: Path | None, known: dict[str, FileEntry]) -> None:
         self._directory, self._before, self._known = directory, before, known
-        self._pool = Threads(2, thread_name_prefix="kvemb-hash")
+        self._pool = Threads(SYNCING, thread_name_prefix="kvemb-hash")
         self.begun: dict[str, Future[FileEntry]] = {}
 
     def __enter__(self) -> Self:

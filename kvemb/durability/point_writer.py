@@ -93,8 +93,9 @@ class PointWriter:
         self._database, self._points, self._changes, self._log = database, points, changes, log
         self._attached, self._draft = attached or Attachments(), points.draft(number)
         self._checkpoint: DirectoryDraft | None = None
+        self._written: Checkpoint | None = None
         self._snapshots: list[tuple[VariablePart, DirtySnapshot]] = []
-        self._numbers, self._finished = count(), deque[tuple[str, Path]]()  # files of rows, with their variables
+        self._numbers, self._finished = count(), deque[tuple[str, SortedFile]]()  # files of rows, with their variables
         self._hot, self._counted = dict[str, Ordered](), dict[str, Counters | None]()
         self._last = False
         self._manifest: Manifest
@@ -154,12 +155,7 @@ class PointWriter:
         except BaseException:
             self._abandon()
             raise
-        if self._target is None:
-            return None
-        try:
-            return Checkpoint(self._target)
-        except KvembError as error:  # another process took it away as soon as it was there
-            raise TargetFailed(error) from error
+        return self._written
 
     def _write(self) -> None:
         assert self._base is not None
@@ -191,7 +187,7 @@ class PointWriter:
             self._changes.begin(described.id, epochs)
         manifest.write(described, self._draft.path)
         self._end_snapshots()
-        self._points.publish(self._draft, logged=self._log is not None and not self._last)
+        self._points.publish(self._draft, described, logged=self._log is not None and not self._last)
         for part in self._parts:
             if part.sightings is not None:
                 part.sightings.saved()
@@ -222,7 +218,7 @@ class PointWriter:
         with cold_databases.amending(self._draft.path / layout.ROWS, drop=self._without) as copy:
             for at, (part, snapshot) in enumerate(self._snapshots):
                 for files in snapshot.write(partial(self._new_file, part), partial(ingest, part)):
-                    self._finished.extend((part.name, file.path) for file in files)
+                    self._finished.extend((part.name, file) for file in files)
                     self._relieve(self._snapshots[at:])
                     while files and self._database.crowded(part.name):
                         time.sleep(PACE_SECONDS)
@@ -239,7 +235,7 @@ class PointWriter:
         for part, snapshot in snapshots:
             if snapshot.crowded:  # read without the variable's lock: there may be many variables
                 relieved = snapshot.relieve(partial(self._new_file, part))
-                self._finished.extend((part.name, each.path) for each in relieved)
+                self._finished.extend((part.name, each) for each in relieved)
 
     def _new_file(self, part: VariablePart) -> SortedFile:
         path = self._draft.path / f"{next(self._numbers):06d}.sst"
@@ -266,8 +262,9 @@ class PointWriter:
             with layout.as_cold_store_error(f"write {target}"):
                 layout.unpack(point, draft.path, described.named_files | described.attached)
                 cold_databases.amend(draft.path / layout.ROWS, drop=left_out)
-                complete(draft.path, described, point, self._manifest.files, same_names=True)
+                described = complete(draft.path, described, point, self._manifest.files, same_names=True)
             draft.sync()
+            self._written = Checkpoint.written(target, described)
 
     def _end_snapshots(self) -> None:
         for part in self._parts:

@@ -113,13 +113,13 @@ class Points:
         """Return a directory to be filled with a point, manifest included. Raises ColdStoreError."""
         return DirectoryDraft(layout.point(self.store, number))
 
-    def publish(self, draft: DirectoryDraft, *, logged: bool) -> None:
-        """Make a filled directory the current point. logged: whether a segment of the log follows it.
+    def publish(self, draft: DirectoryDraft, described: Manifest, *, logged: bool) -> None:
+        """Make a filled directory the current point. described: its manifest. logged: whether a log's segment follows.
 
         Raises ColdStoreError; then the previous point stays current.
         """
         draft.publish()
-        self.current, self.adopted_sightings = manifest.read(draft.target), {}
+        self.current, self.adopted_sightings = described, {}
         with layout.as_cold_store_error(f"write {self.store / layout.CURRENT}"):
             layout.set_current(self.store, self.current.point, logged=logged)
 

@@ -22,7 +22,7 @@ def sorted_file_of(opened, path, rows):
     file.append(rows.select(order[7:]))
     file.finish()
     assert file.rows == len(rows)
-    return file.path
+    return file
 
 
 def test_a_sorted_file_replaces_rows_in_the_database_and_in_a_copy_of_it(tmp_path):
@@ -31,13 +31,13 @@ def test_a_sorted_file_replaces_rows_in_the_database_and_in_a_copy_of_it(tmp_pat
     store.write(rows_of(schema, np.arange(100), 0))
     opened.checkpoint(tmp_path / "copy")
     newer = rows_of(schema, np.arange(50, 150), 1)
-    path = sorted_file_of(opened, tmp_path / "1.sst", newer)
-    before = path.read_bytes()
-    opened.ingest("a", path)
+    file = sorted_file_of(opened, tmp_path / "1.sst", newer)
+    before = file.path.read_bytes()
+    opened.ingest("a", file.path)
     store.write(rows_of(schema, np.arange(60, 70), 2))
-    assert path.read_bytes() == before, "both share the file, so nobody may write to it"
+    assert file.path.read_bytes() == before, "both share the file, so nobody may write to it"
     copied = opened.amendment(tmp_path / "copy")
-    copied.ingest("a", path)
+    copied.ingest("a", file)
     copied.finish()
     assert sorted(file.name for file in tmp_path.iterdir()) == ["copy", "rows"]
     copy = database(tmp_path / "copy", {"a": RocksDBCreator()}, read_only=True).attach("a", schema)

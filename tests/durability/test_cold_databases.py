@@ -70,7 +70,7 @@ def test_a_copy_loses_variables_and_takes_in_files(folder, tmp_path):
     file.finish()
     writer.close()
     with cold_databases.amending(folder, drop=["items"]) as copy:
-        copy.ingest("users", tmp_path / "000001.sst")
+        copy.ingest("users", file)
     assert cold_databases.families(folder) == ["users"]
     assert rows(folder) == {1: 3.0, 2: 9.0, 3: 9.0}
 

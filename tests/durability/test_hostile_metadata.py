@@ -222,7 +222,7 @@ def test_every_text_in_a_file_of_a_store(made, tmp_path, capsys, name):
     assert wrong == []
 
 
-@pytest.mark.parametrize("kind", ["CURRENT", "rocksdict-config.json", "OPTIONS-*", "IDENTITY", "MANIFEST-*"])
+@pytest.mark.parametrize("kind", ["CURRENT", "rocksdict-config.json", "OPTIONS-*", "MANIFEST-*"])
 def test_every_text_in_a_file_of_rocksdb(made, tmp_path, capsys, kind):
     checkpoint = tmp_path / "checkpoint"
     shutil.copytree(made / "checkpoint", checkpoint)
@@ -240,7 +240,7 @@ def test_every_text_in_a_file_of_rocksdb(made, tmp_path, capsys, kind):
     assert wrong == []
 
 
-@pytest.mark.parametrize("kind", ["CURRENT", "rocksdict-config.json", "OPTIONS-*", "IDENTITY", "MANIFEST-*", "*.sst"])
+@pytest.mark.parametrize("kind", ["CURRENT", "rocksdict-config.json", "OPTIONS-*", "MANIFEST-*", "*.sst"])
 def test_a_file_of_rocksdb_that_the_manifest_does_not_know(made, tmp_path, capsys, kind):
     checkpoint = tmp_path / "checkpoint"
     shutil.copytree(made / "checkpoint", checkpoint)
