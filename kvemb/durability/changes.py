@@ -182,9 +182,10 @@ class ChangeLog:
 
     def link_to(self, folder: Path, epochs: list[Epoch]) -> None:
         """Link the files of epochs into a folder, which is created if there are any. Raises OSError."""
-        for file in files_of(epochs):
+        if files := files_of(epochs):
             folder.mkdir(exist_ok=True)
-            fresh_files.link_or_copy(self._directory / file, folder / file)
+        for file in files:
+            fresh_files.link_or_copy(f"{self._directory}/{file}", f"{folder}/{file}")
 
     def of(self, variable: str) -> Recorder:
         """Return the recorder for a variable's tiers."""

@@ -49,14 +49,14 @@ def make_directory(path: Path) -> None:
         sync_directory(path.parent)
 
 
-def link_or_copy(source: Path, target: Path) -> None:
+def link_or_copy(source: Path | str, target: Path | str) -> None:
     """Make target, a new name, a hard link to source, or a copy if links are impossible.
 
     If source is a symbolic link, the file that it leads to is linked: the symbolic link itself might be relative, or
     lead out of the store. Raises FileExistsError, OSError.
     """
     try:
-        os.link(os.path.realpath(source) if source.is_symlink() else source, target)
+        os.link(os.path.realpath(source) if os.path.islink(source) else source, target)
     except FileExistsError:
         raise
     except OSError:

@@ -11,7 +11,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
@@ -48,15 +48,16 @@ def take(
 class Inventory:
     """The inventory of a directory that is being filled; a context manager. See take().
 
-    begun: the files of begin(), by relative path; one that is gone when take() is called does not count.
-
-    Its threads wait for the disk together, so that the filesystem commits many files at once; none holds the GIL.
+    Its threads wait for the disk together, so that the filesystem commits many files at once; none holds the GIL. Each
+    gets its files as one piece of work: there may be thousands, and futures are many objects for the garbage collector.
+    begun: the files measured so far, by relative path, as begin() gave them to the threads.
     """
 
     def __init__(self, directory: Path, before: Path | None, known: dict[str, FileEntry]) -> None:
-        self._directory, self._before, self._known = directory, before, known
+        self._root, self._before, self._known = f"{directory}/", before, known
         self._pool = Threads(SYNCING, thread_name_prefix="kvemb-hash")
-        self.begun: dict[str, Future[FileEntry]] = {}
+        self.begun: list[Future[dict[str, FileEntry]]] = []
+        self._shared: dict[str, FileEntry | None] = {}  # None: it is another file
 
     def __enter__(self) -> Self:
         return self
@@ -66,34 +67,39 @@ class Inventory:
 
     def begin(self, folder: str, suffix: str = "") -> None:
         """Start to sync and hash the files of a folder with that suffix, which must not change any more."""
-        _, new = self._files(folder, suffix)
-        self.begun |= {name: self._pool.submit(measure, path) for name, path in new.items()}
+        self._begin([name for name in self._names(folder) if name.endswith(suffix) and not self._is_shared(name)])
+
+    def _begin(self, names: list[str]) -> None:
+        parts = (names[at::SYNCING] for at in range(SYNCING))
+        self.begun += [self._pool.submit(_measured, self._root, part) for part in parts if part]
 
     def take(self, *, same_names: bool = False) -> dict[str, FileEntry]:
-        """See take()."""
-        entries, new = self._files()
-        measured = {name: self.begun.get(name) or self._pool.submit(measure, path) for name, path in new.items()}
-        for name, future in measured.items():
-            entries[name] = future.result()
-            if same_names and is_checked_on_read(name) and entries[name] != self._known.get(name):
-                where = (self._before or self._directory) / name
+        """See take(). Files of begin() that are gone do not count."""
+        names = self._names()
+        measured = self._results()
+        self._begin([name for name in names if name not in measured and not self._is_shared(name)])
+        measured |= self._results()
+        entries: dict[str, FileEntry] = {}
+        for name in names:
+            entry = entries[name] = self._shared.get(name) or measured.get(name) or measure(self._root + name)
+            if same_names and is_checked_on_read(name) and entry != self._known.get(name):
+                where = f"{self._before}/{name}" if self._before is not None else self._root + name
                 raise Corruption(f"{where} is damaged: its checksum differs from the manifest")
         return entries
 
-    def _files(self, below: str = "", suffix: str = "") -> tuple[dict[str, FileEntry], dict[str, Path]]:
-        """Return the entries of files that are shared with `before`, and the paths of all others, by relative path."""
-        entries: dict[str, FileEntry] = {}
-        new: dict[str, Path] = {}
-        root = f"{self._directory}/"
-        for name in sorted(_names(root, below), key=lambda name: name.split("/")):
-            if name == manifest.NAME or not name.endswith(suffix):
-                continue
-            earlier = self._known.get(name)
-            if earlier is not None and self._before is not None and _same_file(f"{self._before}/{name}", root + name):
-                entries[name] = earlier
-            else:
-                new[name] = self._directory / name
-        return entries, new
+    def _results(self) -> dict[str, FileEntry]:
+        return {name: entry for each in self.begun for name, entry in each.result().items()}
+
+    def _names(self, folder: str = "") -> list[str]:
+        names = (name for name in _names(self._root, folder) if name != manifest.NAME)
+        return sorted(names, key=lambda name: name.split("/"))
+
+    def _is_shared(self, name: str) -> bool:
+        """Whether a file is one of `before`, so that its entry is known."""
+        if name not in self._shared and name in self._known and self._before is not None:
+            shared = _same_file(f"{self._before}/{name}", self._root + name)
+            self._shared[name] = self._known[name] if shared else None
+        return self._shared.get(name) is not None
 
 
 def _names(root: str, below: str) -> Iterator[str]:
@@ -111,7 +117,16 @@ def is_checked_on_read(name: str) -> bool:
     return name.endswith(_CHECKED_ON_READ) or name.startswith("files/")
 
 
-def measure(path: Path) -> FileEntry:
+def _measured(root: str, names: list[str]) -> dict[str, FileEntry]:
+    """Measure files below root; those that are gone are left out."""
+    found: dict[str, FileEntry] = {}
+    for name in names:
+        with suppress(FileNotFoundError):
+            found[name] = measure(root + name)
+    return found
+
+
+def measure(path: Path | str) -> FileEntry:
     """Sync a file to disk, and return its size and checksum."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())

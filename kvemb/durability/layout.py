@@ -267,20 +267,21 @@ def unpack(checkpoint: Path, target: Path, files: Collection[str]) -> None:
     try:
         (target / ROWS).mkdir(parents=True)
         _link_files(checkpoint / ROWS, target / ROWS)
+        for folder in {name.rpartition("/")[0] for name in files}:
+            (target / folder).mkdir(exist_ok=True)
         for name in files:
-            (target / name).parent.mkdir(exist_ok=True)
-            fresh_files.link_or_copy(checkpoint / name, target / name)
+            fresh_files.link_or_copy(f"{checkpoint}/{name}", f"{target}/{name}")
     except OSError as error:
         shutil.rmtree(target, ignore_errors=True)
         raise ColdStoreError(f"cannot copy {checkpoint} to {target}: {error}") from error
 
 
 def _link_files(source: Path, target: Path) -> None:
-    for file in source.iterdir():
-        if file.suffix in (".sst", ".blob"):
-            fresh_files.link_or_copy(file, target / file.name)
-        elif not file.name.startswith("LOG"):
-            shutil.copyfile(file, target / file.name)
+    for name in os.listdir(source):
+        if name.endswith((".sst", ".blob")):
+            fresh_files.link_or_copy(f"{source}/{name}", f"{target}/{name}")
+        elif not name.startswith("LOG"):
+            shutil.copyfile(source / name, target / name)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from kvemb.contracts import Amendment, ColdDatabase, SortedFile
-from kvemb.durability import cold_databases, layout, manifest
+from kvemb.durability import cold_databases, layout, manifest, paths
 from kvemb.durability.attachments import Attachments
 from kvemb.durability.changes import ChangeLog
 from kvemb.durability.checkpoint import Checkpoint, DirectoryDraft, complete
@@ -33,7 +33,7 @@ from kvemb.durability.journal import Journal
 from kvemb.durability.manifest import Epoch, HotRows, Manifest, VariableEntry
 from kvemb.durability.points import Points
 from kvemb.durability.sightings.point_files import write_sightings
-from kvemb.errors import ColdStoreError, KvembError
+from kvemb.errors import CheckpointNotFound, ColdStoreError, KvembError
 from kvemb.operations.sightings import Counters, Sightings
 from kvemb.rows.codec import Ordered
 from kvemb.rows.schema import Schema
@@ -155,6 +155,9 @@ class PointWriter:
         except BaseException:
             self._abandon()
             raise
+        if self._written is not None and not layout.is_checkpoint(self._written.path):
+            # Another process took it away as soon as it was there.
+            raise TargetFailed(CheckpointNotFound(paths.describe(self._written.path)))
         return self._written
 
     def _write(self) -> None:

@@ -31,8 +31,7 @@ def draft_of(owner, number, **variables):
     (draft.path / "rows").mkdir()
     (draft.path / "rows" / "CURRENT").write_text("MANIFEST-000001\n")
     (draft.path / "rows" / "MANIFEST-000001").touch()
-    complete(draft.path, owner.describe(number, variables, ()))
-    return draft
+    return draft, complete(draft.path, owner.describe(number, variables, ()))
 
 
 def published(store, *numbers, logged=False):
@@ -40,7 +39,7 @@ def published(store, *numbers, logged=False):
     with ExitStack() as stack:
         owner = Points(store, stack)
         for number in numbers:
-            owner.publish(draft_of(owner, number), logged=logged)
+            owner.publish(*draft_of(owner, number), logged=logged)
             owner.drop_others()
     return owner
 
@@ -103,7 +102,7 @@ def test_a_point_that_cannot_be_made_current_leaves_the_one_before(tmp_path, und
     with monkeypatch.context() as patch:
         patch.setattr(layout, "set_current", refuse)
         with pytest.raises(ColdStoreError, match=r"cannot write .*/CURRENT: .*No space left"):
-            owner.publish(draft_of(owner, 2), logged=False)
+            owner.publish(*draft_of(owner, 2), logged=False)
         with pytest.raises(ColdStoreError, match=r"cannot write .*/CURRENT"):
             owner.begin_log()
     assert layout.current(owner.store) == (owner.store / "points" / "000001", False)
