@@ -13,9 +13,9 @@ import struct
 from functools import cached_property
 from pathlib import Path
 
-from kvemb.backends.rocks_files import SortedFile
 from kvemb.backends.rocks_log import framed, number, numbers, records, sized
 from kvemb.backends.rocks_scan import translated
+from kvemb.contracts import SortedFile
 from kvemb.errors import Corruption
 
 # Tags of an edit. On disk; do not renumber.

@@ -89,7 +89,7 @@ def test_an_interrupted_push_shows_nothing_and_the_next_goes_on(failing, store, 
     manager.push(url, number=1)
     calls = failing("open", 0)
     whole = manager.push(url, whole=True).files
-    assert whole > 5
+    assert whole == 5
     assert len(calls) == whole + 1, "the manifest is the last"
     for at in range(1, whole + 1):
         url = f"memory://{tmp_path.name}-{at}"
