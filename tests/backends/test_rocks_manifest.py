@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvemb.backends.rocks_log import framed, numbers
+from kvemb.backends.rocks_log import framed, numbers, records
 from kvemb.backends.rocks_manifest import RocksAmendment
 from kvemb.errors import ColdStoreError, Corruption
 from kvemb.options import RocksDBCreator
@@ -76,7 +76,7 @@ class Life:
 
 def test_copies_that_take_the_place_of_their_database_keep_the_newest_rows(tmp_path):
     life = Life(tmp_path)
-    for number in range(1, 40):
+    for number in range(1, 20):
         for _ in range(life.chance.integers(4)):
             life.change(str(life.chance.choice(NAMES)))
         life.move(number)
@@ -150,3 +150,18 @@ def test_a_damaged_copy_is_named(copy):
     shutil.rmtree(folder)
     with pytest.raises(ColdStoreError, match=f"{folder}"):
         RocksAmendment(folder).drop("a")
+
+
+def test_any_edit_is_read_or_refused(copy):
+    """Whatever bytes a record with the right checksum has."""
+    folder, file = copy
+    listed = next(folder.glob("MANIFEST-*"))
+    whole, chance = listed.read_bytes(), np.random.default_rng(3)
+    edits = [edit for edit in records(whole) if edit]
+    for _ in range(300):
+        edit = bytearray(edits[chance.integers(len(edits))])
+        edit[chance.integers(len(edit))] = chance.integers(256)
+        edit = edit[: chance.integers(1, len(edit) + 1)]
+        listed.write_bytes(whole + framed(bytes(edit), len(whole)))
+        with pytest.raises(Corruption, match=f"{listed} is damaged"):
+            RocksAmendment(folder).ingest("none", file)
