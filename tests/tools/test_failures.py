@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import errno
-from pathlib import Path
 
 import pytest
 
-import kvemb
 from kvemb import errors
 from kvemb.tools.failures import BadInput, explain
 
@@ -57,15 +55,3 @@ def test_a_full_disk_is_named_however_deep_it_lies(failure: Exception) -> None:
 @pytest.mark.parametrize("bug", [AssertionError(), KeyError("x"), TypeError("x"), IndexError("x")])
 def test_a_bug_is_not_explained_away(bug: Exception) -> None:
     assert explain(bug) is None
-
-
-def test_advice_for_programs_is_not_given_on_the_command_line(tmp_path: Path) -> None:
-    with kvemb.open(tmp_path / "store") as store:
-        store.flush()
-        with pytest.raises(errors.Locked, match="follow=True") as caught:
-            kvemb.open(tmp_path / "store")
-    told = explain(caught.value)
-    assert told is not None
-    assert told.code == 3
-    assert "=True" not in told.line
-    assert told.line.endswith("; stop the process that has it open")

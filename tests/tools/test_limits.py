@@ -78,21 +78,3 @@ def test_a_number_has_a_range_and_is_refused_beyond(capsys, words, kind, said):
         assert shown.out == ""
         assert shown.err.count("\n") == 1, text[:50]
         assert len(shown.err) < 1000
-
-
-@pytest.mark.parametrize("text", ["nan", "9" * 5000])
-@pytest.mark.parametrize("command", ["bench train --zipf", "stress random --hot", "demo --hot", "bench lookup --rows"])
-def test_nothing_is_begun_with_it(capsys, command, text):
-    assert cli.run([*command.split(), text]) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.count("\n") == 1
-    assert len(shown.err) < 1000
-
-
-@pytest.mark.parametrize("where", ["score >= nan", "step < 1e400", f"key in 0..{'9' * 5000}", "key == inf", "step < x"])
-def test_a_condition_without_a_finite_number_is_refused(tmp_path, capsys, where):
-    assert cli.run(["export", str(tmp_path), str(tmp_path / "o.csv"), "--where", where]) == 2
-    error = capsys.readouterr().err
-    assert "is not a condition" in error
-    assert len(error) < 400

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from unread import run_unread
 
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.slow
 
 COMMAND = [sys.executable, "-c", "from kvemb.tools import main; main()"]
 TINY = "demo --clicks 3000 --dim 4 --batch 256 --budget 8MiB"
+EXPORTS = [f"export store - --format {name}" for name in ("csv", "arrow")]
 CLOSED = "kvemb: stdout is closed; to discard the output, redirect it to /dev/null\n"
 
 
@@ -24,7 +26,7 @@ CLOSED = "kvemb: stdout is closed; to discard the output, redirect it to /dev/nu
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("output")
     with kvemb.open(folder / "store", memory_budget="8MiB") as store:
-        store.get_variable("table", dim=1).upsert([1], [[1.0]])
+        store.get_variable("table", dim=1).upsert(np.arange(100_000), np.ones((100_000, 1), np.float32))
         store.checkpoint(folder / "checkpoint")
     return folder
 
@@ -63,7 +65,7 @@ def test_an_import_from_a_closed_pipe_is_one_line(place):
 
 @pytest.mark.parametrize(
     "command",
-    ["info store --json", "--help", "diff store checkpoint", TINY],
+    ["info store --json", "--help", "diff store checkpoint", "ls store", *EXPORTS, TINY],
 )
 def test_a_reader_that_goes_away_ends_the_command(place, command):
     done = run_unread([*COMMAND, *command.split()], place)

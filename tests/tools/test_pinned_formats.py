@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
-import json
 from typing import Any
 
 import numpy as np
 import pytest
 from programs import run_python
+from told import json_of
 
 import kvemb
 from kvemb import bulk
@@ -299,8 +299,7 @@ def test_what_an_export_leaves_out_and_an_import_makes_is_told(tmp_path, capsys)
         new = str(tmp_path / f"new{len(made)}")
         assert run(["import", source, new]) == 0
         assert made in capsys.readouterr().out
-        assert run(["import", source, new, "--on-conflict", "keep", "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["made"] is None
+        assert json_of(capsys, "import", source, new, "--on-conflict", "keep")["made"] is None
 
 
 def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path):

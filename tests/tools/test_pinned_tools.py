@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from crashes import copy_of_open
-from unread import run_unread
+from told import json_of
 
 import kvemb
 from kvemb import bulk
@@ -47,8 +46,7 @@ def test_what_is_not_finite_is_told_apart_in_json(tmp_path, capsys):
     found = [row["values"] for row in json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["rows"]]
     assert found == [[1, 0, 0], ["NaN", "Infinity", "-Infinity"]]
     assert str([float(number) for number in found[1]]) == "[nan, inf, -inf]"
-    assert run(["diff", str(tmp_path / "a"), str(tmp_path / "b"), "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)["variables"]
+    (found,) = json_of(capsys, "diff", tmp_path / "a", tmp_path / "b")["variables"]
     assert found["l2"] == {"upto": [0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1, "Infinity"], "counts": [0] * 7 + [1, 0]}
 
 
@@ -100,8 +98,7 @@ def test_a_description_that_cannot_be_is_one_line(tmp_path, capsys, about):
 
 def test_a_key_may_be_negative(tmp_path, capsys):
     make(tmp_path / "store", [-5], np.ones((1, 1), np.float32))
-    assert run(["peek", str(tmp_path / "store"), "--variable", "table", "-5", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["rows"][0]["key"] == -5
+    assert json_of(capsys, "peek", tmp_path / "store", "--variable", "table", "-5")["rows"][0]["key"] == -5
 
 
 def test_who_reads_a_store_that_was_not_closed_is_told(tmp_path, caplog, capsys):
@@ -140,18 +137,6 @@ def test_only_what_was_begun_can_be_gone_on_with(tmp_path, capsys):
         told = capsys.readouterr().err
         assert "Protocol not known: foo" in told
         assert "go on" not in told
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", ["export store - --format csv", "export store - --format arrow", "ls many"])
-def test_a_reader_that_goes_away_is_no_failure_of_the_input(tmp_path, command):
-    make(tmp_path / "store", np.arange(100_000), np.ones((100_000, 2), np.float32))
-    with kvemb.open(tmp_path / "many", memory_budget="32MiB") as store:
-        for at in range(20 if command == "ls many" else 1):
-            store.get_variable(f"variable {at}", dim=1)
-    words = [sys.executable, "-c", "from kvemb.tools import main; main()", *command.split()]
-    done = run_unread(words, tmp_path)
-    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_a_store_is_not_imported_to_a_url(tmp_path):

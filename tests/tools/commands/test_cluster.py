@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from told import json_of
 
 import kvemb
 import kvemb.cluster
@@ -54,22 +54,17 @@ def save(url: str) -> None:
         cluster.close(flush=False)
 
 
-def summary_of(capsys, *arguments, code=0):
-    assert run([*arguments, "--json"]) == code
-    return json.loads(capsys.readouterr().out)
-
-
 def test_it_is_described(place, capsys):
-    found = summary_of(capsys, "info", place)
+    found = json_of(capsys, "info", place)
     assert found["kind"] == "checkpoint 2 of a cluster of 2 shards"
     assert [each["rows"] for each in found["variables"]] == [1, 100]
     assert (found["attached"], found["extra"]) == ({"dense": 4}, {"step": 9})
-    assert found["parent"] == summary_of(capsys, "info", f"{place}/00000001")["id"]
-    assert summary_of(capsys, "ls", place) == {"items": 1, "users": 100}
-    assert summary_of(capsys, "ls", f"{place}/00000001") == {"items": 1, "users": 101}
-    files = summary_of(capsys, "ls", place, "--files")
+    assert found["parent"] == json_of(capsys, "info", f"{place}/00000001")["id"]
+    assert json_of(capsys, "ls", place) == {"items": 1, "users": 100}
+    assert json_of(capsys, "ls", f"{place}/00000001") == {"items": 1, "users": 101}
+    files = json_of(capsys, "ls", place, "--files")
     assert len({name.split("/")[1] for name in files}) == 2, "of both shards"
-    status = summary_of(capsys, "cluster", "status", place)
+    status = json_of(capsys, "cluster", "status", place)
     assert (status["number"], len(status["shards"]), status["rows"]) == (2, 2, {"items": 1, "users": 100})
     assert run(["cluster", "status", place]) == 0
     assert "100 rows" in capsys.readouterr().out
@@ -78,14 +73,14 @@ def test_it_is_described(place, capsys):
 
 
 def test_its_rows_are_read(place, capsys):
-    found = summary_of(capsys, "peek", place, "17", "100", "--variable", "users", code=1)
+    found = json_of(capsys, "peek", place, "17", "100", "--variable", "users", code=1)
     assert found["rows"][0]["values"] == [34, 35]
     assert found["missing"] == [100]
-    assert summary_of(capsys, "peek", f"{place}/00000001", "100", "--variable", "users")["rows"][0]["values"] == [
+    assert json_of(capsys, "peek", f"{place}/00000001", "100", "--variable", "users")["rows"][0]["values"] == [
         200,
         201,
     ]
-    assert summary_of(capsys, "stats", place, "--variable", "users")["rows"] == 100
+    assert json_of(capsys, "stats", place, "--variable", "users")["rows"] == 100
     assert run(["export", place, "users.csv", "--variable", "users"]) == 0
     assert len(Path("users.csv").read_text().splitlines()) == 101
     since = ["export", place, "new.csv", "--variable", "users", "--since", f"{place}/00000001"]
@@ -111,7 +106,7 @@ def test_two_are_compared(place, capsys):
     capsys.readouterr()
     pairs = [("before", place), (f"{place}/00000001", place), (f"{place}/00000001", "now")]
     for one, other in pairs:
-        found = summary_of(capsys, "diff", one, other, "--variable", "users")
+        found = json_of(capsys, "diff", one, other, "--variable", "users")
         (users,) = next(iter(found.values()))
         assert (users["added"], users["removed"], users["changed"], users["moved"]) == (0, 1, 1, 1)
         assert users["recorded"] == (one != "before"), "a store that was opened has a point of its own"
@@ -120,34 +115,34 @@ def test_two_are_compared(place, capsys):
 def test_those_of_other_shards_are_compared(series, capsys):
     assert run(["cluster", "reshard", "series", "series", "--shards", "3"]) == 0
     capsys.readouterr()
-    found = summary_of(capsys, "diff", "series/00000001", "series", "--variable", "users")
+    found = json_of(capsys, "diff", "series/00000001", "series", "--variable", "users")
     (users,) = next(iter(found.values()))
     assert (users["added"], users["removed"], users["changed"], users["moved"]) == (0, 1, 1, 1)
 
 
 def test_damage_is_found(series, capsys):
-    assert summary_of(capsys, "verify", "series", "--deep")["sound"]
+    assert json_of(capsys, "verify", "series", "--deep")["sound"]
     largest = max(series.glob("shards/*/files/*/*"), key=lambda path: path.stat().st_size)
     data = largest.read_bytes()
     largest.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    assert summary_of(capsys, "verify", "series", code=0)["sound"]
-    assert str(largest) in summary_of(capsys, "verify", "series", "--deep", code=1)["findings"][0]
+    assert json_of(capsys, "verify", "series", code=0)["sound"]
+    assert str(largest) in json_of(capsys, "verify", "series", "--deep", code=1)["findings"][0]
     largest.write_bytes(data)
     (manifest,) = series.glob("checkpoints/00000002.json")
     manifest.write_text(manifest.read_text().replace("2", "3", 1))
     (shard, *_) = sorted(series.glob("shards/*/checkpoints/00000001.json"))
     shard.unlink()
-    findings = summary_of(capsys, "verify", "series", code=1)["findings"]
+    findings = json_of(capsys, "verify", "series", code=1)["findings"]
     assert any("00000002.json" in line for line in findings)
     assert any(line.endswith("is missing") and "00000001" in line for line in findings)
 
 
 def test_it_is_written_again_for_other_shards(series, capsys):
-    done = summary_of(capsys, "cluster", "reshard", "series", "other", "--shards", "3")
+    done = json_of(capsys, "cluster", "reshard", "series", "other", "--shards", "3")
     assert (done["number"], done["shards"], done["rows"]) == (1, 3, 101)
-    assert summary_of(capsys, "cluster", "reshard", "series", "series", "--shards", "1", "--quiet")["number"] == 3
+    assert json_of(capsys, "cluster", "reshard", "series", "series", "--shards", "1", "--quiet")["number"] == 3
     for place, shards in (("other", 3), ("series", 1)):
-        assert summary_of(capsys, "verify", place, "--deep")["sound"]
+        assert json_of(capsys, "verify", place, "--deep")["sound"]
         with kvemb.cluster.open(place, memory_budget=BUDGET, transport="local") as cluster:
             assert cluster.shards == shards
             keys, values = cluster.variables["users"].export()

@@ -12,6 +12,7 @@ import pytest
 from cuda_devices import device_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from told import json_of
 
 import kvemb
 from kvemb import bulk, registry
@@ -61,16 +62,14 @@ def test_info_and_ls_say_what_is_there(place, capsys):
         assert part in out
     assert "optimizer: adagrad(learning_rate=0.01) " in out, "what it has by default is not printed"
     assert "step" not in out
-    assert run(["info", str(place / "2"), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = json_of(capsys, "info", place / "2")
     assert told["variables"][1]["described"]["dim"] == DIM
     assert (told["recording_calls"], told["variables"][1]["described"]["recording_calls"]) == (1, 1)
     assert "step" not in told
     assert "step" not in told["variables"][1]["described"]
     assert run(["ls", str(place / "2")]) == 0
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [["1", "other"], ["1,999", "table"]]
-    assert run(["ls", str(place / "2"), "--files", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == found.files
+    assert json_of(capsys, "ls", place / "2", "--files") == found.files
 
 
 @pytest.mark.parametrize(
@@ -117,8 +116,7 @@ def test_info_says_which_memory_rows_were_hot_in(three_tiers, tmp_path, capsys):
         assert out.count("hot when saved") == 1
         assert f"hot when saved: {on_gpu:,} on gpu:0 in " in out
         assert f", {on_host:,} in the host's memory in " in out
-    assert run(["info", str(tmp_path / "store"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["variables"][1]["tiers"] == three_tiers
+    assert json_of(capsys, "info", tmp_path / "store")["variables"][1]["tiers"] == three_tiers
     with kvemb.open(tmp_path / "store", memory_budget=BUDGET) as store:
         store.get_variable("table").upsert([5000], np.ones((1, 128), np.float32))
     assert kvemb.Checkpoint.at(tmp_path / "store").tiers == {}, "no row was on a GPU when this was saved"
@@ -138,8 +136,7 @@ def test_peek_shows_rows_and_their_nearest(place, capsys):
     np.testing.assert_allclose([cosine for _, cosine in found.neighbours[5]], near[best], rtol=1e-5)
     assert run(["peek", str(place / "2"), "--variable", "other"]) == 0
     assert str(2**64 - 1) in capsys.readouterr().out
-    assert run(["peek", str(place / "2"), "8", "--variable", "table", "--json"]) == 1
-    assert json.loads(capsys.readouterr().out) == {"rows": [], "missing": [8]}
+    assert json_of(capsys, "peek", place / "2", "8", "--variable", "table", code=1) == {"rows": [], "missing": [8]}
     assert run(["peek", str(place / "2"), "9", "6", "8", "5", "9", "--variable", "table"]) == 1
     rows = [line.split("│")[1:3] for line in capsys.readouterr().out.splitlines() if "│" in line]
     assert [(key.strip(), text.strip() == "missing") for key, text in rows] == [
@@ -151,8 +148,9 @@ def test_peek_shows_rows_and_their_nearest(place, capsys):
     ]
     assert run(["peek", str(place / "2"), "-1", "--variable", "other"]) == 1
     assert "key -1 does not fit uint64" in capsys.readouterr().err
-    assert run(["peek", str(place / "2"), "--variable", "table", "--count", "3", "--json"]) == 0
-    assert [row["key"] for row in json.loads(capsys.readouterr().out)["rows"]] == [0, 1, 2]
+    assert [
+        row["key"] for row in json_of(capsys, "peek", place / "2", "--variable", "table", "--count", "3")["rows"]
+    ] == [0, 1, 2]
 
 
 def test_scores_that_are_times_are_shown_as_times(tmp_path, capsys):
@@ -197,8 +195,7 @@ def test_stats_are_those_of_numpy(tmp_path, capsys):
     with kvemb.open(tmp_path / "empty", memory_budget=BUDGET) as store:
         store.get_variable("table", dim=DIM)
     assert table_stats.stats(tmp_path / "empty").rows == 0
-    assert run(["stats", str(tmp_path / "empty"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["duplicates"] == 0
+    assert json_of(capsys, "stats", tmp_path / "empty")["duplicates"] == 0
 
 
 def test_diff_reads_what_was_recorded_and_finds_the_same_without(place, tmp_path, capsys):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
@@ -10,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from told import json_of
 
 import kvemb
 from kvemb import bulk
 from kvemb.tools.cli import run
-from kvemb.tools.failures import BadInput, WrongUsage
+from kvemb.tools.failures import BadInput
 from kvemb.tools.migrate import migrate, plan
 from kvemb.tools.policies import POLICIES
 
@@ -48,18 +48,15 @@ def whole(path: Path) -> tuple[dict[str, Any], bulk.Rows]:
 
 def test_a_dry_run_says_what_restrict_would_remove_and_changes_nothing(store, capsys):
     for _ in range(2):
-        assert run(["restrict", str(store), "300", "--dry-run", "--json"]) == 0
-        told = json.loads(capsys.readouterr().out)
+        told = json_of(capsys, "restrict", store, "300", "--dry-run")
         assert (told["rows_before"] - told["rows_after"], told["dry_run"]) == (told["rows_before"] - 300, True)
     assert run(["restrict", str(store), "300", "--dry-run"]) == 0
     assert "FrequencyRestrictPolicy(half_life=None)" in capsys.readouterr().out
-    assert run(["restrict", str(store), "300", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["rows_before"] == told["rows_before"]
+    assert json_of(capsys, "restrict", store, "300")["rows_before"] == told["rows_before"]
 
 
 def test_restrict_keeps_the_highest_scores(store, capsys):
-    assert run(["restrict", str(store), "300", "--json"]) == 0
-    summary = json.loads(capsys.readouterr().out)
+    summary = json_of(capsys, "restrict", store, "300")
     assert (summary["rows_before"], summary["rows_after"]) == (1000, 300)
     assert whole(store)[1].keys.tolist() == list(range(700, 1000))
     assert run(["restrict", str(store), "300"]) == 0
@@ -69,8 +66,7 @@ def test_restrict_keeps_the_highest_scores(store, capsys):
 def test_compact_gives_room_back(store, capsys):
     with kvemb.open(store, memory_budget=BUDGET) as opened:
         opened.variables["table"].remove(np.arange(900))
-    assert run(["compact", str(store), "--json"]) == 0
-    summary = json.loads(capsys.readouterr().out)
+    summary = json_of(capsys, "compact", store)
     assert summary["bytes_after"] < summary["bytes_before"] / 2
     assert whole(store)[1].keys.tolist() == list(range(900, 1000))
     assert kvemb.verify(store, deep=True)
@@ -154,9 +150,6 @@ def test_scores_of_another_scale_begin_anew_and_others_stay(store, tmp_path):
     assert none.steps == ["policy: frequency becomes none; scores are kept"]
     migrate(none)
     assert whole(tmp_path / "none")[1].scores.tolist() == before.tolist()
-    for wrong in ("lru", "none:3", "frequency:", "frequency:x", "frequency:-1", "timestamp:days", "norm:1"):
-        with pytest.raises(WrongUsage, match="--policy must be"):
-            plan(store, tmp_path / "wrong", policy=wrong)
 
 
 def test_a_variable_without_a_policy_gets_any_of_them(tmp_path):
@@ -272,8 +265,7 @@ def test_drop_asks_and_takes_a_variable_out(store, capsys):
     assert "drop asks before it writes" in capsys.readouterr().err
     assert run(["drop", str(store), "--variable", "tabel", "--yes"]) == 1
     assert "no variable 'tabel'; it has kept, table" in capsys.readouterr().err
-    assert run(["drop", str(store), "--variable", "table", "--yes", "--json"]) == 0
-    summary = json.loads(capsys.readouterr().out)
+    summary = json_of(capsys, "drop", store, "--variable", "table", "--yes")
     assert (summary["variable"], summary["rows"]) == ("table", 1000)
     assert summary["bytes_after"] < summary["bytes_before"]
     with kvemb.open(store, memory_budget=BUDGET) as opened:

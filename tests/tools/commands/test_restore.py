@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from told import json_of
 
 import kvemb
 from kvemb.tools.cli import run
@@ -40,8 +40,7 @@ def test_a_store_is_made_and_the_checkpoint_stays(series, capsys):
 
 
 def test_some_of_its_variables(series, capsys):
-    assert run(["restore", "series/00000001", "store", "--variable", "items", "--json"]) == 0
-    summary = json.loads(capsys.readouterr().out)
+    summary = json_of(capsys, "restore", "series/00000001", "store", "--variable", "items")
     assert (summary["out"], summary["rows"]) == ("store", {"items": 1})
     assert summary["nbytes"] == kvemb.Checkpoint.at("store").nbytes
     assert list(kvemb.Checkpoint.at("store").variables) == ["items"]
@@ -54,12 +53,10 @@ def test_some_of_its_variables(series, capsys):
 def test_of_a_series_the_newest_is_taken_and_told(series, capsys):
     assert run(["restore", "series", "store"]) == 0
     assert "series/00000001" in capsys.readouterr().out
-    assert run(["restore", "series", "again", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["checkpoint"] == "series/00000001"
+    assert json_of(capsys, "restore", "series", "again")["checkpoint"] == "series/00000001"
     for options, listed in (([], "1,000  users"), (["--files"], "rows/CURRENT")):
         assert run(["ls", "series", *options]) == 0
         told = capsys.readouterr()
         assert listed in told.out
         assert told.err == "series/00000001, the newest checkpoint of series:\n"
-    assert run(["ls", "series", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"items": 1, "users": 1000}
+    assert json_of(capsys, "ls", "series") == {"items": 1, "users": 1000}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from told import json_of
 
 import kvemb
 from kvemb.tools.cli import run
@@ -42,8 +42,7 @@ def test_a_sound_checkpoint_and_a_sound_store(root: Path, capsys: pytest.Capture
     out = capsys.readouterr().out
     assert "sound: every byte was read" in out
     assert "10,000 rows" in out
-    assert run(["verify", str(root.parent / "store"), "--json"]) == 0
-    summary = json.loads(capsys.readouterr().out)
+    summary = json_of(capsys, "verify", root.parent / "store")
     assert (summary["sound"], summary["findings"], summary["rows"]) == (True, [], {"table": 10_000})
 
 
@@ -53,14 +52,12 @@ def test_damage_is_named_and_gives_exit_code_1(root: Path, capsys: pytest.Captur
     assert "--deep reads them" in capsys.readouterr().out
     assert run(["verify", str(root / "00000002"), "--deep", "--quiet"]) == 1
     assert f"{path} is damaged: its checksum differs from the manifest" in capsys.readouterr().out
-    assert run(["verify", str(root / "00000002"), "--deep", "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["sound"] is False
+    assert json_of(capsys, "verify", root / "00000002", "--deep", code=1)["sound"] is False
 
 
 def test_repair_tells_what_is_lost(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = damage(root / "00000002")
-    assert run(["repair", str(root / "00000002"), str(tmp_path / "out"), "--json"]) == 1
-    summary = json.loads(capsys.readouterr().out)
+    summary = json_of(capsys, "repair", root / "00000002", tmp_path / "out", code=1)
     saved = summary["variables"]["table"]
     assert saved["rows"] + saved["lost"] == 10_000
     assert 0 < saved["lost"] < 500
@@ -79,17 +76,13 @@ def test_repair_tells_what_is_lost(root: Path, tmp_path: Path, capsys: pytest.Ca
 def test_a_series_goes_and_comes_back(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("fsspec")
     url = str(tmp_path / "remote")
-    assert run(["push", str(root), url, "--number", "1", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["shared"] == 0
+    assert json_of(capsys, "push", root, url, "--number", "1")["shared"] == 0
     assert run(["push", str(root), url]) == 0
     assert "there already" in capsys.readouterr().out
     shutil.rmtree(root)
-    assert run(["pull", url, str(root), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["rows"] == 10_000
-    assert run(["pull", url, str(root), "--number", "1", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["path"] == str(root / "00000001")
-    assert run(["pull", url, str(root), "--number", "1", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["was_here"] is True
+    assert json_of(capsys, "pull", url, root)["rows"] == 10_000
+    assert json_of(capsys, "pull", url, root, "--number", "1")["path"] == str(root / "00000001")
+    assert json_of(capsys, "pull", url, root, "--number", "1")["was_here"] is True
     assert run(["pull", url, str(root)]) == 0
     assert "was here already" in capsys.readouterr().out
     assert run(["verify", str(root / "00000001"), "--deep", "--quiet"]) == 0

@@ -24,16 +24,13 @@ def test_another_seed_and_the_held_out_stream_draw_other_lines() -> None:
     assert np.mean(training.users == LOG.part(0, 1_000, HELD_OUT).users) < 0.05
 
 
-def test_ids_use_all_64_bits() -> None:
+def test_ids_use_all_64_bits_and_are_apart() -> None:
     users = LOG.part(0, 5_000).users
     assert users.dtype == np.int64
     assert 0.4 < np.mean(users < 0) < 0.6
     assert np.abs(users).max() > 2**62
-
-
-def test_ids_of_users_and_items_do_not_meet() -> None:
     part = LOG.part(0, 20_000)
-    assert not np.intersect1d(part.users, part.items).size
+    assert not np.intersect1d(part.users, part.items).size, "ids of users and items do not meet"
 
 
 def test_new_ids_arrive_until_the_end() -> None:

@@ -63,21 +63,3 @@ def test_without_pytorch_it_says_what_to_install(
     monkeypatch.setattr("kvemb.tools.demos.run_dlrm.find_spec", lambda name: None)
     assert run(COMMAND) == 1
     assert capsys.readouterr().err == (f"kvemb: kvemb demo --dlrm needs PyTorch; install it: {pip_install('torch')}\n")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--dlrm", "--clicks", "100"], "--clicks cannot be used with --dlrm"),
-        (["--dlrm", "--epochs", "1"], "--epochs can only be used with --triples"),
-        (["--kill-at", "3"], "--kill-at can only be used with --dlrm"),
-        (["--dlrm", "--steps", "5", "--kill-at", "5"], "--kill-at must be less than the 5 steps, got 5"),
-        (["--dlrm", "--triples", "x.txt"], "--dlrm cannot be used with --triples"),
-        (["--dlrm", "x.txt"], "files are read with --triples"),
-    ],
-)
-def test_options_that_do_not_go_together(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["demo", *arguments]) == 2
-    assert message in capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
@@ -17,6 +16,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from quick import quick
+from told import json_of
 
 import kvemb
 from kvemb.tools.cli import run
@@ -250,8 +250,7 @@ def test_one_damaged_checkpoint_is_named_and_the_others_are_told(made, tmp_path,
 def test_a_newest_checkpoint_whose_tables_are_damaged_leaves_what_its_manifest_says(made, tmp_path, capsys):
     series = shutil.copytree(made / "series", tmp_path / "series")
     broken_tables(series / "00000005")
-    assert run(["report", str(series), str(tmp_path / "page.html"), "--json"]) == 1
-    assert list(json.loads(capsys.readouterr().out)["damages"]) == ["00000005"]
+    assert list(json_of(capsys, "report", series, tmp_path / "page.html", code=1)["damages"]) == ["00000005"]
     users = section((tmp_path / "page.html").read_text(), "users")
     assert "<b>Its rows cannot be read:</b>" in users
     assert "<dt>rows</dt><dd><bdi>507</bdi>" in users

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
+from told import json_of
 
 import kvemb
-from kvemb.tools.cli import run
 from kvemb.tools.stress.groups import GROUPS, KEYS, ROWS, calls_in, gradients, group_of, table_of
 from kvemb.tools.stress.lockstep import Difference
 from kvemb.tools.stress.losses import LossRounds
@@ -16,8 +14,7 @@ from kvemb.tools.stress.places import LocalPlace
 
 @pytest.mark.slow
 def test_losses_leave_whole_checkpoints(capsys):
-    assert run(["stress", "cluster", "--rounds", "6", "--transport", "local", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = json_of(capsys, "stress", "cluster", "--rounds", "6", "--transport", "local")
     assert told["agreed"]
     assert told["rounds"] == 6
     assert told["losses"].keys() == {"local: shard", "local: disk", "local: half a call"}

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
+from told import json_of
 
 import kvemb
-from kvemb.tools.cli import run
 from kvemb.tools.stress import crash
 from kvemb.tools.stress.load import open_variables
 from kvemb.tools.stress.lockstep import Difference
@@ -17,8 +15,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_twenty_kills_lose_nothing(capsys):
-    assert run(["stress", "crash", "--rounds", "20", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = json_of(capsys, "stress", "crash", "--rounds", "20")
     assert told["agreed"]
     assert told["rounds"] == 20
     assert told["durable points"] > 20
