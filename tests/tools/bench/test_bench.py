@@ -49,11 +49,30 @@ TINY = {
 if which("g++"):  # which runs the GPU's kernels here
     TINY["gpu"] = ["--rows", "120", "--dim", "8", "--batch", "64", "--batches", "1", "--runs", "1"]
 OF_TORCH = {
+    "checkpoint": [
+        "--rows",
+        "3000",
+        "--dim",
+        "8",
+        "--hot-mib",
+        "1",
+        "--batch",
+        "64",
+        "--dirty-rows",
+        "300",
+        "--variables",
+        "1",
+        "--variables",
+        "3",
+        "--runs",
+        "1",
+    ],
     "torch": [*TABLE, "--steps", "2", "--runs", "2"],
     "features": ["--tables", "3", "--rows", "400", "--batch", "64", "--steps", "2", "--runs", "2"],
     "prefetch": [*TABLE, "--hot-rows", "500", "--steps", "2", "--runs", "2"],
 }
 TINY |= OF_TORCH
+PAUSES = ("longest call without one", "until it is complete")
 # How many lines a benchmark has, and its facts besides the compile time.
 TOLD: dict[str, tuple[int, set[str]]] = {
     "lookup": (3, set()),
@@ -72,14 +91,18 @@ TOLD: dict[str, tuple[int, set[str]]] = {
     "hitrate": (2, {"promotions", "hit_rate_by_eighth"}),
     "memory": (3, {"3,000 rows", "6,000 rows"}),
     "series": (3, {"changed_bytes", "first_push_bytes", "bases_after_the_first", "push_s", "pull_s", "flush_s"}),
+    "checkpoint": (
+        14,
+        {f"{what}, {how}" for what in PAUSES for how in ("all hot", "spilling", "two tables that fill the budget")},
+    ),
     "follow": (2, {"refresh_s", "refreshes"}),
 }
-# These start processes, which import everything anew.
-PROCESSES = {"memory", "follow"}
+# Two start processes, which import everything anew.
+SLOW = {"memory", "follow", "checkpoint"}
 
 
 def marks_of(bench: str) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.slow] * (bench in PROCESSES) + [pytest.mark.needs("torch")] * (bench in OF_TORCH)
+    return [pytest.mark.slow] * (bench in SLOW) + [pytest.mark.needs("torch")] * (bench in OF_TORCH)
 
 
 RUNNER = CliRunner()

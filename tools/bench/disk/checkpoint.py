@@ -166,7 +166,7 @@ def _pause(report: Report, folder_path: Path, dim: int, hot_mib: int, batch: int
     for name, tables, keys, hot, budget_mib in (
         ("all hot", 1, hot_rows * 8 // 10, hot_rows, 2 * hot_mib + 256),
         ("spilling", 1, hot_rows * 2, hot_rows, 2 * hot_mib + 256),
-        ("two tables that fill the budget", 2, hot_rows // 2, None, max(1, hot_mib // 4)),
+        ("two tables that fill the budget", 2, hot_rows // 2, None, max(4, hot_mib // 4)),
     ):
         pauses, quiet, whole = [], [], []
         with kvemb.open(folder_path / name.replace(" ", "-"), memory_budget=f"{budget_mib}MiB") as store:

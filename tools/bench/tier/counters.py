@@ -40,28 +40,20 @@ def counted() -> bool:
     return _COUNTS.exists()
 
 
-@dataclass(frozen=True)
-class Window:
-    """The cost of one window, flushes and compactions included. steps: the seconds of each step."""
+def figures_of(
+    train: Callable[[list[Ids], float], list[float]], batches: list[Ids], seconds: float, batch: int
+) -> dict[str, float]:
+    """Call train(batches, seconds), which returns the seconds of its steps; return rows/s, and the costs per row.
 
-    wall: float
-    usage: Usage
-    steps: list[float]
-
-    def figures(self, batch: int) -> dict[str, float]:
-        """Return rows/s, and the costs per row. batch: rows of a step."""
-        rows = max(1, len(self.steps)) * batch
-        return {
-            "rows_per_s": rows / self.wall,
-            "cpu_us": 1e6 * self.usage.cpu / rows,
-            "read_bytes": self.usage.read / rows,
-            "written_bytes": self.usage.written / rows,
-        }
-
-
-def window(train: Callable[[list[Ids], float], list[float]], batches: list[Ids], seconds: float) -> Window:
-    """Measure train(batches, seconds), which returns the seconds of its steps, and the flushes and merges after it."""
+    The flushes and merges after it are included. batch: rows of a step.
+    """
     before, began = usage(), time.perf_counter()
     steps = train(batches, seconds)
-    ended = until_idle()
-    return Window(ended - began, usage() - before, steps)
+    wall, used = until_idle() - began, usage() - before
+    rows = max(1, len(steps)) * batch
+    return {
+        "rows_per_s": rows / wall,
+        "cpu_us": 1e6 * used.cpu / rows,
+        "read_bytes": used.read / rows,
+        "written_bytes": used.written / rows,
+    }

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from kvemb.tools.bench.tier.cases import Case, Settings
-from kvemb.tools.bench.tier.counters import window
+from kvemb.tools.bench.tier.counters import figures_of
 from kvemb.tools.bench.tier.page_cache import empty
 from kvemb.tools.bench.tier.records import Record
 from kvemb.tools.bench.tier.sides import ByHand, Kvemb, Side, both, draw, in_page_cache
@@ -54,7 +54,7 @@ def _windows(
             if cold:
                 empty(side.folder)
             waiting, steps = side.rows_waiting(), side.steps
-            figures = window(side.train, batches, settings.seconds).figures(settings.batch)
+            figures = figures_of(side.train, batches, settings.seconds, settings.batch)
             rows = (side.steps - steps) * settings.batch
             figures["written_bytes"] += (side.rows_waiting() - waiting) * settings.record_bytes / rows
             taken[name].append(figures)
