@@ -1,11 +1,13 @@
-"""Optimizers that cover every formula of kvemb; and a comparison of bits."""
+"""Optimizers that cover every formula of kvemb, rows for them, and a comparison of bits."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import pytest
 
+from kvemb.backends.cpu_rows import CpuRows
 from kvemb.optimizers import (
     KINDS,
     LAMB,
@@ -19,12 +21,15 @@ from kvemb.optimizers import (
     Momentum,
     NAdam,
     Nesterov,
+    Optimizer,
     PartialRowWiseAdam,
     ProximalAdagrad,
     ProximalSGD,
     RMSProp,
     RowWiseAdagrad,
 )
+from kvemb.rows.block import RowBlock
+from kvemb.rows.schema import Schema, dtype_of
 
 # Every formula, and every way to combine two.
 EVERY = [
@@ -45,6 +50,18 @@ EVERY = [
 ]
 QUICK = [Adam(0.1, epsilon_hat=True), EVERY[len(KINDS)], RMSProp(centered=True), LAMB(0.1)]
 SHAPES = [("float32", 17), ("float64", 32), ("float16", 3), ("bfloat16", 20)]
+
+
+def block_of(optimizer: Optimizer, dtype: str, dim: int, rows: int) -> RowBlock:
+    """New rows with random embeddings."""
+    if dtype == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    block = RowBlock(Schema(dtype_of("int64"), dtype_of(dtype), dim, optimizer.shapes(dim)), rows)
+    start = np.random.default_rng(dim).normal(size=(rows, dim)).astype(block.schema.value_dtype)
+    CpuRows().assign(block, np.arange(rows), start, 0)
+    for at, slot in enumerate(optimizer.slots):
+        block.slot(at)[:] = slot.initial
+    return block
 
 
 def assert_same(got: Any, expected: Any) -> None:

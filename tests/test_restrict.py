@@ -203,44 +203,37 @@ def returning(result):
 OLD, COUNT = np.array([1.0, 2.0]), np.array([1, 3])
 
 
-def test_a_users_score_is_called_with_arrays():
-    assert Doubling().checked_score(OLD, COUNT, 0.0).tolist() == [3.0, 7.0]
-    assert OLD.tolist() == [1.0, 2.0]
-    assert Doubling().checked_score(OLD[:0], COUNT[:0], 0.0).shape == (0,)
-
-
-def test_a_score_may_write_to_what_it_is_given():
+def test_a_users_score_gets_copies_and_returns_any_real_numbers():
     class InPlace(RestrictPolicy):
         def score(self, old_score, count, now):
             old_score += count
             return old_score
 
+    assert Doubling().checked_score(OLD, COUNT, 0.0).tolist() == [3.0, 7.0]
+    assert Doubling().checked_score(OLD[:0], COUNT[:0], 0.0).shape == (0,)
     assert InPlace().checked_score(OLD, COUNT, 0.0).tolist() == [2.0, 5.0]
     assert OLD.tolist() == [1.0, 2.0]
+    for result in (np.array([1, 2], np.int32), np.array([1, 2], np.float32), [1, 2], [math.inf, -math.inf]):
+        scores = returning(result).checked_score(OLD, COUNT, 0.0)
+        assert (scores.dtype, scores.tolist()) == (np.float64, [float(each) for each in result])
 
 
-@pytest.mark.parametrize("result", [np.array([1, 2], np.int32), np.array([1, 2], np.float32), [1, 2]], ids=repr)
-def test_scores_become_float64(result):
-    scores = returning(result).checked_score(OLD, COUNT, 0.0)
-    assert scores.dtype == np.float64
-    assert scores.tolist() == [1.0, 2.0]
-
-
-def test_scores_that_are_not_a_number_are_refused_by_name():
-    with pytest.raises(ValueError, match=r"Given\.score\(\) must not return NaN, got it from old_score=2.0, count=3"):
-        returning(np.array([1.0, math.nan])).checked_score(OLD, COUNT, 0.0)
-    assert returning(np.array([math.inf, -math.inf])).checked_score(OLD, COUNT, 0.0).tolist() == [math.inf, -math.inf]
-
-
-@pytest.mark.parametrize("result", [1.0, np.zeros(3), np.zeros((2, 1)), []], ids=repr)
-def test_scores_of_another_shape_are_refused(result):
-    with pytest.raises(ValueError, match=r"Given\.score\(\) must return one score for each row"):
-        returning(result).checked_score(OLD, COUNT, 0.0)
-
-
-@pytest.mark.parametrize("result", [None, "ab", np.array([1j, 2]), np.array([True, False]), ["a", "b"]], ids=repr)
-def test_scores_of_another_kind_are_refused(result):
-    with pytest.raises(TypeError, match=r"Given\.score\(\) must return real numbers"):
+@pytest.mark.parametrize(
+    ("result", "error", "message"),
+    [
+        (np.array([1.0, math.nan]), ValueError, r"must not return NaN, got it from old_score=2.0, count=3"),
+        *(
+            (result, ValueError, "must return one score for each row")
+            for result in (1.0, np.zeros(3), np.zeros((2, 1)))
+        ),
+        *(
+            (result, TypeError, "must return real numbers")
+            for result in (None, "ab", [1j, 2], [True, False], ["a", "b"])
+        ),
+    ],
+)
+def test_other_scores_are_refused_by_name(result, error, message):
+    with pytest.raises(error, match=rf"Given\.score\(\) {message}"):
         returning(result).checked_score(OLD, COUNT, 0.0)
 
 
@@ -331,19 +324,15 @@ def test_a_bound_policy_asks_its_variable():
 def test_num_reserved_and_trigger_are_counts():
     variable = Variable()
     policy = TimestampRestrictPolicy().bind(variable)
-    for value in (1.0, True, np.True_, "3", [3], np.float64(3)):
-        with pytest.raises(TypeError, match="num_reserved must be an int"):
-            policy.apply_restriction(value)
-        with pytest.raises(TypeError, match="trigger must be an int"):
-            policy.apply_restriction(1, trigger=value)
-    with pytest.raises(TypeError, match="num_reserved must be an int"):
-        policy.apply_restriction(None)
-    with pytest.raises(ValueError, match="num_reserved must be at least 0"):
-        policy.apply_restriction(-1)
-    with pytest.raises(ValueError, match="trigger must be at least 0"):
-        policy.apply_restriction(1, trigger=-1)
-    with pytest.raises(TypeError, match="unexpected keyword"):
-        policy.apply_restriction(1, treshold=3)
+    for wrong, error, message in (
+        *(({"num_reserved": value}, TypeError, "num_reserved must be an int") for value in (1.0, True, "3", [3], None)),
+        *(({"num_reserved": 1, "trigger": value}, TypeError, "trigger must be an int") for value in (1.0, np.True_)),
+        ({"num_reserved": -1}, ValueError, "num_reserved must be at least 0"),
+        ({"num_reserved": 1, "trigger": -1}, ValueError, "trigger must be at least 0"),
+        ({"num_reserved": 1, "treshold": 3}, TypeError, "unexpected keyword"),
+    ):
+        with pytest.raises(error, match=message):
+            policy.apply_restriction(**wrong)
     assert variable.calls == []
 
 
@@ -359,6 +348,7 @@ def test_json_brings_back_a_built_in_policy(policy):
 
 
 def test_a_users_policy_is_remembered_by_its_class():
+    assert policy_from_json(None) is policy_class_name(None) is None
     data = json.loads(json.dumps(Weighted(3.0).to_json()))
     assert policy_from_json(data) == MissingPolicy(data["class"])
     assert policy_from_json(data).to_json() == data
@@ -369,11 +359,6 @@ def test_a_users_policy_is_remembered_by_its_class():
         pass
 
     assert policy_class_name(Mine()) != policy_class_name(FrequencyRestrictPolicy())
-
-
-def test_no_policy_is_none():
-    assert policy_from_json(None) is None
-    assert policy_class_name(None) is None
 
 
 def test_unknown_json_is_refused():

@@ -91,5 +91,6 @@ def gradients(table: Table, keys: Any, grads: Any) -> tuple[GivenKeys, Any]:
     Raises TypeError; ValueError, also where the variable cannot be trained.
     """
     table.check_trainable()
-    given = owned_keys(table, keys)
+    given = given_keys(table, keys)
+    given.check_owners()
     return given, given.beside(grads, table.schema.slot_dtype, "grads", table.schema.dim)

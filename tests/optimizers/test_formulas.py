@@ -9,7 +9,7 @@ from decimal import Decimal, localcontext
 
 import numpy as np
 import pytest
-from every_optimizer import EVERY, QUICK, SHAPES, assert_same
+from every_optimizer import EVERY, QUICK, SHAPES, assert_same, block_of
 from programs import run_python
 
 from kvemb.backends import cpu_formulas
@@ -29,27 +29,13 @@ from kvemb.optimizers.arithmetic import (
     where_positive,
 )
 from kvemb.optimizers.formula import read
-from kvemb.rows.block import RowBlock
-from kvemb.rows.schema import Schema, dtype_of
 
 ROWS = 40
 KERNELS = CpuRows()
 
 
-def block_of(optimizer: Optimizer, dtype: str, dim: int) -> RowBlock:
-    """New rows with random embeddings."""
-    if dtype == "bfloat16":
-        pytest.importorskip("ml_dtypes")
-    block = RowBlock(Schema(dtype_of("int64"), dtype_of(dtype), dim, optimizer.shapes(dim)), ROWS)
-    start = np.random.default_rng(dim).normal(size=(ROWS, dim)).astype(block.schema.value_dtype)
-    KERNELS.assign(block, np.arange(ROWS), start, 0)
-    for at, slot in enumerate(optimizer.slots):
-        block.slot(at)[:] = slot.initial
-    return block
-
-
 def check_bits(optimizer: Optimizer, dtype: str, dim: int) -> None:
-    block = block_of(optimizer, dtype, dim)
+    block = block_of(optimizer, dtype, dim, ROWS)
     values, slots = block.embeddings(), block.slots_by_name()
     for step in range(5):
         chance = np.random.default_rng(step)
@@ -93,7 +79,7 @@ def test_sums_over_rows_of_any_length_are_in_one_order(optimizer, dim):
 
 def test_a_late_row_takes_the_first_step_of_any_row():
     """A count of all calls would make it 3.16 times the learning rate (TensorFlow's and SparseAdam's trap)."""
-    block = block_of(Adam(0.1), "float32", 4)
+    block = block_of(Adam(0.1), "float32", 4, ROWS)
     grads = np.full((1, 4), 3, np.float32)
     for step in range(1000):
         KERNELS.apply(block, np.array([0]), Adam(0.1), grads, step)
@@ -104,7 +90,7 @@ def test_a_late_row_takes_the_first_step_of_any_row():
 
 
 def test_a_count_that_float32_cannot_go_on_with_stays_and_changes_nothing():
-    block = block_of(Adam(0.1, 0.9, 0.999999), "float32", 2)
+    block = block_of(Adam(0.1, 0.9, 0.999999), "float32", 2, ROWS)
     block.slot(0)[:], block.slot(1)[:], block.slot(2)[:] = 1, 1, 2**24 - 1
     before = block.embeddings()[0].astype(np.float64)
     for _ in range(3):

@@ -6,6 +6,7 @@ KVEMB_EXAMPLES says how many histories are drawn for each optimizer; each has up
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -114,15 +115,16 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return (place / str(number) for number in range(1 << 30))
 
 
+def run_drawn(run: Callable[[Any], None], examples: int = 1) -> None:
+    """Run a check of numbers that it draws from Hypothesis."""
+    how = settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+    how(given(st.data())(run))()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_rows_are_those_of_the_source(kind, folders):
-    @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(st.data())
-    def run(data: Any) -> None:
-        check(kind, data, next(folders), 100)
-
-    run()
+    run_drawn(lambda data: check(kind, data, next(folders), 100), EXAMPLES)
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
@@ -132,8 +134,6 @@ def test_rows_of_float32_are_near_those_of_the_source(kind):
     Where a step turns on a sign or a threshold, a rounding may change it: those are left to float64.
     """
 
-    @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(st.data())
     def run(data: Any) -> None:
         optimizer = drawn(data, kind)
         seed = data.draw(st.integers(0, 1000), label="seed")
@@ -158,24 +158,14 @@ def test_rows_of_float32_are_near_those_of_the_source(kind):
         for name, part in reference.state.items():
             near(slots[name][reference.steps > 0], part[reference.steps > 0], 1e-4)
 
-    run()
+    run_drawn(run, EXAMPLES)
 
 
 @pytest.mark.parametrize("name", ["adam", "nadam"])
 def test_a_global_count_is_that_of_calls(name, folders):
-    @settings(max_examples=1, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(st.data())
-    def run(data: Any) -> None:
-        check(KINDS[name], data, next(folders), 40, bias_correction="global")
-
-    run()
+    run_drawn(lambda data: check(KINDS[name], data, next(folders), 40, bias_correction="global"))
 
 
 @pytest.mark.parametrize("name", ["adagrad", "rmsprop", "ftrl"])
 def test_rows_are_those_of_the_source_in_a_short_history(name, folders):
-    @settings(max_examples=1, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(st.data())
-    def run(data: Any) -> None:
-        check(KINDS[name], data, next(folders), 30)
-
-    run()
+    run_drawn(lambda data: check(KINDS[name], data, next(folders), 30))

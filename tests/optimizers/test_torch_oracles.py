@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from every_optimizer import block_of
 
 from kvemb.backends.cpu_rows import CpuRows
 from kvemb.optimizers import (
@@ -22,8 +23,6 @@ from kvemb.optimizers import (
     Optimizer,
     RMSProp,
 )
-from kvemb.rows.block import RowBlock
-from kvemb.rows.schema import Schema, dtype_of
 
 torch: Any = pytest.importorskip("torch", reason="torch is not installed; it is of kvemb[test-all]")
 pytestmark = pytest.mark.needs("torch")
@@ -53,16 +52,6 @@ PAIRS: list[tuple[Optimizer, str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-def block_of(optimizer: Optimizer, dtype: str) -> RowBlock:
-    """Rows of random numbers."""
-    block = RowBlock(Schema(dtype_of("int64"), dtype_of(dtype), DIM, optimizer.shapes(DIM)), ROWS)
-    start = np.random.default_rng(0).normal(size=(ROWS, DIM)).astype(dtype)
-    CpuRows().assign(block, np.arange(ROWS), start, 0)
-    for at, slot in enumerate(optimizer.slots):
-        block.slot(at)[:] = slot.initial
-    return block
-
-
 @pytest.fixture(autouse=True)
 def double_by_default():
     """PyTorch keeps some of its state in the default dtype."""
@@ -75,7 +64,7 @@ def double_by_default():
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 1e-5)])
 @pytest.mark.parametrize(("optimizer", "name", "given"), PAIRS, ids=[f"{pair[1]} {pair[0]!r}" for pair in PAIRS])
 def test_rows_equal_those_of_torch_optim(optimizer, name, given, dtype, tolerance):
-    block = block_of(optimizer, dtype)
+    block = block_of(optimizer, dtype, DIM, ROWS)
     rows = torch.nn.Parameter(torch.tensor(block.embeddings()))
     theirs = getattr(torch.optim, name)([rows], **given)
     for step in range(STEPS):
@@ -95,7 +84,7 @@ def test_sparse_adam_is_a_global_count_with_epsilon_hat(dtype, tolerance, size):
     """Where gradients are not much larger than epsilon, the place of epsilon decides the step."""
     given = {"beta_1": 0.8, "beta_2": 0.999, "epsilon": 1e-8, "bias_correction": "global"}
     ours, after = Adam(0.1, **given, epsilon_hat=True), Adam(0.1, **given)
-    block, other = block_of(ours, dtype), block_of(after, dtype)
+    block, other = block_of(ours, dtype, DIM, ROWS), block_of(after, dtype, DIM, ROWS)
     rows = torch.nn.Parameter(torch.tensor(block.embeddings()))
     theirs = torch.optim.SparseAdam([rows], lr=0.1, betas=(0.8, 0.999), eps=1e-8)
     for step in range(1, STEPS):

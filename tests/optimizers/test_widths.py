@@ -83,14 +83,6 @@ def test_exports_have_each_slots_width(place, kind):
         store.check(deep=True)
 
 
-def test_a_row_counts_its_own_steps(tmp_path):
-    with kvemb.open(tmp_path / "store", memory_budget=BUDGET) as store:
-        table = store.get_variable("table", dim=DIM, hot_rows=16, optimizer=Adam())
-        for step in range(5):
-            train(table, step, KEYS[: 100 * (step + 1)])
-        assert whole(store)["steps"].ravel().tolist() == [5] * 100 + [4] * 100 + [3] * 100 + [2] * 100 + [1] * 100
-
-
 def test_what_changed_and_a_replica_have_them(place, tmp_path, kind):
     changes = list(kvemb.Checkpoint(place / "2").changes(place / "1"))
     now = whole(place / "2")
