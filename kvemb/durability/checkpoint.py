@@ -89,17 +89,6 @@ class Checkpoint(Handle[Manifest], os.PathLike[str]):
         warn_if_not_closed(directory, inside(point))
         return point
 
-    @classmethod
-    def written(cls, path: Path, described: Manifest) -> Checkpoint:
-        """Return the checkpoint that this process has written to a path; its manifest is not read again.
-
-        :meta private:
-        """
-        made = cls.__new__(cls)
-        made.path = path
-        Handle.__init__(made, described)
-        return made
-
     def __fspath__(self) -> str:
         return str(self.path)
 
@@ -360,3 +349,11 @@ def restoring(store: Path) -> Iterator[None]:
         yield
     finally:
         os.close(folder)
+
+
+def written(path: Path, described: Manifest) -> Checkpoint:
+    """Return the checkpoint that this process has written to a path; its manifest is not read again."""
+    made = Checkpoint.__new__(Checkpoint)
+    made.path = path
+    Handle.__init__(made, described)
+    return made

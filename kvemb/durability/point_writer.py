@@ -26,7 +26,7 @@ from kvemb.contracts import Amendment, ColdDatabase, SortedFile
 from kvemb.durability import cold_databases, layout, manifest, paths
 from kvemb.durability.attachments import Attachments
 from kvemb.durability.changes import ChangeLog
-from kvemb.durability.checkpoint import Checkpoint, DirectoryDraft, complete
+from kvemb.durability.checkpoint import Checkpoint, DirectoryDraft, complete, written
 from kvemb.durability.epochs import dropped_variables
 from kvemb.durability.hotset import write_hot
 from kvemb.durability.journal import Journal
@@ -267,7 +267,7 @@ class PointWriter:
                 cold_databases.amend(draft.path / layout.ROWS, drop=left_out)
                 described = complete(draft.path, described, point, self._manifest.files, same_names=True)
             draft.sync()
-            self._written = Checkpoint.written(target, described)
+            self._written = written(target, described)
 
     def _end_snapshots(self) -> None:
         for part in self._parts:

@@ -34,7 +34,7 @@ def test_a_text_names_a_policy(text, policy):
     [
         ("epoch_frequency:3", "epoch_frequency takes no parameter"),
         ("frequency:size=3", "frequency takes half_life, not 'size'"),
-        ("time_to_live:5,size=3", "time_to_live takes clock and ttl, not 'size'"),
+        ("time_to_live:5,size=3", "time_to_live takes ttl and clock, not 'size'"),
     ],
 )
 def test_an_unknown_parameter_is_named(text, advice):
