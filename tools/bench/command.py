@@ -21,12 +21,13 @@ from kvemb.tools.bench.cluster import shards as cluster
 from kvemb.tools.bench.cold import cold, hitrate, memory, prefetch, spent, tables, train
 from kvemb.tools.bench.disk import checkpoint, export, follow, series
 from kvemb.tools.bench.gpu import run as gpu
-from kvemb.tools.bench.hot import features, lookup, pool, small, torch, upsert
+from kvemb.tools.bench.hot import features, keras, lookup, pool, small, torch, upsert
 from kvemb.tools.bench.options import AsJson
 from kvemb.tools.bench.results import Report
 from kvemb.tools.bench.tier.command import tier
 
 HOT = {"lookup": lookup, "upsert": upsert, "gpu": gpu, "pool": pool, "small": small, "torch": torch}
+FITTED = {"keras": keras}
 MANY = {"features": features, "tables": tables, "spent": spent, "cluster": cluster, "reshard": reshard}
 COLD = {"train": train, "cold": cold, "prefetch": prefetch, "hitrate": hitrate, "memory": memory}
 DISK = {"checkpoint": checkpoint, "series": series, "follow": follow, "export": export}
@@ -48,6 +49,6 @@ def command_of(name: str, run: Callable[..., Report]) -> Callable[..., None]:
     return command
 
 
-for name, benchmark in (HOT | MANY | COLD | DISK).items():
+for name, benchmark in (HOT | FITTED | MANY | COLD | DISK).items():
     app.command(name)(command_of(name, benchmark.run))
 app.command()(tier)

@@ -24,6 +24,7 @@ from kvemb.tools.bench.command import app
 from kvemb.tools.bench.data import Zipf, ids_of, values_of
 from kvemb.tools.bench.gpu import rates, training
 from kvemb.tools.bench.gpu.cells import FullTable
+from kvemb.tools.bench.hot.keras import run as run_keras
 from kvemb.tools.bench.hot.torch import run as run_torch
 from kvemb.tools.bench.results import Report, Spread, compare
 from kvemb.tools.bench.train_by_hand import RocksLoop
@@ -71,7 +72,8 @@ OF_TORCH = {
     "features": ["--tables", "3", "--rows", "400", "--batch", "64", "--steps", "2", "--runs", "2"],
     "prefetch": [*TABLE, "--hot-rows", "500", "--steps", "2", "--runs", "2"],
 }
-TINY |= OF_TORCH
+OF_KERAS = {"keras": [*TABLE, "--bag", "5", "--steps", "2", "--runs", "2"]}
+TINY |= OF_TORCH | OF_KERAS
 PAUSES = ("longest call without one", "until it is complete")
 # How many lines a benchmark has, and its facts besides the compile time.
 TOLD: dict[str, tuple[int, set[str]]] = {
@@ -84,6 +86,7 @@ TOLD: dict[str, tuple[int, set[str]]] = {
     "torch": (3, {"fbgemm", "torch", "torch_threads", "rows_compared"}),
     "features": (3, {"torch", "torch_threads", "rows_compared"}),
     "prefetch": (1, {"torch", "torch_threads", "model_ms", "rows_compared"}),
+    "keras": (4, {"keras", "backend", "rows_compared"}),
     "train": (6, {"hit_rate", "cold_writes_per_step", "rows_compared"}),
     "cold": (3, set()),
     "tables": (2, {"hot_rows", "rows_in_all"}),
@@ -102,7 +105,10 @@ SLOW = {"memory", "follow", "checkpoint"}
 
 
 def marks_of(bench: str) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.slow] * (bench in SLOW) + [pytest.mark.needs("torch")] * (bench in OF_TORCH)
+    marks = [pytest.mark.slow] * (bench in SLOW) + [pytest.mark.needs("torch")] * (bench in OF_TORCH)
+    # Keras' variables do not know NumPy 2's argument.
+    ignored = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
+    return [*marks, *[pytest.mark.needs("keras", "torch"), ignored] * (bench in OF_KERAS)]
 
 
 RUNNER = CliRunner()
@@ -110,6 +116,7 @@ RUNNER = CliRunner()
 
 @pytest.fixture(autouse=True)
 def _gpu_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
     monkeypatch.setitem(registry.hot_backends, "gpu", "cuda_on_cpu:CudaOnCpuTable")
 
 
@@ -168,7 +175,11 @@ def test_lookup_and_upsert_tell_of_each_dim(tmp_path: Path) -> None:
         assert {line["name"].rpartition("dim ")[2] for line in report["lines"]} == {"8", "16"}
 
 
-def test_without_pytorch_its_command_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_framework_its_command_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "keras", None)
+    advice = f"install Keras and the backend that KERAS_BACKEND names: {pip_install('keras')}"
+    with pytest.raises(BadInput, match=re.escape(f"needs keras; {advice}")):
+        run_keras(folder=tmp_path)
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(BadInput, match=re.escape(f"needs PyTorch; install it: {pip_install('torch')}")):
         run_torch(folder=tmp_path)

@@ -1,0 +1,132 @@
+"""`kvemb bench keras`: model.fit with bags of kvemb.keras, all rows hot, compared with keras.layers.Embedding.
+
+The model sums the bags' mean rows with weights, and all of it is trained with Adagrad. Keras' backend is the one that
+KERAS_BACKEND selects. With PyTorch there is a third side: the same model on kvemb.torch, in a loop of its own. All
+sides begin with the same rows and get the same batches, and their rows are compared at the end.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+import kvemb
+from kvemb.installed import pip_install
+from kvemb.tools.bench.data import Floats
+from kvemb.tools.bench.hot.resident import array_of, budget_of_hot, measure_hot
+from kvemb.tools.bench.measure import Work, compile_seconds, scratch
+from kvemb.tools.bench.options import Dim, Folder, Rows, Runs, Steps
+from kvemb.tools.bench.results import Report, compare
+from kvemb.tools.bench.trained import LEARNING_RATE, LOAD_BATCH
+from kvemb.tools.failures import BadInput
+from kvemb.tools.limits import MAX_BATCH
+
+MIN_OF_TORCH = 0.9
+START, EPSILON = 0.1, 1e-7  # of Keras' Adagrad, by default
+
+
+def run(
+    rows: Rows = 1_000_000,
+    dim: Dim = 32,
+    batch: Annotated[int, typer.Option(min=1, max=MAX_BATCH, help="Bags per step.")] = 8_192,
+    bag: Annotated[int, typer.Option(min=1, max=1_000, help="Ids in a bag.")] = 20,
+    steps: Steps = 10,
+    runs: Runs = 5,
+    folder: Folder = None,
+) -> Report:
+    """Train a Keras model with model.fit, all rows hot. Peers: keras.layers.Embedding, and for PyTorch kvemb.torch."""
+    keras, report = import_keras()
+    import kvemb.keras as kk
+
+    report.facts["compile_s"] = compile_seconds(dim)
+    chance = np.random.default_rng(8)
+    work = [chance.integers(0, rows, (steps * batch, bag), np.int32) for _ in range(runs)]
+    labels = [(ids[:, :1] % 2).astype(np.float32) for ids in work]
+    start, budget = array_of(rows, dim), 2 * budget_of_hot(rows, 8 * dim)
+    with scratch(folder) as path, kvemb.open(path / "store", memory_budget=budget) as store:
+        table = _filled(store, "table", start)
+        model = _model(keras, bag, kk.EmbeddingBag(table, combiner="mean"))
+        embedding = keras.layers.Embedding(rows, dim)
+        embedding.build(None)
+        embedding.set_weights([start])
+        peer = _model(keras, bag, embedding, keras.layers.GlobalAveragePooling1D())
+
+        def fitting(model: Any) -> Work:
+            given: dict[str, Any] = {"batch_size": batch, "shuffle": False, "verbose": 0}
+            return lambda i: model.fit(work[i], labels[i], **given)
+
+        sides, names = [fitting(model), fitting(peer)], ["keras.layers.Embedding"]
+        if keras.backend.backend() == "torch":
+            bare = TorchLoop(_filled(store, "of torch", start), batch)
+            sides.append(lambda i: bare.fit(work[i], labels[i]))
+            names.append("kvemb.torch")
+        taken = measure_hot(list(store.variables.values()), sides, runs)
+        seen = np.unique(work[-1])
+        trained = keras.ops.convert_to_numpy(embedding.embeddings.value)[seen]
+        for variable in store.variables.values():
+            np.testing.assert_allclose(variable.lookup(seen, touch=False), trained, rtol=1e-3, atol=1e-4)
+        report.facts["rows_compared"] = len(seen)
+    rates = [[steps / each.wall for each in side] for side in taken]
+    cpu = [[1e3 * each.cpu / steps for each in side] for side in taken]
+    for name, rate, cost, least in zip(names, rates[1:], cpu[1:], (None, MIN_OF_TORCH), strict=False):
+        report.lines.append(compare("step", "steps/s", rates[0], name, rate).ratio_at_least(least))
+        report.lines.append(compare("CPU of a step", "ms", cpu[0], name, cost))
+    return report
+
+
+def import_keras() -> tuple[Any, Report]:
+    """Return the module keras, and a report with its version and backend. Raises BadInput without them."""
+    try:
+        import keras
+    except ImportError as error:
+        advice = f"install Keras and the backend that KERAS_BACKEND names: {pip_install('keras')}"
+        raise BadInput(f"this benchmark needs {error.name}; {advice}") from error
+    return keras, Report(facts={"keras": keras.__version__, "backend": keras.backend.backend()})
+
+
+class TorchLoop:
+    """The model on kvemb.torch, trained by a loop."""
+
+    def __init__(self, variable: kvemb.Variable, batch: int) -> None:
+        import torch
+
+        import kvemb.torch as kt
+
+        self._torch, self._batch = torch, batch
+        self._bags, self._head = kt.EmbeddingBag(variable, mode="mean"), torch.nn.Linear(variable.dim, 1)
+        torch.nn.init.constant_(self._head.weight, 0.1)
+        torch.nn.init.zeros_(self._head.bias)
+        self._rows = kt.Optimizer(self._bags)
+        self._dense = torch.optim.Adagrad(self._head.parameters(), LEARNING_RATE, 0, 0, START, EPSILON)
+
+    def fit(self, ids: Any, labels: Floats) -> None:
+        """Take a step on each batch."""
+        loss = self._torch.nn.BCEWithLogitsLoss()
+        for at in range(0, len(ids), self._batch):
+            here = slice(at, at + self._batch)
+            out = self._head(self._bags(self._torch.from_numpy(ids[here])))
+            self._dense.zero_grad()
+            loss(out, self._torch.from_numpy(labels[here])).backward()
+            self._dense.step()
+            self._rows.step()
+
+
+def _filled(store: kvemb.Store, name: str, start: Floats) -> kvemb.Variable:
+    """Return a new table with the rows of keys from 0."""
+    rule = kvemb.optimizers.Adagrad(LEARNING_RATE, START, EPSILON)
+    rows, dim = start.shape
+    table = store.get_variable(name, dim=dim, key_dtype="int32", optimizer=rule, init_size=rows)
+    for at in range(0, rows, LOAD_BATCH):
+        part = start[at : at + LOAD_BATCH]
+        table.upsert(np.arange(at, at + len(part), dtype=np.int32), part)
+    return table
+
+
+def _model(keras: Any, bag: int, *layers: Any) -> Any:
+    head = keras.layers.Dense(1, kernel_initializer=keras.initializers.Constant(0.1))
+    model = keras.Sequential([keras.Input((bag,), dtype="int32"), *layers, head])
+    optimizer = keras.optimizers.Adagrad(LEARNING_RATE, START, EPSILON)
+    model.compile(optimizer, keras.losses.BinaryCrossentropy(from_logits=True))
+    return model
