@@ -406,18 +406,21 @@ def public_in_full(module: ModuleType) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.needs("basedpyright", "torch")
-def test_pyright_knows_the_type_of_everything_public(joined, tmp_path):
+@pytest.mark.needs("basedpyright", "torch", "keras")
+def test_pyright_knows_the_type_of_everything_public(joined, tmp_path, monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
     words = [sys.executable, "-P", "-m", "basedpyright", "--pythonpath", sys.executable, "--outputjson"]
     words += ["--verifytypes", "kvemb", "--ignoreexternal"]
     environment = {**os.environ, "PYTHONPATH": str(joined)}
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900)
     symbols = json.loads(done.stdout)["typeCompleteness"]["symbols"]
     modules = ["kvemb", "kvemb.bulk", "kvemb.cluster", "kvemb.errors", "kvemb.initializers", "kvemb.optimizers"]
-    modules += ["kvemb.torch", *(name for name in ["kvemb.monitoring"] if importlib.util.find_spec(name) is not None)]
+    modules += ["kvemb.torch", "kvemb.keras"]
+    modules += [name for name in ["kvemb.monitoring"] if importlib.util.find_spec(name) is not None]
     public = set().union(*(public_in_full(importlib.import_module(name)) for name in modules))
     ours = [each for each in symbols if {each["name"], each["name"].rpartition(".")[0]} & public and each["isExported"]]
-    assert {"kvemb.store.Store.lookup", "kvemb.torch.embedding.Embedding.forward"} <= {each["name"] for each in ours}
+    of_frameworks = {"kvemb.torch.embedding.Embedding.forward", "kvemb.keras.embedding.Embedding.call"}
+    assert {"kvemb.store.Store.lookup", *of_frameworks} <= {each["name"] for each in ours}
     told = [
         f"{each['name']}: {found['message']}"
         for each in ours
@@ -503,7 +506,7 @@ TESTED_BY = {
     **{
         f"kvemb/keras/{name}.py": f"keras3/test_{tests}.py"
         for tests, names in {
-            "embedding": "embedding layer requests steps anchors calls on_tensorflow on_jax on_torch",
+            "embedding": "embedding layer table_layer requests steps anchors calls on_tensorflow on_jax on_torch",
             "embedding_bag": "embedding_bag pooled",
             "distributed": "distributed tables",
             "checkpoint": "checkpoint state",

@@ -11,8 +11,8 @@ from kvemb.checks.brief import brief
 from kvemb.keras.configs import config_of, find
 from kvemb.keras.keys import check_ids, warn_of_short_ids
 from kvemb.keras.layer import RowsLayer
-from kvemb.keras.pooled import Bag, ids_for, request_for, result_of
-from kvemb.keras.requests import Ids, Request
+from kvemb.keras.pooled import Wanted
+from kvemb.keras.requests import Request
 from kvemb.keras.tables import Feature, at, features_of, with_leaves
 from kvemb.store import Store
 from kvemb.variable import Variable
@@ -81,7 +81,7 @@ class DistributedEmbedding(RowsLayer):
         self.features: tuple[Feature, ...] = tuple(features)
         self.structure: Any = with_leaves(feature_configs, {each.path: each.name for each in features})
         for variable in self.variables_of_rows:
-            warn_of_short_ids(variable)
+            warn_of_short_ids(variable, 3)
 
     @property
     def tables(self) -> dict[str, Variable]:
@@ -105,20 +105,16 @@ class DistributedEmbedding(RowsLayer):
             ValueError: For another structure or shape, or if a table that is to be trained has no optimizer.
             KvembError: What ``kvemb.Store.lookup`` raises.
         """
-        given = _unpacked(inputs, weights)
-        bags, requests, batch = [], [], []
-        for feature, (ids, weight) in zip(self.features, self._by_feature(*given), strict=True):
+        wanted = []
+        for feature, ids, weight in self._given(*_unpacked(inputs, weights)):
             shape = check_ids(ids, f"ids of {feature.name!r}", split=False, least_rank=1)
-            bag = Bag(feature.variable, feature.combiner, dtype=self.dtype_for(feature.variable))
-            bags.append(bag)
-            pooled = len(shape) > 1
-            requests.append(request_for(bag, weight) if pooled else Request(feature.variable, dtype=bag.dtype))
-            batch.append(ids_for(bag, ids, None) if pooled else Ids(ids))
-        found = self.rows(requests, batch, training)
-        out = {}
-        for feature, bag, rows, (ids, weight) in zip(self.features, bags, found, self._by_feature(*given), strict=True):
-            out[feature.path] = result_of(bag, rows, ids, weight, None) if len(ids.shape) > 1 else rows
-        return with_leaves(self.structure, out)
+            combiner = feature.combiner if len(shape) > 1 else None
+            if combiner is None and feature.combiner != "sum":
+                weight = None  # a mean of one row is that row
+            request = Request(feature.variable, combiner, dtype=self._dtype_for(feature.variable))
+            wanted.append(Wanted(request, ids, weight))
+        found = self._found(wanted, training)
+        return with_leaves(self.structure, dict(zip([each.path for each in self.features], found, strict=True)))
 
     def preprocess(self, inputs: Any, weights: Any = None, training: bool = False) -> Any:
         """Put inputs and weights together, as one argument of a model.
@@ -134,7 +130,7 @@ class DistributedEmbedding(RowsLayer):
         Raises:
             ValueError: If inputs or weights lack a feature.
         """
-        self._by_feature(inputs, weights)
+        self._given(inputs, weights)
         packed = {"inputs": inputs} if weights is None else {"inputs": inputs, "weights": weights}
         return {_PREPROCESSED: {"default_device": packed}}
 
@@ -201,9 +197,10 @@ class DistributedEmbedding(RowsLayer):
         """
         return cls(**{**config, "feature_configs": _opened(config["feature_configs"], cls.__name__)})
 
-    def _by_feature(self, inputs: Any, weights: Any) -> list[tuple[Any, Any]]:
+    def _given(self, inputs: Any, weights: Any) -> list[tuple[Feature, Any, Any]]:
+        """Return each feature with its ids and weights. Raises ValueError if one lacks them."""
         return [
-            (at(inputs, each.path, "inputs"), None if weights is None else at(weights, each.path, "weights"))
+            (each, at(inputs, each.path, "inputs"), None if weights is None else at(weights, each.path, "weights"))
             for each in self.features
         ]
 

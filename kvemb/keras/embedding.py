@@ -6,15 +6,12 @@ from typing import Any
 
 import keras
 
-from kvemb.keras.configs import config_of, opened_again
-from kvemb.keras.keys import check_flag, check_ids, warn_of_short_ids
-from kvemb.keras.layer import RowsLayer, check_padding, variable_for
-from kvemb.keras.requests import Ids, Request
-from kvemb.store import Store
-from kvemb.variable import Variable
+from kvemb.keras.pooled import Wanted
+from kvemb.keras.requests import Request
+from kvemb.keras.table_layer import TableLayer
 
 
-class Embedding(RowsLayer):
+class Embedding(TableLayer):
     """Look up rows by key, as keras.layers.Embedding does by index.
 
     Keys are any integers of the variable's key dtype, so the layer takes no number of rows. A key without a row reads
@@ -53,31 +50,6 @@ class Embedding(RowsLayer):
         (2, 2, 16)
     """
 
-    def __init__(
-        self,
-        variable: Variable | str | None = None,
-        dim: int | None = None,
-        *,
-        store: Store | None = None,
-        mask_zero: bool = False,
-        padding_idx: int | None = None,
-        split_keys: bool = False,
-        name: str | None = None,
-        dtype: Any = None,
-        trainable: bool = True,
-        **arguments: Any,
-    ) -> None:
-        masking, split = check_flag(mask_zero, "mask_zero"), check_flag(split_keys, "split_keys")
-        padding = check_padding(padding_idx)
-        self.variable: Variable = variable_for(variable, dim, name, store, arguments)
-        super().__init__([self.variable], name=name, dtype=dtype, trainable=trainable)
-        self.mask_zero: bool = masking
-        self.supports_masking = masking
-        self.padding_idx: int | None = padding
-        self.split_keys: bool = split
-        if not split:
-            warn_of_short_ids(self.variable)
-
     def call(self, ids: Any, training: bool | None = None) -> Any:
         """Return the rows of keys.
 
@@ -93,9 +65,9 @@ class Embedding(RowsLayer):
             ValueError: If the rows are to be trained and the variable has no optimizer.
             KvembError: What ``kvemb.Variable.lookup`` raises.
         """
-        check_ids(ids, "ids", split=self.split_keys)
-        request = Request(self.variable, None, self.padding_idx, self.split_keys, self.dtype_for(self.variable))
-        (rows,) = self.rows([request], [Ids(ids)], training)
+        self._check(ids)
+        request = Request(self.variable, None, self.padding_idx, self.split_keys, self._dtype_for(self.variable))
+        (rows,) = self._found([Wanted(request, ids)], training)
         return rows
 
     def compute_mask(self, ids: Any, mask: Any = None) -> Any:
@@ -111,64 +83,11 @@ class Embedding(RowsLayer):
         Raises:
             TypeError: If ``ids`` are not integers.
         """
-        check_ids(ids, "ids", split=self.split_keys)
+        self._check(ids)
         if not self.mask_zero:
             return None
         zeros = keras.ops.equal(ids, 0)
         return keras.ops.logical_not(keras.ops.all(zeros, axis=-1) if self.split_keys else zeros)
-
-    def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
-        """Return the shape of the rows for ids of a shape.
-
-        Args:
-            input_shape: The shape of the ids.
-
-        Returns:
-            The shape.
-        """
-        shape = tuple(input_shape)
-        return (*(shape[:-1] if self.split_keys else shape), self.variable.dim)
-
-    def compute_output_spec(self, ids: Any, training: bool | None = None) -> Any:
-        """Return the shape and dtype of the result. Nothing is looked up.
-
-        Args:
-            ids: As for ``call``.
-            training: Not used.
-
-        Returns:
-            A KerasTensor.
-
-        Raises:
-            TypeError: If ``ids`` are not integers.
-            ValueError: For a wrong shape.
-        """
-        shape = check_ids(ids, "ids", split=self.split_keys)
-        return keras.KerasTensor((*shape, self.variable.dim), dtype=self.compute_dtype)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return what ``from_config`` takes.
-
-        Returns:
-            The layer's arguments, and which variable of which store has the rows, as JSON values.
-        """
-        options = {"mask_zero": self.mask_zero, "padding_idx": self.padding_idx, "split_keys": self.split_keys}
-        return {**super().get_config(), **config_of(self.variable), **options}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Embedding:
-        """Return a layer on the variable of a config, which is found in the innermost default store.
-
-        Args:
-            config: What ``get_config`` returned.
-
-        Returns:
-            The layer.
-
-        Raises:
-            StoreNotFound: If no store is open that has the variable; the message says what to open.
-        """
-        return cls(**opened_again(config, cls.__name__))
 
 
 keras.saving.register_keras_serializable(package="kvemb")(Embedding)

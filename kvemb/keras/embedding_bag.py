@@ -6,16 +6,15 @@ from typing import Any
 
 import keras
 
-from kvemb.keras.configs import config_of, opened_again
-from kvemb.keras.keys import check_flag, check_ids, warn_of_short_ids
-from kvemb.keras.layer import RowsLayer, check_padding, variable_for
-from kvemb.keras.pooled import Bag, ids_for, request_for, result_of
+from kvemb.keras.pooled import Wanted
+from kvemb.keras.requests import Request
+from kvemb.keras.table_layer import TableLayer
 from kvemb.pooling.arguments import check_combiner
 from kvemb.store import Store
 from kvemb.variable import Variable
 
 
-class EmbeddingBag(RowsLayer):
+class EmbeddingBag(TableLayer):
     """Pool bags of rows: the last axis of the ids is a bag.
 
     Without weights, a bag is pooled in the store's memory, and only the result becomes a tensor. ``predict``,
@@ -55,6 +54,9 @@ class EmbeddingBag(RowsLayer):
         (2, 16)
     """
 
+    _pools = True
+    _options = ("combiner", "mask_zero", "padding_idx", "split_keys")
+
     def __init__(
         self,
         variable: Variable | str | None = None,
@@ -70,19 +72,22 @@ class EmbeddingBag(RowsLayer):
         trainable: bool = True,
         **arguments: Any,
     ) -> None:
-        masking, split = check_flag(mask_zero, "mask_zero"), check_flag(split_keys, "split_keys")
-        padding, how = check_padding(padding_idx), check_combiner(combiner)
-        if masking and padding not in (None, 0):
-            raise ValueError(f"mask_zero leaves key 0 out of bags, padding_idx={padding}, too; give one of them")
-        self.variable: Variable = variable_for(variable, dim, name, store, arguments)
-        super().__init__([self.variable], name=name, dtype=dtype, trainable=trainable)
-        self.supports_masking = True
+        how = check_combiner(combiner)
+        if mask_zero is True and padding_idx not in (None, 0):
+            raise ValueError(f"mask_zero leaves key 0 out of bags, padding_idx={padding_idx}, too; give one of them")
+        super().__init__(
+            variable,
+            dim,
+            store=store,
+            mask_zero=mask_zero,
+            padding_idx=padding_idx,
+            split_keys=split_keys,
+            name=name,
+            dtype=dtype,
+            trainable=trainable,
+            **arguments,
+        )
         self.combiner: str = how
-        self.mask_zero: bool = masking
-        self.padding_idx: int | None = padding
-        self.split_keys: bool = split
-        if not split:
-            warn_of_short_ids(self.variable)
 
     def call(self, ids: Any, weights: Any = None, mask: Any = None, training: bool | None = None) -> Any:
         """Return the pooled bags. An empty bag gives zeros.
@@ -103,11 +108,11 @@ class EmbeddingBag(RowsLayer):
             ValueError: For a wrong shape, or if the rows are to be trained and the variable has no optimizer.
             KvembError: What ``kvemb.embedding_lookup_sparse`` raises.
         """
-        check_ids(ids, "ids", split=self.split_keys, least_rank=2)
+        self._check(ids)
         padding = 0 if self.mask_zero else self.padding_idx
-        bag = Bag(self.variable, self.combiner, padding, self.split_keys, self.dtype_for(self.variable))
-        (rows,) = self.rows([request_for(bag, weights)], [ids_for(bag, ids, mask)], training)
-        return result_of(bag, rows, ids, weights, mask)
+        request = Request(self.variable, self.combiner, padding, self.split_keys, self._dtype_for(self.variable))
+        (bags,) = self._found([Wanted(request, ids, weights, mask)], training)
+        return bags
 
     def compute_mask(self, ids: Any, previous_mask: Any = None) -> None:
         """Return None: the axis of bags is gone.
@@ -119,62 +124,7 @@ class EmbeddingBag(RowsLayer):
         Raises:
             TypeError: If ``ids`` are not integers.
         """
-        check_ids(ids, "ids", split=self.split_keys)
-
-    def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
-        """Return the shape of the bags for ids of a shape.
-
-        Args:
-            input_shape: The shape of the ids.
-
-        Returns:
-            The shape.
-        """
-        shape = tuple(input_shape)
-        return (*shape[: -2 if self.split_keys else -1], self.variable.dim)
-
-    def compute_output_spec(self, ids: Any, weights: Any = None, mask: Any = None, training: bool | None = None) -> Any:
-        """Return the shape and dtype of the result. Nothing is looked up.
-
-        Args:
-            ids: As for ``call``.
-            weights: Not used.
-            mask: Not used.
-            training: Not used.
-
-        Returns:
-            A KerasTensor.
-
-        Raises:
-            TypeError: If ``ids`` are not integers.
-            ValueError: For a wrong shape.
-        """
-        shape = check_ids(ids, "ids", split=self.split_keys, least_rank=2)
-        return keras.KerasTensor((*shape[:-1], self.variable.dim), dtype=self.compute_dtype)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return what ``from_config`` takes.
-
-        Returns:
-            The layer's arguments, and which variable of which store has the rows, as JSON values.
-        """
-        options = {"combiner": self.combiner, "mask_zero": self.mask_zero, "padding_idx": self.padding_idx}
-        return {**super().get_config(), **config_of(self.variable), **options, "split_keys": self.split_keys}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> EmbeddingBag:
-        """Return a layer on the variable of a config, which is found in the innermost default store.
-
-        Args:
-            config: What ``get_config`` returned.
-
-        Returns:
-            The layer.
-
-        Raises:
-            StoreNotFound: If no store is open that has the variable; the message says what to open.
-        """
-        return cls(**opened_again(config, cls.__name__))
+        self._check(ids)
 
 
 keras.saving.register_keras_serializable(package="kvemb")(EmbeddingBag)

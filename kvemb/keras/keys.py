@@ -74,8 +74,8 @@ def check_ids(ids: Any, what: str, *, split: bool, least_rank: int = 0) -> tuple
     return shape
 
 
-def warn_of_short_ids(variable: Variable) -> None:
-    """Warn where the backend cuts ids to 32 bits, unless the variable's keys have no more."""
+def warn_of_short_ids(variable: Variable, stacklevel: int) -> None:
+    """Warn where the backend cuts ids to 32 bits, unless the variable's keys have no more. stacklevel: the user's."""
     if variable.key_dtype.itemsize > 4 and keras.backend.backend() == "jax":
         import jax
 
@@ -84,7 +84,7 @@ def warn_of_short_ids(variable: Variable) -> None:
                 f"JAX cuts ids to 32 bits, because jax_enable_x64 is off; keys of {variable.name!r} outside of int32 "
                 "would be wrong. Set JAX_ENABLE_X64=1, or pass kvemb.keras.split_keys(ids) to a layer with "
                 "split_keys=True, or make the variable with key_dtype='int32'",
-                stacklevel=4,  # the caller of the layer's class
+                stacklevel=stacklevel,
             )
 
 

@@ -8,13 +8,12 @@ from typing import Any
 
 import keras
 
-from kvemb.checks.brief import brief
 from kvemb.checks.numeric import as_int
 from kvemb.default_store import ArgumentsInStore
 from kvemb.frameworks.variables import variable_of
 from kvemb.keras.anchors import anchor_of
 from kvemb.keras.calls import Call, check_backend, look_up
-from kvemb.keras.requests import Ids, Request
+from kvemb.keras.pooled import Wanted
 from kvemb.store import Store
 from kvemb.variable import Variable
 
@@ -84,7 +83,7 @@ class RowsLayer(keras.layers.Layer):
         for variable in self.variables_of_rows:
             anchor_of(variable)  # now, as Keras lets no call of a layer make weights
         # XLA compiles no calls of Python in TensorFlow's graphs; JAX's callbacks are compiled.
-        self.supports_jit = backend == "jax"
+        self.supports_jit: bool = backend == "jax"
         self.built = True
 
     # Keras' lists of weights. Anchors are shared by the layers on a variable, so a frozen layer leaves them out, and
@@ -114,20 +113,11 @@ class RowsLayer(keras.layers.Layer):
             store: Not used; Keras' place for weights.
         """
 
-    def rows(self, requests: Sequence[Request], batch: Sequence[Ids], training: bool | None) -> list[Any]:
-        """Look up rows. A backward pass trains them.
+    def _found(self, wanted: Sequence[Wanted], training: bool | None) -> list[Any]:
+        """Return a tensor for each, in the layer's compute dtype. A backward pass trains the rows.
 
-        Args:
-            requests: What to look up.
-            batch: The ids of each request.
-            training: Whether uses of rows are recorded.
-
-        Returns:
-            A tensor of rows or bags for each request, in the layer's compute dtype.
-
-        Raises:
-            ValueError: If a variable that is to be trained has no optimizer.
-            KvembError: What ``kvemb.Store.lookup`` raises.
+        training: whether uses of rows are recorded. Raises ValueError if a variable that is to be trained has no
+        optimizer, and what Store.lookup raises.
         """
         anchors = self._anchors()
         for variable in anchors:
@@ -136,26 +126,21 @@ class RowsLayer(keras.layers.Layer):
                     f"variable {variable.name!r} has no optimizer, so its rows cannot be trained: make it with "
                     "optimizer=, such as kvemb.optimizers.Adagrad(0.05), or freeze the layer with trainable=False"
                 )
+        requests, batch = zip(*(each.lookup() for each in wanted), strict=True)
         call = Call(
-            tuple(requests),
-            tuple(batch),
+            requests,
+            batch,
             {variable: anchor for variable, anchor in anchors.items() if variable.optimizer is not None},
             bool(training),
             self._scaling_optimizer(),
             "mixed_float16" in (self.dtype_policy.name, keras.config.dtype_policy().name),
             self.add_loss,
         )
-        return [keras.ops.cast(rows, self.compute_dtype) for rows in look_up(call)]
+        rows = [keras.ops.cast(each, self.compute_dtype) for each in look_up(call)]
+        return [each.result(found) for each, found in zip(wanted, rows, strict=True)]
 
-    def dtype_for(self, variable: Variable) -> str:
-        """Return the dtype in which the backend gets rows of a variable.
-
-        Args:
-            variable: The variable.
-
-        Returns:
-            "float32" or "float64".
-        """
+    def _dtype_for(self, variable: Variable) -> str:
+        """Return the dtype in which the backend gets rows of a variable: float32, or float64."""
         return "float64" if variable.value_dtype.name == self.compute_dtype == "float64" else "float32"
 
     def _anchors(self) -> dict[Variable, keras.Variable]:
@@ -170,8 +155,3 @@ class RowsLayer(keras.layers.Layer):
         optimizer = getattr(self._get_call_context().entry_layer, "optimizer", None)
         scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         return optimizer if scales or getattr(optimizer, "loss_scale_factor", None) is not None else None
-
-
-def brief_shape(shape: Any) -> str:
-    """Return a shape for a message."""
-    return brief(tuple(shape))

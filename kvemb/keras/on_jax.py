@@ -20,7 +20,7 @@ import numpy as np
 from jax.experimental import io_callback
 
 from kvemb.keras.calls import Call
-from kvemb.keras.requests import Array, Ids, Request
+from kvemb.keras.requests import Array, Ids, Request, in_parts, shape_of
 from kvemb.keras.requests import look_up as host_look_up
 from kvemb.keras.steps import begin, collect, finish, told
 from kvemb.variable import Variable
@@ -126,22 +126,16 @@ def _host_rows(call: Call, gates: list[Any]) -> list[Any]:
     given = [each for ids in call.batch for each in ids.given]
 
     def read(arrays: list[Any], _: Any) -> tuple[Array, ...]:
-        rest = [np.asarray(array) for array in arrays]
-        parts = [ids.like([rest.pop(0) for _ in ids.given]) for ids in call.batch]
+        parts = in_parts(call.batch, [np.asarray(array) for array in arrays])
         return tuple(host_look_up(call.requests, parts, touch=call.touch))
 
     shapes = tuple(
-        _shaped(_shape(request, ids), np.dtype(request.dtype))
+        _shaped(shape_of(request, ids), np.dtype(request.dtype))
         for request, ids in zip(call.requests, call.batch, strict=True)
     )
     if call.touch:
         return list(io_callback(told(read), shapes, given, gates, ordered=True))
     return list(jax.pure_callback(told(read), shapes, given, gates))
-
-
-def _shape(request: Request, ids: Ids) -> tuple[int, ...]:
-    shape = tuple(ids.ids.shape[:-1] if request.split else ids.ids.shape)
-    return (*(shape if request.combiner is None else shape[:-1]), request.variable.dim)
 
 
 def _tap(request: Request, ids: Ids, gate: Gate, rows: Any) -> Any:

@@ -18,7 +18,7 @@ import tensorflow as tf
 from tensorflow.python.eager import record
 
 from kvemb.keras.calls import Call
-from kvemb.keras.requests import Ids, Request
+from kvemb.keras.requests import Ids, Request, in_parts, shape_of
 from kvemb.keras.requests import look_up as host_look_up
 from kvemb.keras.steps import begin, collect, finish, told
 from kvemb.variable import Variable
@@ -120,24 +120,14 @@ def _host_rows(call: Call, batch: tuple[Ids, ...], gates: list[Any]) -> list[Any
     given = [each for ids in batch for each in ids.given]
 
     def read(*arrays: Any) -> list[Any]:
-        rest = list(arrays[: len(given)])
-        parts = [ids.like([rest.pop(0) for _ in ids.given]) for ids in batch]
-        return host_look_up(call.requests, parts, touch=call.touch)
+        return host_look_up(call.requests, in_parts(batch, arrays), touch=call.touch)
 
     dtypes = [tf.as_dtype(request.dtype) for request in call.requests]
     found = tf.numpy_function(told(read), [*given, *gates], dtypes)
     found = [found] if tf.is_tensor(found) else list(found)  # eagerly, a list of one is that one
     for rows, request, ids in zip(found, call.requests, batch, strict=True):
-        rows.set_shape(_shape(request, ids))
+        rows.set_shape(shape_of(request, ids))
     return found
-
-
-def _shape(request: Request, ids: Ids) -> Any:
-    dim = request.variable.dim
-    if ids.splits is not None:
-        return tf.TensorShape([None if ids.splits.shape[0] is None else ids.splits.shape[0] - 1, dim])
-    shape = ids.ids.shape[:-1] if request.split else ids.ids.shape
-    return (shape if request.combiner is None else shape[:-1]).concatenate(dim)
 
 
 def _tap(request: Request, ids: Ids, gate: Gate, rows: Any) -> Any:

@@ -1,4 +1,7 @@
-"""Rows as tensors of PyTorch: the lookups of kvemb.torch, with one step at the end of each backward pass."""
+"""Rows as tensors of PyTorch, with one step at the end of each backward pass.
+
+Rows, and bags of tables that are hot on a GPU, are lookups of kvemb.torch. Other bags are pooled in the host's memory.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from kvemb.handle import inside
 from kvemb.keras.calls import Call
-from kvemb.keras.requests import Bagged, Ids, Request, bagged
+from kvemb.keras.requests import Bagged, Ids, Request, bagged, shape_of
+from kvemb.keras.requests import gradients as host_gradients
+from kvemb.keras.requests import look_up as host_look_up
 from kvemb.torch.bags import JaggedIds, keys_of
 from kvemb.torch.gradients import Gradient, take_step
 from kvemb.torch.lookups import RowRequest, fetch
@@ -67,16 +73,61 @@ def _step(task: int) -> None:
 
 def look_up(call: Call) -> list[Any]:
     """Return the rows of each request."""
+    wanted = list(zip(call.requests, call.batch, strict=True))
     if any(ids.ids.device.type == "meta" for ids in call.batch):  # Keras asks for shapes
-        return [_empty(request, ids) for request, ids in zip(call.requests, call.batch, strict=True)]
+        return [
+            torch.empty(*shape_of(request, ids), dtype=getattr(torch, request.dtype), device="meta")
+            for request, ids in wanted
+        ]
     anchors = [anchor.value for anchor in call.anchors.values()]
     trained = bool(anchors) and torch.is_grad_enabled()
-    wanted = [_Lookup(request, ids) for request, ids in zip(call.requests, call.batch, strict=True)]
     scale = float(call.optimizer.scale_loss(1.0)) if call.optimizer is not None and trained else 1.0
     pending = EndOfBackward(anchors, scale) if trained else None
     anchor = sum(anchors[1:], start=anchors[0]) if trained else None
-    rows = fetch([each.request for each in wanted], pending, touch=call.touch, anchor=anchor)
-    return [each.result(found) for each, found in zip(wanted, rows, strict=True)]
+    out = [
+        _pooled_on_host(request, ids, anchor, pending, touch=call.touch) if _pools_on_host(request) else None
+        for request, ids in wanted
+    ]
+    rest = {at: _Lookup(*wanted[at]) for at, found in enumerate(out) if found is None}
+    rows = fetch([each.request for each in rest.values()], pending, touch=call.touch, anchor=anchor) if rest else []
+    for (at, each), found in zip(rest.items(), rows, strict=True):
+        out[at] = each.result(found)
+    return out
+
+
+def _pools_on_host(request: Request) -> bool:
+    return request.combiner is not None and inside(request.variable).hot_tables.device_rows is None
+
+
+def _pooled_on_host(request: Request, ids: Ids, anchor: Any, pending: EndOfBackward | None, *, touch: bool) -> Any:
+    """Return bags that are pooled in the store's memory."""
+    arrays = ids.like(list(map(_array, ids.given)))
+    bags = torch.from_numpy(host_look_up([request], [arrays], touch=touch)[0]).to(ids.ids.device)
+    if pending is None or not request.variable.trainable:
+        return bags
+    arrays = arrays._replace(ids=arrays.ids.copy())  # the caller may reuse their memory for the next batch
+    return _Pooled.apply(anchor, bags, request, arrays, pending)
+
+
+class _Pooled(torch.autograd.Function):
+    """Pooled bags, whose gradients are handed over."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Any, bags: Any, *source: Any) -> Any:
+        """Return the bags as an output."""
+        ctx.save_for_backward(anchor)  # so that a second backward pass through a freed graph raises, as usual
+        ctx.source = source
+        return bags
+
+    @staticmethod
+    def backward(ctx: Any, grads: Any) -> Any:
+        """Hand over the gradients of the rows."""
+        (anchor,) = ctx.saved_tensors
+        request, arrays, pending = ctx.source
+        keys, values = host_gradients(request, arrays, _array(grads))
+        if len(keys):
+            pending.add([Gradient(request.variable, keys, torch.from_numpy(values))])
+        return torch.zeros_like(anchor), *[None] * 4
 
 
 class _Lookup:
@@ -121,9 +172,3 @@ class _Lookup:
 
 def _array(tensor: torch.Tensor) -> Any:
     return tensor.detach().cpu().numpy()
-
-
-def _empty(request: Request, ids: Ids) -> torch.Tensor:
-    shape = ids.ids.shape[:-1] if request.split else ids.ids.shape
-    shape = shape if request.combiner is None else shape[:-1]
-    return torch.empty(*shape, request.variable.dim, dtype=getattr(torch, request.dtype), device="meta")

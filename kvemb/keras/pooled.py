@@ -1,4 +1,4 @@
-"""Bags of ids of a layer: pooled in the store's memory, or, with weights, by the backend, which has their gradients."""
+"""What a layer looks up: rows, or bags that are pooled in the store's memory, or, with weights, by the backend."""
 
 from __future__ import annotations
 
@@ -8,51 +8,50 @@ import keras
 
 from kvemb.checks.brief import brief
 from kvemb.keras.requests import Ids, Request
-from kvemb.variable import Variable
 
 
-class Bag(NamedTuple):
-    """How the bags of a feature are looked up; see Request."""
+class Wanted(NamedTuple):
+    """The rows or the bags of a request. mask: which ids count, of their shape; None: all.
 
-    variable: Variable
-    combiner: str
-    padding: int | None = None
-    split: bool = False
-    dtype: str = "float32"
+    weights: floats of the shape of the ids, by which rows are multiplied. The backend does that and pools the rows, so
+    weights have gradients.
+    """
 
+    request: Request
+    ids: Any
+    weights: Any = None
+    mask: Any = None
 
-def request_for(bag: Bag, weights: Any) -> Request:
-    """Return what is looked up: bags, or with weights a row of each id."""
-    combiner = bag.combiner if weights is None else None
-    return Request(bag.variable, combiner, bag.padding, bag.split, bag.dtype)
+    def lookup(self) -> tuple[Request, Ids]:
+        """Return what is looked up in the store: with weights a row of each id. Raises ValueError for wrong shapes."""
+        request, mask = self.request, self.mask
+        shape = tuple(self.ids.shape[:-1] if request.split else self.ids.shape)
+        if mask is not None:
+            if len(mask.shape) != len(shape):
+                raise ValueError(f"mask must have the shape of ids, {shape}, got {tuple(mask.shape)}")
+            mask = keras.ops.cast(mask, "bool")
+        if self.weights is not None:
+            if len(getattr(self.weights, "shape", ())) != len(shape):
+                raise ValueError(f"weights must have the shape of ids, {shape}, got {brief(self.weights)}")
+            request = request._replace(combiner=None)
+        return request, Ids(self.ids, mask)
 
-
-def ids_for(bag: Bag, ids: Any, mask: Any) -> Ids:
-    """Return the ids of a batch. Raises ValueError for a mask of another shape."""
-    if mask is not None:
-        shape = tuple(ids.shape[:-1] if bag.split else ids.shape)
-        if len(mask.shape) != len(shape):
-            raise ValueError(f"mask must have the shape of ids, {shape}, got {tuple(mask.shape)}")
-        mask = keras.ops.cast(mask, "bool")
-    return Ids(ids, mask)
-
-
-def result_of(bag: Bag, rows: Any, ids: Any, weights: Any, mask: Any) -> Any:
-    """Return the pooled bags (..., dim). rows: what request_for() looked up."""
-    if weights is None:
-        return rows
-    if not hasattr(weights, "shape") or len(weights.shape) != len(rows.shape) - 1:
-        raise ValueError(f"weights must have the shape of ids, {tuple(rows.shape[:-1])}, got {brief(weights)}")
-    ops = keras.ops
-    weights = ops.cast(weights, rows.dtype)
-    out = ops.sum(rows * ops.expand_dims(weights, -1), axis=-2)
-    if bag.combiner == "sum":
-        return out
-    counted = weights
-    if bag.padding is not None and not bag.split:
-        counted = ops.where(ops.equal(ids, bag.padding), ops.zeros_like(weights), weights)
-    if mask is not None:
-        counted = ops.where(ops.cast(mask, "bool"), counted, ops.zeros_like(weights))
-    total = ops.sum(counted if bag.combiner == "mean" else ops.square(counted), axis=-1, keepdims=True)
-    divisor = total if bag.combiner == "mean" else ops.sqrt(total)
-    return ops.divide_no_nan(out, divisor)
+    def result(self, rows: Any) -> Any:
+        """Return the rows (..., n, dim), or the pooled bags (..., dim), of what was looked up."""
+        if self.weights is None:
+            return rows
+        request, ops = self.request, keras.ops
+        weights = ops.cast(self.weights, rows.dtype)
+        rows = rows * ops.expand_dims(weights, -1)
+        if request.combiner is None:
+            return rows
+        out = ops.sum(rows, axis=-2)
+        if request.combiner == "sum":
+            return out
+        if request.padding is not None and not request.split:
+            weights = ops.where(ops.equal(self.ids, request.padding), ops.zeros_like(weights), weights)
+        if self.mask is not None:
+            weights = ops.where(ops.cast(self.mask, "bool"), weights, ops.zeros_like(weights))
+        if request.combiner == "mean":
+            return ops.divide_no_nan(out, ops.sum(weights, axis=-1, keepdims=True))
+        return ops.divide_no_nan(out, ops.sqrt(ops.sum(ops.square(weights), axis=-1, keepdims=True)))

@@ -55,6 +55,22 @@ class Ids(NamedTuple):
         return Ids(*(None if each is None else next(rest) for each in self))
 
 
+def shape_of(request: Request, ids: Ids) -> tuple[int | None, ...]:
+    """Return the shape of what is looked up for tensors of ids. None: a size that the backend does not know yet."""
+    dim = request.variable.dim
+    if ids.splits is not None:
+        bags = ids.splits.shape[0]
+        return (None if bags is None else bags - 1, dim)
+    shape = tuple(ids.ids.shape[:-1] if request.split else ids.ids.shape)
+    return (*(shape if request.combiner is None else shape[:-1]), dim)
+
+
+def in_parts(batch: Sequence[Ids], arrays: Sequence[Array]) -> list[Ids]:
+    """Return the ids of a batch with other values: those of `given` of all, in order."""
+    rest = iter(arrays)
+    return [ids.like([next(rest) for _ in ids.given]) for ids in batch]
+
+
 class Bagged(NamedTuple):
     """The keys of a batch that count. keys (n,); kept (ids,): which ids they are, None for all.
 
