@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import keras
@@ -31,18 +32,8 @@ class Call(NamedTuple):
 
 def look_up(call: Call) -> list[Any]:
     """Return the rows of each request as a tensor of the backend, which passes gradients on to the rows."""
-    backend = keras.backend.backend()
-    if backend == "tensorflow":
-        from kvemb.keras import on_tensorflow
-
-        return on_tensorflow.look_up(call)
-    if backend == "jax":
-        from kvemb.keras import on_jax
-
-        return on_jax.look_up(call)
-    from kvemb.keras import on_torch
-
-    return on_torch.look_up(call)
+    backend = import_module(f"kvemb.keras.on_{check_backend()}")
+    return list(backend.look_up(call))
 
 
 def check_backend() -> str:
@@ -50,6 +41,6 @@ def check_backend() -> str:
     backend = str(keras.backend.backend())
     if backend not in ("tensorflow", "jax", "torch"):
         raise ValueError(
-            f"kvemb.keras works with the backends tensorflow, jax and torch got {backend!r}; set KERAS_BACKEND"
+            f"kvemb.keras works with the backends tensorflow, jax and torch, got {backend!r}; set KERAS_BACKEND"
         )
     return backend

@@ -23,7 +23,7 @@ _FILE = "keras.npz"
 _EXTRA = "kvemb.keras"
 
 
-class Checkpoint(keras.callbacks.Callback):
+class Checkpoint(keras.callbacks.LambdaCallback):
     """Save rows, weights, the optimizer's state, the epoch and the batch in one checkpoint; resume from the newest one.
 
     The callback saves at the end of each epoch, or when a checkpoint is due. A checkpoint is complete or absent. When
@@ -40,7 +40,8 @@ class Checkpoint(keras.callbacks.Callback):
 
     Raises:
         TypeError: For an argument of the wrong type.
-        ValueError: If ``every`` is out of range.
+        ValueError: If ``every`` is out of range. ``fit`` raises it if the newest checkpoint is of another model or
+            another store, or if the store is not in its state.
 
     Example:
         >>> import kvemb, kvemb.keras as kk
@@ -51,7 +52,13 @@ class Checkpoint(keras.callbacks.Callback):
     """
 
     def __init__(self, series: CheckpointManager, store: Store, every: float | None = None) -> None:
-        super().__init__()
+        super().__init__(
+            on_train_begin=self._restore,
+            on_epoch_begin=self._skip_trained,
+            on_train_batch_end=self._save_within,
+            on_epoch_end=self._save_after,
+            on_train_end=self._wait,
+        )
         if not isinstance(series, CheckpointManager):
             raise TypeError(f"series must be a kvemb.CheckpointManager, got {brief(series)}")
         if not isinstance(store, Store):
@@ -65,16 +72,8 @@ class Checkpoint(keras.callbacks.Callback):
         self._writing: PendingCheckpoint[Saved] | None = None
         self._restored_epoch = -1
 
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Restore the dense part of the newest checkpoint, and have ``fit`` begin there.
-
-        Args:
-            logs: Not used.
-
-        Raises:
-            ValueError: If the newest checkpoint is of another model or another store, or the store is not in its state.
-            Corruption: If its files are damaged.
-        """
+    def _restore(self, logs: Any = None) -> None:
+        """Restore the dense part of the newest checkpoint, and have ``fit`` begin there."""
         self._begun, self._skip, self._restored_epoch = time.monotonic(), 0, -1
         newest, model = self.series.latest(), self.model
         model._initial_epoch = None
@@ -90,60 +89,29 @@ class Checkpoint(keras.callbacks.Callback):
         self._restored_epoch, self._skip = int(said["epoch"]), int(said["batches"])
         model._initial_epoch = self._restored_epoch
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Restore the metrics of an epoch that was interrupted, and skip the batches that were trained.
-
-        Args:
-            epoch: The number of the epoch, from 0.
-            logs: Not used.
-
-        Raises:
-            ValueError: If the metrics have other shapes than in the checkpoint.
-        """
+    def _skip_trained(self, epoch: int, logs: Any = None) -> None:
+        """Restore the metrics of an epoch that was interrupted, and skip the batches that were trained."""
         self._epoch, model = epoch, self.model
         model._initial_epoch = None  # fit has read it
         if epoch == self._restored_epoch and self._skip:
             later = {} if set_metrics(model, self._metrics) else self._metrics
             model.train_function = _skipping(model, self._skip, later)
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Save a checkpoint if one is due.
-
-        Args:
-            batch: The number of the batch in the epoch, from 0.
-            logs: Not used.
-
-        Raises:
-            KvembError: What ``kvemb.CheckpointManager.save`` raises.
-        """
+    def _save_within(self, batch: int, logs: Any = None) -> None:
+        """Save a checkpoint if one is due."""
         done = batch + 1
         if self._epoch == self._restored_epoch and done <= self._skip:
             return
         if self.every is not None and time.monotonic() - self._begun >= self.every:
             self._save(self._epoch, done)
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Save a checkpoint, unless ``every`` is given and none is due.
-
-        Args:
-            epoch: The number of the epoch, from 0.
-            logs: Not used.
-
-        Raises:
-            KvembError: What ``kvemb.CheckpointManager.save`` raises.
-        """
+    def _save_after(self, epoch: int, logs: Any = None) -> None:
+        """Save a checkpoint, unless ``every`` is given and none is due."""
         if self.every is None or time.monotonic() - self._begun >= self.every:
             self._save(epoch + 1, 0)
 
-    def on_train_end(self, logs: Any = None) -> None:
-        """Wait for the checkpoint that is being written.
-
-        Args:
-            logs: Not used.
-
-        Raises:
-            KvembError: What ``kvemb.PendingCheckpoint.result`` raises.
-        """
+    def _wait(self, logs: Any = None) -> None:
+        """Wait for the checkpoint that is being written."""
         if self._writing is not None:
             self._writing.result()
             self._writing = None

@@ -19,6 +19,7 @@ from kvemb.variable import Variable
 
 # As keras-rs marks inputs that were preprocessed.
 _PREPROCESSED = "preprocessed_inputs_per_placement"
+_LONG = 2**31
 
 
 class DistributedEmbedding(RowsLayer):
@@ -30,8 +31,8 @@ class DistributedEmbedding(RowsLayer):
 
     Of a table's fields, ``name``, ``embedding_dim`` and ``combiner`` are used as they are. ``vocabulary_size`` bounds
     nothing: keys are any integers. SGD, Adagrad, Adam, AdamW and Ftrl of Keras become kvemb's, where Adagrad's epsilon
-    is outside of the root; another optimizer is one of kvemb.optimizers. ``max_ids_per_partition`` and
-    ``max_unique_ids_per_partition`` size buffers of TPUs, and have no effect. ``placement="sparsecore"`` is refused.
+    is outside of the root; another optimizer is one of kvemb.optimizers. ``placement``, ``max_ids_per_partition`` and
+    ``max_unique_ids_per_partition`` are of TPUs, and have no effect; a warning is logged for the placement sparsecore.
 
     Args:
         feature_configs: Nested dicts, lists and tuples of FeatureConfig objects, or of dicts such as ``{"table":
@@ -80,7 +81,8 @@ class DistributedEmbedding(RowsLayer):
         super().__init__([each.variable for each in features], name=name, dtype=dtype, trainable=trainable)
         self.features: tuple[Feature, ...] = tuple(features)
         self.structure: Any = with_leaves(feature_configs, {each.path: each.name for each in features})
-        for variable in self.variables_of_rows:
+        # Ids of keras-rs are below vocabulary_size.
+        for variable in {each.variable: 0 for each in features if (each.vocabulary or _LONG) >= _LONG}:
             warn_of_short_ids(variable, 3)
 
     @property
@@ -176,10 +178,10 @@ class DistributedEmbedding(RowsLayer):
         Returns:
             The layer's arguments, and which variables of which store have the rows, as JSON values.
         """
-        features = {
-            each.path: {"name": each.name, "table": {**config_of(each.variable), "combiner": each.combiner}}
-            for each in self.features
-        }
+        features = {}
+        for each in self.features:
+            table = {**config_of(each.variable), "combiner": each.combiner, "vocabulary_size": each.vocabulary}
+            features[each.path] = {"name": each.name, "table": table}
         return {**super().get_config(), "feature_configs": with_leaves(self.structure, features)}
 
     @classmethod
@@ -220,8 +222,8 @@ def _opened(configs: Any, what: str) -> Any:
     """Return the features of a config with Variables in place of their names."""
     if isinstance(configs, Mapping) and "table" in configs:
         table = configs["table"]
-        found = {"name": table["variable"], "variable": find(table, what), "combiner": table["combiner"]}
-        return {**configs, "table": found}
+        kept = {name: table[name] for name in ("combiner", "vocabulary_size")}
+        return {**configs, "table": {"name": table["variable"], "variable": find(table, what), **kept}}
     if isinstance(configs, Mapping):
         return {key: _opened(each, what) for key, each in configs.items()}
     return [_opened(each, what) for each in configs]

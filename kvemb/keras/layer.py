@@ -99,20 +99,6 @@ class RowsLayer(keras.layers.Layer):
         """As ``variables``."""
         return [*super().weights, *self._anchors().values()]
 
-    def save_own_variables(self, store: Any) -> None:
-        """Save nothing: rows are in the store.
-
-        Args:
-            store: Not used; Keras' place for weights.
-        """
-
-    def load_own_variables(self, store: Any) -> None:
-        """Load nothing: rows are in the store.
-
-        Args:
-            store: Not used; Keras' place for weights.
-        """
-
     def _found(self, wanted: Sequence[Wanted], training: bool | None) -> list[Any]:
         """Return a tensor for each, in the layer's compute dtype. A backward pass trains the rows.
 

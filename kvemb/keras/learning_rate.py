@@ -14,7 +14,7 @@ from kvemb.keras.layer import RowsLayer
 from kvemb.variable import Variable
 
 
-class LearningRate(keras.callbacks.Callback):
+class LearningRate(keras.callbacks.LambdaCallback):
     """Set the learning rate of a model's rows before each batch, by a schedule or as the model's optimizer has it.
 
     Rows have the optimizer of their variable. Without this callback its rate stays as it is;
@@ -29,6 +29,7 @@ class LearningRate(keras.callbacks.Callback):
 
     Raises:
         TypeError: If ``schedule`` is not callable, or ``scale`` is not a number.
+        ValueError: ``fit`` raises it if a rate is not finite and at least 0, or if the model has no rows.
 
     Example:
         >>> import kvemb.keras as kk
@@ -36,22 +37,14 @@ class LearningRate(keras.callbacks.Callback):
     """
 
     def __init__(self, schedule: Callable[[int], Any] | None = None, scale: float = 1.0) -> None:
-        super().__init__()
+        super().__init__(on_train_batch_begin=self._set)
         if schedule is not None and not callable(schedule):
             raise TypeError(f"schedule must be a function of the step, or None, got {brief(schedule)}")
         self.schedule: Callable[[int], Any] | None = schedule
         self.scale: float = float(as_number(scale, "scale"))
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Set the rates.
-
-        Args:
-            batch: The number of the batch. Not used.
-            logs: Not used.
-
-        Raises:
-            ValueError: If a rate is not finite and at least 0, or the model has no rows.
-        """
+    def _set(self, batch: int, logs: Any = None) -> None:
+        """Set the rates. Raises ValueError."""
         model = self.model
         found = list(_variables(model))
         if not found:

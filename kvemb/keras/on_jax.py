@@ -48,6 +48,8 @@ _open = _Open()
 
 def look_up(call: Call) -> list[Any]:
     """Return the rows of each request."""
+    if call.anchors and jax.process_count() > 1:
+        raise RuntimeError("kvemb.keras trains in one process, but jax.distributed has several")
     gates = _gates(call)
     found = _host_rows(call, [jax.lax.stop_gradient(gate.value) for gate in gates.values()])
     return [

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from kvemb.checks.brief import brief
+from kvemb.checks.numeric import as_int
 from kvemb.keras.converted import kvemb_initializer, kvemb_optimizer
 from kvemb.keras.layer import variable_for
 from kvemb.pooling.arguments import check_combiner
@@ -13,18 +15,20 @@ from kvemb.store import Store
 from kvemb.variable import Variable
 
 # Fields of keras-rs' TableConfig. Those that are not passed on have no effect here, as DistributedEmbedding says.
-_OF_TABLES = ("name", "vocabulary_size", "embedding_dim", "initializer", "optimizer", "combiner", "placement")
-_NO_EFFECT = ("max_ids_per_partition", "max_unique_ids_per_partition")
-_PLACEMENTS = ("auto", "default_device")
+_OF_TABLES = {"name", "vocabulary_size", "embedding_dim", "initializer", "optimizer", "combiner", "placement"}
+_OF_TABLES |= {"max_ids_per_partition", "max_unique_ids_per_partition"}
+_logger = logging.getLogger("kvemb")
+_PLACEMENTS = ("auto", "default_device", "sparsecore")
 
 
 class Feature(NamedTuple):
-    """A feature, by the path to it in the structure of feature_configs. variable: of its table."""
+    """A feature, by the path to it in the structure of feature_configs. variable, vocabulary: of its table."""
 
     path: tuple[Any, ...]
     name: str
     variable: Variable
     combiner: str
+    vocabulary: int | None
 
 
 def features_of(configs: Any, store: Store | None) -> list[Feature]:
@@ -46,9 +50,14 @@ def features_of(configs: Any, store: Store | None) -> list[Feature]:
         elif made[name][0] is not table and made[name][0] != table:
             raise ValueError(f"two tables are named {name!r}: {brief(made[name][0])}, and {brief(table)}")
         combiner = check_combiner(_field(table, "combiner", "mean"))
-        found.append(Feature(path, str(_field(config, "name", path[-1] if path else name)), made[name][1], combiner))
+        called = str(_field(config, "name", path[-1] if path else name))
+        vocabulary = _field(table, "vocabulary_size")
+        vocabulary = None if vocabulary is None else as_int(vocabulary, f"vocabulary_size of table {name!r}", 1)
+        found.append(Feature(path, called, made[name][1], combiner, vocabulary))
     if not found:
         raise ValueError(f"feature_configs has no features: {brief(configs)}")
+    if placed := [name for name, (table, _) in made.items() if _field(table, "placement") == "sparsecore"]:
+        _logger.warning("placement='sparsecore' has no effect, as rows are in the store: tables %s", ", ".join(placed))
     return found
 
 
@@ -95,14 +104,11 @@ def _variable(name: str, table: Any, store: Store | None) -> Variable:
         return given
     placement = _field(table, "placement", "auto")
     if placement not in _PLACEMENTS:
-        raise ValueError(
-            f"placement of table {name!r} must be one of {', '.join(_PLACEMENTS)}, got {brief(placement)}: rows are in "
-            "the store; use devices= of kvemb.Store.get_variable for GPUs"
-        )
+        raise ValueError(f"placement of table {name!r} must be one of {', '.join(_PLACEMENTS)}, got {brief(placement)}")
     dim, vocabulary = _field(table, "embedding_dim", _field(table, "dim")), _field(table, "vocabulary_size")
     arguments: dict[str, Any] = {}
     if isinstance(table, Mapping):
-        arguments = {key: each for key, each in table.items() if key not in (*_OF_TABLES, *_NO_EFFECT, "dim")}
+        arguments = {key: each for key, each in table.items() if key not in {*_OF_TABLES, "dim"}}
     optimizer, initializer = _field(table, "optimizer"), _field(table, "initializer")
     if optimizer is not None:
         arguments["optimizer"] = kvemb_optimizer(optimizer, name)

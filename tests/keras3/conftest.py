@@ -11,6 +11,8 @@ import pytest
 import kvemb
 
 HERE = bool(find_spec("keras")) and "KERAS_BACKEND" in os.environ
+# Two devices, over which keras.distribution divides batches.
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
 # A folder of tests must not be called keras: where Keras is not installed, it would be imported in its place.
 collect_ignore_glob = [] if HERE else ["test_[!m]*.py"]
 

@@ -73,40 +73,82 @@ def test_a_feature_that_does_not_reach_the_loss_gets_no_rows(store):
     assert [each.size() for each in layer.tables.values()] == [50, 0]
 
 
-@pytest.mark.needs("keras_rs")
-@pytest.mark.filterwarnings("ignore:JAX cuts ids")
-def test_the_configs_of_keras_rs(store):
-    """The config objects of keras-rs, in a ranking model as its examples have, with three features of two tables."""
-    rs = pytest.importorskip("keras_rs")
-    initializer = keras.initializers.RandomUniform(-0.05, 0.05, seed=3)
-    movies = rs.layers.TableConfig(name="movies", vocabulary_size=50, embedding_dim=4, combiner="mean",
-                                   optimizer=keras.optimizers.Adagrad(0.5), initializer=initializer)  # fmt: skip
-    users = rs.layers.TableConfig(name="users", vocabulary_size=50, embedding_dim=4)
-    features = {
-        name: rs.layers.FeatureConfig(name=name, table=table, input_shape=(BATCH, 3), output_shape=(BATCH, 4))
-        for name, table in {"movie_id": movies, "liked": movies, "user_id": users}.items()
+def ranking(rs, distributed_embedding, placement):
+    """The ranking example of keras-rs, call by call, with generated ratings: a movie and a user rank a rating.
+
+    Sources: examples/keras_rs/distributed_embedding_jax.py and distributed_embedding_tf.py of keras-team/keras-io.
+    Returns the model, the losses of its epochs, and what it was evaluated to.
+    """
+    keras.utils.set_random_seed(1)
+    table = {"vocabulary_size": 51, "embedding_dim": 8, "placement": placement}
+    movie_table = rs.layers.TableConfig(name="movie_table", optimizer="adam", **table)
+    user_table = rs.layers.TableConfig(name="user_table", optimizer=keras.optimizers.Adam(0.05), **table)
+    shapes = {"input_shape": (BATCH,), "output_shape": (BATCH, 8)}
+    feature_configs = {
+        "movie_id": rs.layers.FeatureConfig(name="movie", table=movie_table, **shapes),
+        "user_id": rs.layers.FeatureConfig(name="user", table=user_table, **shapes),
     }
 
-    class Ranking(keras.Model):
-        def __init__(self, layer):
+    class EmbeddingModel(keras.Model):
+        def __init__(self, feature_configs):
             super().__init__()
-            self.embedding_layer = layer
-            self.head = keras.Sequential([keras.layers.Dense(8, activation="relu"), keras.layers.Dense(1)])
+            self.embedding_layer = distributed_embedding(feature_configs=feature_configs)
+            self.ratings = keras.Sequential([keras.layers.Dense(16, activation="relu"), keras.layers.Dense(1)])
 
-        def call(self, inputs):
-            return self.head(keras.ops.concatenate(list(self.embedding_layer(inputs).values()), axis=1))
+        def call(self, features):
+            embedding = self.embedding_layer(features)
+            return self.ratings(keras.ops.concatenate([embedding["user_id"], embedding["movie_id"]], axis=1))
 
+    model = EmbeddingModel(feature_configs)
+    metrics = [keras.metrics.RootMeanSquaredError()]
+    model.compile(loss=keras.losses.MeanSquaredError(), metrics=metrics, optimizer=keras.optimizers.Adagrad(0.1))
+    data = {"user_id": IDS[:, 0], "movie_id": IDS[:, 1]}, IDS[:, 0] / 50 - IDS[:, 1] / 50
+
+    def batches(training):
+        for at in 4 * list(range(0, len(IDS), BATCH)):
+            inputs = {name: ids[at : at + BATCH] for name, ids in data[0].items()}
+            yield model.embedding_layer.preprocess(inputs, training=training), data[1][at : at + BATCH]
+
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        with tf.distribute.get_strategy().scope():
+            dataset = tf.data.Dataset.from_tensor_slices(data).batch(BATCH, drop_remainder=True).cache()
+            done = model.fit(dataset, epochs=4, verbose=0)
+            return model, done.history["loss"], model.evaluate(dataset, return_dict=True, verbose=0)
+    done = model.fit(batches(True), epochs=4, steps_per_epoch=len(IDS) // BATCH, verbose=0)
+    return model, done.history["loss"], model.evaluate(batches(False), return_dict=True, verbose=0)
+
+
+@pytest.fixture
+def _over_devices():
+    """With JAX, the batches are divided over two devices, as the example of keras-rs divides them over TPUs."""
+    if keras.backend.backend() == "jax":
+        import jax
+
+        keras.distribution.set_distribution(keras.distribution.DataParallel(devices=jax.devices("cpu")))
+    yield
+    keras.distribution.set_distribution(None)
+
+
+@pytest.mark.needs("keras_rs")
+@pytest.mark.usefixtures("_over_devices")
+@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed")
+def test_the_example_of_keras_rs_runs_with_the_import_changed(store, caplog):
+    rs = pytest.importorskip("keras_rs")
+    ranking(rs, rs.layers.DistributedEmbedding, "auto")  # without a TPU, theirs refuses sparsecore
     with store.as_default():
-        layer = kk.DistributedEmbedding(feature_configs=features, table_stacking="auto", name="embedding_layer")
-    model = Ranking(layer)
-    model.compile(keras.optimizers.Adagrad(0.1), keras.losses.MeanSquaredError())
-    data = {"movie_id": IDS, "liked": IDS[::-1], "user_id": IDS}
-    history = model.fit(data, IDS[:, :1] / 50, batch_size=BATCH, epochs=4, verbose=0).history["loss"]
-    assert history[-1] < 0.8 * history[0]
-    assert layer.tables["movies"].optimizer == kvemb.optimizers.Adagrad(0.5, 0.1, 1e-7)
-    assert layer.tables["users"].optimizer == kvemb.optimizers.Adam(
-        0.001, epsilon=1e-7, epsilon_hat=True, bias_correction="global"
-    )
+        model, losses, evaluated = ranking(rs, kk.DistributedEmbedding, "sparsecore")
+    assert "'sparsecore' has no effect, as rows are in the store: tables movie_table, user_table" in caplog.text
+    assert losses[-1] < 0.8 * losses[0]
+    assert evaluated["loss"] < losses[0]
+    tables = model.embedding_layer.tables
+    assert {name: table.size() for name, table in tables.items()} == {
+        "movie_table": len(np.unique(IDS[:, 1])),
+        "user_table": len(np.unique(IDS[:, 0])),
+    }
+    adam = kvemb.optimizers.Adam(0.001, epsilon=1e-7, epsilon_hat=True, bias_correction="global")
+    assert tables["movie_table"].optimizer == adam
 
 
 def test_wrong_configs_and_inputs_are_said(store):
@@ -115,8 +157,10 @@ def test_wrong_configs_and_inputs_are_said(store):
     def layer(configs, **arguments):
         return kk.DistributedEmbedding(configs, store=store, **arguments)
 
-    with pytest.raises(ValueError, match="placement of table 'ads' must be one of auto, default_device"):
-        layer({"a": {"table": {**ads, "placement": "sparsecore"}}})
+    with pytest.raises(ValueError, match="placement of table 'ads' must be one of auto, default_device, sparsecore"):
+        layer({"a": {"table": {**ads, "placement": "gpu:0"}}})
+    with pytest.raises(TypeError, match="vocabulary_size of table 'ads' must be an int"):
+        layer({"a": {"table": {**ads, "vocabulary_size": "50"}}})
     with pytest.raises(ValueError, match="of TPUs, and there is nothing to stack"):
         layer({"a": {"table": ads}}, table_stacking=[["ads"]])
     with pytest.raises(ValueError, match="two tables are named 'ads'"):

@@ -189,8 +189,14 @@ def test_rows_without_an_optimizer_a_closed_store_and_a_poisoned_one(open_store,
 
     with pytest.raises(Exception, match=r"the store .* is closed; open it again"):
         losses(model, clicks, callbacks=[Close()])
-    if BACKEND != "torch":
+    poisoned = open_store(tmp_path / "poisoned")
+    other = poisoned.get_variable("some", dim=2, key_dtype="int32", optimizer=kvemb.optimizers.SGD(0.1))
+    poisoned.state.poison(OSError("no space left"))
+    with pytest.raises(Exception, match="refuses writes, because one failed: no space left; reads still work"):
+        losses(classifier(kk.Embedding(other)), clicks)
+    if BACKEND != "torch":  # whose errors are kvemb's own
         assert "is closed; open it again with kvemb.open" in caplog.text
+        assert "Poisoned: " in caplog.text
 
 
 def test_keys_that_jax_would_cut_are_said(store):
