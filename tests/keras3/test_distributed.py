@@ -134,6 +134,7 @@ def _over_devices():
 @pytest.mark.needs("keras_rs")
 @pytest.mark.usefixtures("_over_devices")
 @pytest.mark.filterwarnings("ignore:`shuffle=True` was passed")
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_the_example_of_keras_rs_runs_with_the_import_changed(store, caplog):
     rs = pytest.importorskip("keras_rs")
     ranking(rs, rs.layers.DistributedEmbedding, "auto")  # without a TPU, theirs refuses sparsecore
