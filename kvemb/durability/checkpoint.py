@@ -321,7 +321,8 @@ def _make(checkpoint: Path, described: Manifest, store: Path, left_out: list[str
             with inventory.naming_damaged_file(checkpoint, described):
                 cold_databases.amend(point / layout.ROWS, drop=left_out)
             complete(point, described.following(described.id, restored=True), checkpoint, same_names=True)
-        layout.set_current(store, described.point)
+        with layout.as_cold_store_error(f"write {store / layout.CURRENT}"):
+            layout.set_current(store, described.point)
     except BaseException:
         shutil.rmtree(store, ignore_errors=True)
         raise

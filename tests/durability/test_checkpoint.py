@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -16,9 +17,9 @@ from waiting import wait_until
 
 import kvemb
 from kvemb.backends.rocks_files import RocksSortedFile
-from kvemb.durability import inventory
+from kvemb.durability import inventory, layout
 from kvemb.durability.checkpoint import Checkpoint, left_by_restore, restoring
-from kvemb.errors import Corruption, Locked
+from kvemb.errors import ColdStoreError, Corruption, Locked
 from kvemb.handle import inside
 from kvemb.tiers.dirty_snapshot import DirtySnapshot, GrowingFile
 from kvemb.tools.stress.lockstep import LockstepChecker
@@ -246,6 +247,18 @@ def test_one_process_at_a_time_makes_a_store(tmp_path):
         raise AssertionError("two make it")
     with restoring(tmp_path / "store"):
         pass
+
+
+def test_a_disk_that_is_full_at_the_end_of_a_restore_is_told_and_leaves_nothing(store, tmp_path, monkeypatch):
+    taken = store.checkpoint(tmp_path / "taken")
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(layout, "set_current", full)
+    with pytest.raises(ColdStoreError, match=r"cannot write .*CURRENT: .*No space left on device"):
+        kvemb.restore(taken, tmp_path / "restored", memory_budget="8MiB")
+    assert not (tmp_path / "restored").exists()
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,10 @@ def test_each_kind_of_variable_comes_back(store, manager, tmp_path):
         for at, (keys, values, optimizer, dim) in enumerate(kinds):
             table = store.get_variable(f"{at}", key_dtype=keys, value_dtype=values, dim=dim, optimizer=optimizer)
             limits = np.iinfo(keys)
-            some = np.append(chance.integers(0, 500, 200).astype(keys), np.array([limits.min, limits.max], keys))
+            drawn = (
+                chance.integers(0, 500, 200) if version else np.arange(1000)
+            )  # a base that is larger than all deltas
+            some = np.append(drawn.astype(keys), np.array([limits.min, limits.max], keys))
             table.upsert(some, np.full((len(some), dim), version, table.value_dtype))
             if version:
                 table.remove(some[:20])
