@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from cuda_devices import DEVICES
 from cuda_on_cpu import CudaOnCpuTable, require_compiler
-from opaque_table import OpaqueTable
 
 from kvemb import registry
 from kvemb.backends.cpu import CpuTable
@@ -17,7 +16,7 @@ from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.schema import Schema, SlotShape, dtype_of
 
 LEAST, MOST = -(2**63), 2**63 - 1
-KINDS = ["cpu", "opaque", "cuda-on-cpu", *DEVICES[1:]]
+KINDS = ["cpu", "cuda-on-cpu", *DEVICES[1:]]
 EXTREMES = np.array([0, -1, 1, LEAST, LEAST + 1, MOST, MOST - 1, 2**32, -(2**32), 255, 2**24])
 
 
@@ -30,7 +29,8 @@ def table_kind(name: str) -> Any:
     """A HotTable class."""
     if name == "cuda-on-cpu":
         require_compiler()
-    return {"opaque": OpaqueTable, "cuda-on-cpu": CudaOnCpuTable}.get(name) or registry.hot_table(name)
+        return CudaOnCpuTable
+    return registry.hot_table(name)
 
 
 def available(name: str) -> Any:

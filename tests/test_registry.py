@@ -42,8 +42,8 @@ def test_a_device_is_text(spec):
 
 def test_a_device_has_the_table_of_its_kind(monkeypatch):
     assert registry.hot_table("gpu:1").__name__ == "CudaTable"
-    monkeypatch.setitem(registry.hot_backends, "gpu", "opaque_table:OpaqueTable")
-    assert registry.hot_table("gpu:1").__name__ == "OpaqueTable"
+    monkeypatch.setitem(registry.hot_backends, "gpu", "device_table:DeviceTable")
+    assert registry.hot_table("gpu:1").__name__ == "DeviceTable"
     assert registry.hot_table("cpu").__name__ == "CpuTable"
 
 

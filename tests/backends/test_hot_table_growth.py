@@ -19,7 +19,6 @@ from hot_suite import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from opaque_table import OpaqueTable
 from quick import quick
 
 from kvemb.rows.block import DIRTY, PENDING, WRITING, RowBlock
@@ -190,9 +189,8 @@ def test_shrinking_lets_only_dirty_rows_out_and_keeps_the_highest_scores(kind, l
         capacity = table.capacity_rows
         left.append(table.shrink(cells, 256))
         assert 256 <= table.capacity_rows < capacity
-        if kind is not OpaqueTable:  # which halves
-            bucket = kind.cells_per_bucket
-            assert table.capacity_rows == max(256, capacity - -(-cells // bucket) * bucket)
+        bucket = kind.cells_per_bucket
+        assert table.capacity_rows == max(256, capacity - -(-cells // bucket) * bucket)
         assert len(table.occupied()) == table.size <= table.capacity_rows
         assert_holds(table, table.read(table.occupied()))
     assert table.capacity_rows == 256

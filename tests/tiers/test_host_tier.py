@@ -22,7 +22,7 @@ KEYS = 400
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[kvemb.Store]:
     """A store whose budget is nearly spent; a device has 16 rows."""
-    monkeypatch.setitem(registry.hot_backends, "gpu", "opaque_table:SmallTable")
+    monkeypatch.setitem(registry.hot_backends, "gpu", "device_table:SmallTable")
     with kvemb.open(tmp_path / "store", memory_budget="4MiB", limits=Limits(**small_spill(8))) as store:
         host = inside(store).budgets.host
         plain = made(store, "plain", hot_rows=KEYS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from opaque_table import OpaqueTable, SmallTable
+from device_table import DeviceTable, SmallTable
 
 from kvemb import registry
 from kvemb.backends.cpu import CpuTable
@@ -98,7 +98,7 @@ def test_rows_that_cannot_sink_are_handed_on(monkeypatch):
     def full(*_, **__):
         raise MemoryError("the host's memory is full")
 
-    monkeypatch.setattr(CpuTable, "insert", full)
+    monkeypatch.setattr(hot_tables.tables[-1], "insert", full)
     rows, left = scored(hot_tables, np.arange(100, 104), 2.0), []
     with pytest.raises(MemoryError):
         left.extend(leaving for _, leaving in hot_tables.insert(rows, np.zeros(4, np.int64)))
@@ -231,7 +231,7 @@ def test_lists_and_any_integers_are_answers():
 
 def test_a_device_that_shrinks_gives_its_dirty_rows_to_the_table_below():
     schema = Schema(dtype_of("int64"), dtype_of("float32"), 2)
-    tables = [OpaqueTable(schema, 64, 64), CpuTable(schema, 32, 32)]
+    tables = [DeviceTable(schema, 64, 64), CpuTable(schema, 32, 32)]
     budgets = [Budget(1 << 20), Budget(1 << 20)]
     for table, budget in zip(tables, budgets, strict=True):
         budget.reserve(table.nbytes, "cells")

@@ -14,11 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 from histories import DIM, KEYS, SMALL_PILES, change, checker_of, small_spill
-from opaque_table import OpaqueTable
 from quick import quick
 
 import kvemb
-from kvemb import registry
 from kvemb.backends import cpu
 from kvemb.errors import ColdStoreError, Poisoned
 from kvemb.handle import inside
@@ -230,26 +228,6 @@ def test_a_variable_opened_last_in_a_full_store_gets_what_it_needs(open_store: O
     assert small.tables[0].capacity_rows < 2000
     wide = store.get_variable("wide", dim=16, hot_rows=40_000)  # all at once, from those that have it
     assert wide.stats.bytes_hot > before / 2 > hot_bytes(first)[0]
-
-
-def test_a_table_that_only_doubles_and_halves_gives_too(
-    open_store: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(registry.hot_backends, "gpu", "opaque_table:OpaqueTable")
-    store = open_store(tmp_path / "store")
-    variable = filled(store, "rows", 900, devices="gpu:0", init_size=16)
-    (table,) = variable.tables
-    assert isinstance(table, OpaqueTable)
-    capacity = table.capacity_rows
-    (budget,) = (inside(store).budgets.of(table.memory("gpu:0")),)
-    (share,) = budget.rebalancer.shares
-    share.ask(10)
-    share.notify()
-    np.testing.assert_array_equal(variable.lookup(np.arange(900)), rows_of(np.arange(900)))
-    assert (
-        share.held == table.nbytes <= capacity // 2 * table.bytes_per_cell(table.schema) or table.size > capacity // 2
-    )
-    assert budget.free == table.memory("gpu:0").nbytes - table.nbytes
 
 
 def test_a_table_without_memory_to_shrink_stays_as_it_is(

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from opaque_table import DEVICE_BYTES, OpaqueTable
+from device_table import DEVICE_BYTES, DeviceTable
 
 import kvemb
 from kvemb import registry
@@ -24,7 +24,7 @@ BUDGET = 16 << 20
 @pytest.fixture(autouse=True)
 def _gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Devices of a memory of their own."""
-    monkeypatch.setitem(registry.hot_backends, "gpu", "opaque_table:OpaqueTable")
+    monkeypatch.setitem(registry.hot_backends, "gpu", "device_table:DeviceTable")
 
 
 def sized(budgets: Budgets, *devices: str, init_size: int = 0, hot_rows: int | None = None) -> Any:
@@ -57,7 +57,7 @@ def test_tables_of_one_variable_draw_on_the_budget_of_their_own_memory():
 def test_a_table_may_grow_as_far_as_its_own_memory_allows():
     budgets = Budgets(BUDGET)
     cpu, gpu = sized(budgets, "cpu", "gpu:0").tables
-    assert gpu.max_capacity_rows * OpaqueTable.bytes_per_cell(SCHEMA) <= DEVICE_BYTES
+    assert gpu.max_capacity_rows * DeviceTable.bytes_per_cell(SCHEMA) <= DEVICE_BYTES
     assert cpu.max_capacity_rows > 4 * gpu.max_capacity_rows
 
 
@@ -76,7 +76,7 @@ def test_a_table_that_cannot_be_made_gives_back_what_all_took(monkeypatch):
 
     budgets = Budgets(BUDGET)
     free = budgets.host.free
-    monkeypatch.setattr(OpaqueTable, "__init__", refuse)
+    monkeypatch.setattr(DeviceTable, "__init__", refuse)
     with pytest.raises(MemoryError):
         sized(budgets, "cpu", "gpu:0")
     assert (budgets.host.free, on_device(budgets)) == (free, DEVICE_BYTES)

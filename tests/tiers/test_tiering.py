@@ -116,7 +116,7 @@ class Tiering(RuleBasedStateMachine):
     """
 
     cold: type[Any] = kvemb.RocksDBCreator
-    device, on_device = "cpu", "opaque_table:OpaqueTable"
+    device, on_device = "cpu", "device_table:SmallTable"
     spread, share = 1, 1.0
     hot_rows: int | None = 16
     max_devices = 3
@@ -348,17 +348,10 @@ class TieringInMemory(Tiering):
     cold, share = kvemb.MemoryCreator, 2 / 3
 
 
-class TieringOnADevice(Tiering):
-    """The same over a hot table whose memory nothing outside it can index; it works cell by cell in Python."""
-
-    share = 1 / 3
-    device = "gpu:0"
-
-
-class TieringOverTheHost(TieringOnADevice):
+class TieringOverTheHost(Tiering):
     """Three tiers: 16 rows on a device, 16 in the host's memory below it, the others cold."""
 
-    on_device, hot_rows = "opaque_table:SmallTable", None
+    device, hot_rows = "gpu:0", None
     below_bytes, share = 0, 1 / 3
 
     def _open(self, path: Path) -> kvemb.Store:
@@ -419,7 +412,7 @@ def test_a_history_of_a_table_with_next_to_no_hot_rows_equals_its_model() -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("machine", [Tiering, TieringInMemory, TieringOnADevice, TieringOverTheHost])
+@pytest.mark.parametrize("machine", [Tiering, TieringInMemory, TieringOverTheHost])
 def test_a_table_with_next_to_no_hot_rows_equals_its_model(machine: type[Tiering]) -> None:
     check(machine, machine.share * EXAMPLES)
 
