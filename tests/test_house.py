@@ -494,7 +494,7 @@ TESTED_BY = {
             "embedding": ["embedding", "lookups", "options", "module"],
             "embedding_bag": ["embedding_bag", "pooling"],
             "optimizer": ["optimizer", "gradients"],
-            **{name: [name] for name in ("bags", "collection", "prefetching")},
+            **{name: [name] for name in ("bags", "collection", "eager", "prefetching")},
             **{name: [name] for name in ("connecting", "in_step", "joined_gradient", "launching", "ranks")},
             "weights": ["weights", "table_module"],
         }.items()

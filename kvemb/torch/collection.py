@@ -13,6 +13,7 @@ from kvemb.frameworks.variables import variable_of
 from kvemb.rows.bags import bounds_of
 from kvemb.store import Store
 from kvemb.torch.bags import JaggedIds, Keys, bags_of, keys_of
+from kvemb.torch.eager import never_compiled
 from kvemb.torch.module import RowsModule
 from kvemb.torch.options import check_mode, check_names
 from kvemb.torch.pooling import BagLookup, Pooling
@@ -116,7 +117,7 @@ class EmbeddingBagCollection(RowsModule):
         by_table = {f"{name}.weight": Destination(variable) for name, variable in self.tables.items()}
         return by_table | {f"embedding_bags.{name}": destination for name, destination in by_table.items()}
 
-    @torch.compiler.disable
+    @never_compiled
     def forward(self, inputs: Any) -> dict[str, torch.Tensor]:
         """Return the pooled bags of each feature, on the device of its ids. An empty bag gives zeros.
 

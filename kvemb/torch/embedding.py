@@ -9,6 +9,7 @@ import torch
 from kvemb.frameworks.variables import variable_of
 from kvemb.store import Store
 from kvemb.torch.bags import keys_on_their_device
+from kvemb.torch.eager import never_compiled
 from kvemb.torch.lookups import RowRequest, distinct, divide_gradient
 from kvemb.torch.options import check_names, check_norm, check_padding, clipped
 from kvemb.torch.table_module import TableModule
@@ -96,7 +97,7 @@ class Embedding(TableModule):
         """
         return {"weight": Destination(self.variable, self.padding_idx)}
 
-    @torch.compiler.disable
+    @never_compiled
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows of keys, on the device of ``ids``.
 

@@ -9,6 +9,7 @@ import torch
 from kvemb.frameworks.variables import variable_of
 from kvemb.store import Store
 from kvemb.torch.bags import bags_of
+from kvemb.torch.eager import never_compiled
 from kvemb.torch.options import check_mode, check_names, check_norm, check_padding
 from kvemb.torch.pooling import BagLookup, Pooling
 from kvemb.torch.table_module import TableModule
@@ -97,7 +98,7 @@ class EmbeddingBag(TableModule):
         """
         return {"weight": Destination(self.variable, self.pooling.padding)}
 
-    @torch.compiler.disable
+    @never_compiled
     def forward(
         self,
         ids: torch.Tensor,

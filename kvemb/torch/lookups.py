@@ -19,6 +19,7 @@ from kvemb.rows.hashing import Unique
 from kvemb.rows.host_arrays import as_keys, public_keys
 from kvemb.store import Store
 from kvemb.torch.bags import Keys, joined_keys
+from kvemb.torch.eager import never_compiled
 from kvemb.torch.gradients import Gradient, Receiver
 from kvemb.variable import Variable
 
@@ -186,7 +187,7 @@ class _Rows(torch.autograd.Function):
         return tuple(rows)
 
     @staticmethod
-    @torch.compiler.disable  # otherwise the compiler would trace a backward pass into NumPy
+    @never_compiled  # otherwise the compiler would trace a backward pass into NumPy
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
         """Add the gradients of the rows that were used to the pending ones."""
         (_,) = ctx.saved_tensors

@@ -21,6 +21,7 @@ from kvemb.checks.seconds import as_seconds
 from kvemb.frameworks.rates import rate_of, with_rate
 from kvemb.handle import inside
 from kvemb.optimizers import Optimizer as Rule
+from kvemb.torch.eager import never_compiled
 from kvemb.torch.gradients import Gradient, check_step, merged, take_step
 from kvemb.torch.in_step import InStep, in_step_with
 from kvemb.torch.module import RowsModule
@@ -173,7 +174,7 @@ class Optimizer(torch.optim.Optimizer):
         """
         return [leaf for group in self.param_groups for leaf in group["params"]]
 
-    @torch.compiler.disable
+    @never_compiled
     def _merge(self) -> None:
         """Add the gradients that came since the last call to the sums of that call."""
         made = len(self._groups) == len(self._variables)  # otherwise the base class's constructor is reading them
@@ -191,7 +192,7 @@ class Optimizer(torch.optim.Optimizer):
             self._merged.append((gradient, leaf))
             groups[id(gradient.variable)]["params"].append(leaf)
 
-    @torch.compiler.disable
+    @never_compiled
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Discard the pending gradients.
 
@@ -207,7 +208,7 @@ class Optimizer(torch.optim.Optimizer):
         for group in self._groups:
             group["params"] = []
 
-    @torch.compiler.disable
+    @never_compiled
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step with the pending gradients, and discard them.
