@@ -312,7 +312,7 @@ def compact(store: Store, *, progress: Progress | None = None) -> None:
             reported = rows * done // total
 
         inside(variable).storage.cold.compact(report)
-    inside(store).start().wait()  # a flush would find no row changed
+    inside(store).start().result()  # a flush would find no row changed
 
 
 def _rows_of(block: RowBlock) -> Rows:

@@ -373,7 +373,7 @@ class Store(DefaultStore[Engine]):
             (3, {'epoch': 1}, b'weights')
         """
         target, attached = paths.local(path).absolute(), Attachments(files, extra)
-        pending = PendingCheckpoint(self._inside.start(target, attached=attached))
+        pending: PendingCheckpoint[Checkpoint] = self._inside.start(target, attached=attached)
         return pending.result() if block else pending
 
     def apply_delta(self, checkpoint: str | os.PathLike[str]) -> None:

@@ -55,10 +55,10 @@ OF_A_CLUSTER = """
     import os, sys, warnings
     from concurrent.futures import Future
     import kvemb.cluster
-    from kvemb.durability.checkpointer import PendingCheckpoint, PointInProgress
+    from kvemb.durability.checkpointer import PendingCheckpoint
 
     warnings.simplefilter("ignore")
-    pending, now = PendingCheckpoint(PointInProgress(Future())), {"wait_seconds": 0}
+    pending, now = PendingCheckpoint(Future()), {"wait_seconds": 0}
     with kvemb.cluster.open(sys.argv[1], shards=1, transport="local", memory_budget="8MiB") as cluster:
         table = cluster.get_variable("table", dim=1)
         table.upsert([1], [[1.0]])

@@ -26,7 +26,7 @@ from kvemb.cluster.session import ENDED, ClientVariable, Session
 from kvemb.cluster.transport import Transport
 from kvemb.contracts import Mask, Values
 from kvemb.durability.attachments import Attachments
-from kvemb.durability.checkpointer import PendingCheckpoint, PointInProgress
+from kvemb.durability.checkpointer import PendingCheckpoint
 from kvemb.engine.table import Table
 from kvemb.errors import Closed, KvembError, ShardLost
 from kvemb.moment import Moment
@@ -148,8 +148,7 @@ class Cluster:
             with session.attached(attachments) as files:
                 own, request = session.own(), CheckpointRequest(keep, attachments.extra, files)
                 number: int = session.ask_once("checkpoint", session.generation, session.client, own, request)
-            written = PointInProgress[Checkpoint](self._submit(self._waiting, lambda: session.ask("written", number)))
-            self._pending = PendingCheckpoint(written)
+            self._pending = PendingCheckpoint(self._submit(self._waiting, lambda: session.ask("written", number)))
             return self._pending
 
     def settle(self) -> None:

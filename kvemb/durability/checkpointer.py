@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from kvemb.checks.seconds import as_seconds
 from kvemb.contracts import ColdDatabase
@@ -20,8 +21,8 @@ from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.journal import Journal
 from kvemb.durability.point_writer import PointWriter, TargetFailed, VariablePart
 from kvemb.durability.points import Points
-from kvemb.errors import Closed, ColdStoreError
-from kvemb.handle import Handle
+from kvemb.errors import Closed, ColdStoreError, KvembError
+from kvemb.handle import Handle, inside
 from kvemb.store_state import StoreState
 from kvemb.threads.interrupts import is_done, result_of, uninterrupted
 from kvemb.threads.pool import Threads
@@ -29,42 +30,20 @@ from kvemb.threads.pool import Threads
 Written = TypeVar("Written")
 
 
-class PointInProgress(Generic[Written]):
-    """A durable point that is being written, and the checkpoint made of it, if any.
-
-    reported: whether its failure was raised to a caller.
-    """
-
-    def __init__(self, future: Future[Written | None]) -> None:
-        self.future, self._process = future, os.getpid()
-        self.reported = False
-
-    def wait(self, timeout: float | None = None) -> Written | None:
-        """Wait until it is complete. Raises its error; TimeoutError after timeout seconds; Closed as is_done()."""
-        self.is_done()
-        try:
-            return result_of(self.future, timeout)
-        except Exception:
-            self.reported = is_done(self.future)
-            raise
-
-    def is_done(self) -> bool:
-        """Whether it is complete or has failed. Raises Closed if it was not at the fork that made this process."""
-        done = is_done(self.future)
-        if not done and self._process != os.getpid():
-            raise Closed(
-                f"the checkpoint is being written by process {self._process}, from which this one was forked; wait for "
-                "it there"
-            )
-        return done
-
-
-class PendingCheckpoint(Handle[PointInProgress[Written]], Generic[Written]):
+class PendingCheckpoint(Handle[Future[Written]], Generic[Written]):
     """Stand for a checkpoint that is being written.
 
     ``checkpoint(block=False)`` returns one. The checkpoint is a ``kvemb.Checkpoint``, or of a cluster a
     ``kvemb.cluster.Checkpoint``.
+
+    Attributes:
+        reported: Whether its failure was raised to a caller.
     """
+
+    def __init__(self, future: Future[Written]) -> None:
+        super().__init__(future)
+        self.reported: bool = False
+        self._process = os.getpid()
 
     def done(self) -> bool:
         """Say whether the checkpoint is complete or has failed.
@@ -75,12 +54,13 @@ class PendingCheckpoint(Handle[PointInProgress[Written]], Generic[Written]):
         Raises:
             Closed: This process was forked before the checkpoint was complete.
         """
-        return self._inside.is_done()
-
-    @property
-    def reported(self) -> bool:
-        """Whether its failure was raised to a caller."""
-        return self._inside.reported
+        done = is_done(self._inside)
+        if not done and self._process != os.getpid():
+            raise Closed(
+                f"the checkpoint is being written by process {self._process}, from which this one was forked; wait for "
+                "it there"
+            )
+        return done
 
     def result(self, timeout: float | None = None) -> Written:
         """Wait until the checkpoint is complete, and return it.
@@ -105,16 +85,20 @@ class PendingCheckpoint(Handle[PointInProgress[Written]], Generic[Written]):
             >>> pending.result().variables["users"].rows
             3
         """
-        checkpoint = self._inside.wait(None if timeout is None else as_seconds(timeout, "timeout", least=0))
-        assert checkpoint is not None
-        return checkpoint
+        seconds = None if timeout is None else as_seconds(timeout, "timeout", least=0)
+        self.done()
+        try:
+            return result_of(self._inside, seconds)
+        except Exception:
+            self.reported = is_done(self._inside)
+            raise
 
     def __repr__(self) -> str:
-        if not is_done(self._inside.future):
+        if not is_done(self._inside):
             return "<kvemb.PendingCheckpoint being written>"
-        if (error := self._inside.future.exception()) is not None:
+        if (error := self._inside.exception()) is not None:
             return f"<kvemb.PendingCheckpoint failed: {error}>"
-        return f"<kvemb.PendingCheckpoint complete: {self._inside.future.result()!r}>"
+        return f"<kvemb.PendingCheckpoint complete: {self._inside.result()!r}>"
 
 
 class Checkpointer:
@@ -133,22 +117,22 @@ class Checkpointer:
         self._state, self._in_order = state, in_order
         self._background = Threads(1, thread_name_prefix="kvemb-checkpoint", started=True)
         # The last point, and before it those whose failure was raised to no caller.
-        self._begun: list[PointInProgress[Checkpoint]] = []
+        self._begun: list[PendingCheckpoint[Any]] = []
         self._attaching = False
 
     def wait(self) -> None:
         """Wait for the point being written. Raises its error, or that of an earlier one, that no caller got yet."""
         for begun in self._begun:
             if not begun.reported:
-                begun.wait()
+                begun.result()
         self._begun = []  # only now: after Ctrl-C above it is still being written
 
     @property
     def is_idle(self) -> bool:
         """Whether no point is being written."""
-        return all(is_done(begun.future) for begun in self._begun)
+        return all(is_done(inside(begun)) for begun in self._begun)
 
-    def flush(self, parts: list[VariablePart]) -> PointInProgress[Checkpoint] | None:
+    def flush(self, parts: list[VariablePart]) -> PendingCheckpoint[Any] | None:
         """Start to write a durable point, unless the current one already has this state: then return None.
 
         Whatever a point holds must be compared here. Variables are looked at one after another: one that has not
@@ -170,12 +154,15 @@ class Checkpointer:
         closing: Callable[[], None] | None = None,
         without: Collection[str] = (),
         attached: Attachments | None = None,
-    ) -> PointInProgress[Checkpoint]:
+        completed: Callable[[], None] | None = None,
+    ) -> PendingCheckpoint[Any]:
         """Take a snapshot, and start to write a durable point and, if target is given, a checkpoint there.
 
         closing: given if this is the store's last point; called when the snapshot is taken, under all variables' locks.
         without: variables of the cold database that the point leaves out, which must not change; none with a target.
         attached: files and values to save in the point and the checkpoint; the files are written first.
+        completed: called when the checkpoint is complete; its KvembErrors are ignored. Returns a stand-in for the
+        checkpoint, without a target for None.
         REQUIRES: is_idle. Raises FileExistsError, ValueError, ColdStoreError, Poisoned, Closed; what a writer raises.
         """
         self._check_not_attaching()
@@ -200,14 +187,14 @@ class Checkpointer:
         # Ctrl-C is deferred: otherwise snapshots might never be ended.
         with uninterrupted():
             writer.take_snapshots(self._in_order, self._state, closing)
-            started = PointInProgress(self._background.submit(self._write, writer))
-            unknown = [each for each in self._begun if not each.reported and each.future.exception() is not None]
+            started = PendingCheckpoint(self._background.submit(self._write, writer, completed))
+            unknown = [each for each in self._begun if not each.reported and inside(each).exception() is not None]
             self._begun = [*unknown, started]
         return started
 
-    def _write(self, writer: PointWriter) -> Checkpoint | None:
+    def _write(self, writer: PointWriter, completed: Callable[[], None] | None) -> Checkpoint | None:
         try:
-            return writer.write()
+            checkpoint = writer.write()
         except TargetFailed as failed:
             raise failed.error from failed.error.__cause__
         except ColdStoreError as error:
@@ -217,6 +204,10 @@ class Checkpointer:
         except Exception as error:
             self._state.poison(error)  # its rows are in the open database, but in no point
             raise
+        if completed is not None:
+            with suppress(KvembError):
+                completed()
+        return checkpoint
 
     def _check_not_attaching(self) -> None:
         if self._attaching:

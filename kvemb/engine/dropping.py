@@ -38,7 +38,7 @@ def _drop(engine: Engine, names: list[str]) -> None:
             table.storage.end(DroppedState(engine.state, _why(engine, name)))
             undo.callback(table.storage.end, engine.state)
         if stored:
-            engine.start(without=stored).wait()
+            engine.start(without=stored).result()
         undo.pop_all()
     for table in opened.values():
         _forget(engine, table)

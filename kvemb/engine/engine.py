@@ -19,8 +19,7 @@ from kvemb.durability import cold_databases, inventory, journal_segments, layout
 from kvemb.durability.attachments import Attachments
 from kvemb.durability.changes import ChangeLog
 from kvemb.durability.checking import checkpoint_findings
-from kvemb.durability.checkpoint import Checkpoint
-from kvemb.durability.checkpointer import Checkpointer, PointInProgress
+from kvemb.durability.checkpointer import Checkpointer, PendingCheckpoint
 from kvemb.durability.hotset import read_hot
 from kvemb.durability.journal import Journal
 from kvemb.durability.manifest import Manifest
@@ -154,7 +153,7 @@ class Engine:
             points.set_variables(variables)
         if points.log or points.current.point == 0:
             first = self._checkpointer_with(None)
-            first.start([], None).wait()
+            first.start([], None).result()
             first.close()
         self.opened_manifest = points.current
         journal_segments.delete_before(self.path / layout.LOG, points.current.point)
@@ -200,15 +199,16 @@ class Engine:
 
     def start(
         self, target: Path | None = None, *, closing: Callable[[], None] | None = None,
-        without: Collection[str] = (), attached: Attachments | None = None,
-    ) -> PointInProgress[Checkpoint]:  # fmt: skip
+        without: Collection[str] = (), attached: Attachments | None = None, completed: Callable[[], None] | None = None,
+    ) -> PendingCheckpoint[Any]:  # fmt: skip
         """Begin to write a durable point with these attachments, and a checkpoint at target; see Checkpointer.start."""
         self.state.check_here()
         with self.lock:
             self.state.check_writable()
             self.checkpointer.wait()
-            parts = self.parts(without)
-            return self.checkpointer.start(parts, target, closing=closing, without=without, attached=attached)
+            return self.checkpointer.start(
+                self.parts(without), target, closing=closing, without=without, attached=attached, completed=completed
+            )
 
     def parts(self, without: Collection[str] = ()) -> list[VariablePart]:
         """Return what a durable point is written of. REQUIRES: lock."""
@@ -222,7 +222,7 @@ class Engine:
             self.checkpointer.wait()
             writing = self.checkpointer.flush(self.parts())
         if writing is not None:
-            writing.wait()
+            writing.result()
 
     def findings(self, *, deep: bool) -> list[str]:
         """Return a line for each fault in the last durable point and the open tables."""
@@ -272,7 +272,7 @@ class Engine:
 
     def _flush_if_sound(self) -> None:
         if self.state.cause is None:
-            self.start(closing=self.state.close).wait()
+            self.start(closing=self.state.close).result()
         else:
             _logger.warning(
                 "the store %s is closed without a new durable point, because a write failed: %s; what changed after "

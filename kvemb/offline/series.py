@@ -25,7 +25,7 @@ from kvemb.checks.numeric import as_int
 from kvemb.checks.ranges import MAX_JOBS, MAX_SERIES
 from kvemb.checks.seconds import as_seconds
 from kvemb.durability import fresh_files, layout, paths
-from kvemb.durability.attachments import Extra, Files
+from kvemb.durability.attachments import Attachments, Extra, Files
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.checkpointer import PendingCheckpoint
 from kvemb.durability.layout import series_name
@@ -35,7 +35,6 @@ from kvemb.handle import inside
 from kvemb.offline import leftovers
 from kvemb.offline.places import chosen, source_at
 from kvemb.offline.resuming import resume
-from kvemb.offline.saving import PendingSave
 from kvemb.offline.transfer import JOBS, Remote, Transfer
 from kvemb.progress import Progress
 from kvemb.shared_docs import described_as
@@ -171,11 +170,14 @@ class CheckpointManager:
         if self._pending is not None and not self._pending.done():
             self._pending.result()
         self._drop_old()
-        path = self.path(max(self.numbers(), default=0) + 1)
-        writing = inside(store.checkpoint(path, block=False, files=files, extra=extra))
-        pending = PendingCheckpoint(PendingSave(writing, self._drop_old))
+        path = self.path(max(self.numbers(), default=0) + 1).absolute()
+        pending = inside(store).start(path, attached=Attachments(files, extra), completed=self._drop_old)
         self._pending, self._begun = pending, time.time()
-        return pending.result() if block else pending
+        if not block:
+            return pending
+        checkpoint: Checkpoint = pending.result()
+        self._drop_old()  # raises what it could not delete
+        return checkpoint
 
     def save_if_due(
         self, store: Store, *, block: bool = False, files: Files = None, extra: Extra = None

@@ -12,7 +12,7 @@ import pytest
 
 import kvemb
 from kvemb.durability import layout, point_writer, points
-from kvemb.durability.checkpointer import PendingCheckpoint, PointInProgress
+from kvemb.durability.checkpointer import PendingCheckpoint
 from kvemb.errors import CheckpointNotFound, ColdStoreError, Poisoned
 from kvemb.handle import inside
 from tests.histories import DIM
@@ -28,37 +28,31 @@ class Made:
     path = "made"
 
 
-def test_a_writing_that_failed_is_reported_once_it_was_raised():
-    future: Future[Any] = Future()
-    writing = PointInProgress(future)
-    with pytest.raises(TimeoutError):
-        writing.wait(0)
-    assert not writing.reported, "the caller only waited too short"
-    future.set_exception(ColdStoreError("too full"))
-    with pytest.raises(ColdStoreError):
-        writing.wait()
-    assert writing.reported
-
-
 def test_a_pending_checkpoint_says_how_far_it_is():
     future: Future[Any] = Future()
-    pending = PendingCheckpoint(PointInProgress(future))
+    pending = PendingCheckpoint(future)
     assert (pending.done(), repr(pending)) == (False, "<kvemb.PendingCheckpoint being written>")
+    with pytest.raises(TimeoutError):
+        pending.result(0)
+    for timeout in (-1, "1", float("nan")):
+        with pytest.raises((TypeError, ValueError), match="timeout"):
+            pending.result(timeout)
+    assert not pending.reported, "the caller only waited too short"
     future.set_result(Made)
     assert (pending.done(), repr(pending)) == (True, f"<kvemb.PendingCheckpoint complete: {Made!r}>")
     assert pending.result() is Made
     assert not pending.reported
+
+
+def test_a_writing_that_failed_is_reported_once_it_was_raised():
     failed: Future[Any] = Future()
     failed.set_exception(ColdStoreError("too full"))
-    pending = PendingCheckpoint(PointInProgress(failed))
+    pending = PendingCheckpoint(failed)
     assert (pending.done(), repr(pending)) == (True, "<kvemb.PendingCheckpoint failed: too full>")
     assert not pending.reported, "done() and repr() raise nothing"
-
-
-@pytest.mark.parametrize("timeout", [-1, "1", float("nan")])
-def test_a_timeout_that_is_none_is_refused(timeout):
-    with pytest.raises((TypeError, ValueError), match="timeout"):
-        PendingCheckpoint(PointInProgress(Future())).result(timeout)
+    with pytest.raises(ColdStoreError):
+        pending.result()
+    assert pending.reported
 
 
 def test_a_target_that_exists_is_refused_before_anything_is_written(store, tmp_path):

@@ -260,7 +260,7 @@ class _Resharding:
         files = {path.name: path for path in attached.iterdir()} if buckets[0] == 0 and attached.is_dir() else {}
         try:
             given = Attachments(files, id=id_of_part(self.id, store.id), linked=True)
-            checkpoint = inside(store).start(folder / series_name(self.number), attached=given).wait()
+            checkpoint = inside(store).start(folder / series_name(self.number), attached=given).result()
             assert checkpoint is not None
             self._target.of_shard(store.id).push(checkpoint, self.number)
             return ShardEntry(*buckets, store.id)

@@ -13,7 +13,7 @@ from kvemb.cluster.messages import PushedPart
 from kvemb.durability import fresh_files, layout
 from kvemb.durability.attachments import Attachments
 from kvemb.durability.checkpoint import Checkpoint
-from kvemb.durability.checkpointer import PointInProgress
+from kvemb.durability.checkpointer import PendingCheckpoint
 from kvemb.durability.layout import series_name
 from kvemb.handle import inside
 from kvemb.offline.series import CheckpointManager
@@ -29,7 +29,7 @@ class ShardCheckpoints:
 
     def __init__(self, store: Store, series: Remote, folder: Path) -> None:
         self._store, self._series, self._folder = store, series, folder
-        self._pending: dict[int, PointInProgress[Checkpoint]] = {}
+        self._pending: dict[int, PendingCheckpoint[Checkpoint]] = {}
 
     def attach(self, files: str, name: str, at: int, piece: bytes) -> None:
         """Write a piece of a file to save beside the rows of a checkpoint, at the position `at`.
@@ -61,8 +61,7 @@ class ShardCheckpoints:
 
     def push(self, number: int) -> PushedPart:
         """Complete a checkpoint, and push it to the URL. Deletes older ones on this node. Raises TransferError."""
-        checkpoint = self._pending.pop(number).wait()
-        assert checkpoint is not None
+        checkpoint = self._pending.pop(number).result()
         sent = self._series.push(checkpoint, number)
         for old in CheckpointManager(self._folder).numbers()[:-KEPT]:
             fresh_files.remove(self._folder / series_name(old))
