@@ -1,4 +1,4 @@
-"""Merges streams of rows in key order; rows of later streams replace those of earlier ones. Not thread-safe."""
+"""Sorts rows by key, and merges sorted streams of them; later rows of a key replace earlier ones. Not thread-safe."""
 
 from __future__ import annotations
 
@@ -64,13 +64,17 @@ class _Head:
 
 
 def _last_of_each(parts: list[RowBlock], schema: Schema) -> RowBlock:
-    """Return the rows in key order; for equal keys that of the last part."""
+    """Return the rows of parts, each in key order; for equal keys that of the last part."""
     parts = [part for part in parts if len(part)] or parts[:1]
-    if len(parts) == 1:
-        return parts[0]
-    rows = RowBlock.joined(parts, schema)
-    ordered = order_keys(rows.keys, schema)
+    return parts[0] if len(parts) == 1 else in_key_order(RowBlock.joined(parts, schema))
+
+
+def in_key_order(rows: RowBlock) -> RowBlock:
+    """Return rows in key order; of equal keys only the last row."""
+    ordered = order_keys(rows.keys, rows.schema)
+    if (ordered[1:] > ordered[:-1]).all():
+        return rows
     order = np.argsort(ordered, kind="stable")
     ordered = ordered[order]
-    last = np.append(ordered[1:] != ordered[:-1], True) if len(ordered) else np.zeros(0, np.bool_)
+    last = np.append(ordered[1:] != ordered[:-1], True)
     return rows.select(order[last])
