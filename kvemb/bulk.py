@@ -2,8 +2,8 @@
 
 Longer than 300 lines: the docstrings describe every argument.
 
-kvemb.offline.loading loads rows. Place makes a checkpoint at a URL, or of a cluster, readable. Memory does not grow
-with the table.
+Calls raise Closed, ReadOnly and Poisoned as those of kvemb.Variable do. kvemb.offline.loading loads rows. Place makes
+a checkpoint at a URL, or of a cluster, readable. Memory does not grow with the table.
 """
 
 from __future__ import annotations
@@ -181,8 +181,6 @@ def scan(
 
     Raises:
         TypeError, ValueError: ``n`` is not an int above 0, or a bound is not an int.
-        Closed: The store is closed.
-        Poisoned: A write to disk failed, in this call or earlier.
         Corruption: Bytes on disk differ from what was written.
 
     Example:
@@ -214,8 +212,6 @@ def read(variable: Variable, keys: npt.ArrayLike) -> Rows:
 
     Raises:
         TypeError, ValueError: ``keys`` are not valid.
-        Closed: The store is closed.
-        Poisoned: A write to disk failed, in this call or earlier.
         Corruption: Bytes on disk differ from what was written.
 
     Example:
@@ -241,7 +237,6 @@ def ranges(variable: Variable, n: int) -> list[tuple[int, int]]:
 
     Raises:
         TypeError, ValueError: ``n`` is not an int above 0.
-        Closed: The store is closed.
     """
     schema = inside(variable).schema
     splits = inside(variable).storage.cold.splits(as_int(n, "n", 1, MAX_PARTS))
@@ -266,9 +261,6 @@ def restrict(variable: Variable, num_reserved: int, *, progress: Progress | None
             negative.
         TypeError: ``num_reserved`` is not an int.
         MemoryError: A GPU, or this machine, has too little memory.
-        Closed: The store is closed.
-        ReadOnly: The store is read-only.
-        Poisoned: A write to disk failed, in this call or earlier.
 
     Example:
         >>> kvemb.bulk.restrict(users, 1, dry_run=True), users.size()
@@ -296,9 +288,6 @@ def compact(store: Store, *, progress: Progress | None = None) -> None:
 
     Raises:
         ColdStoreError: The disk could not be read or written.
-        Poisoned: A write to disk failed, in this call or earlier.
-        Closed: The store is closed.
-        ReadOnly: The store is read-only.
     """
     store.flush()
     variables = list(store.variables.values())

@@ -50,6 +50,9 @@ class Store(DefaultStore[Engine]):
     You get one from ``kvemb.open`` or ``kvemb.restore``. Inside its ``with`` block it is the default store of functions
     such as ``kvemb.get_variable``. Leaving the block flushes and closes it. Thread-safe.
 
+    Once it is closed, calls raise ``Closed``. Calls that write raise ``ReadOnly`` if it is read-only, and ``Poisoned``
+    if a write to disk failed, in this call or earlier.
+
     Attributes:
         path: Its directory.
         follows: Whether it was opened with ``follow=True``.
@@ -153,7 +156,6 @@ class Store(DefaultStore[Engine]):
             BackendUnavailable: A device, or a package that it needs, is missing.
             ReadOnly: The variable is new, and the store is read-only.
             Poisoned: An earlier write failed, and the variable is new, or opening it would take memory from others.
-            Closed: The store is closed.
 
         Example:
             >>> items = store.get_variable("items", dim=8, optimizer=kvemb.optimizers.Adagrad(0.05))
@@ -179,9 +181,6 @@ class Store(DefaultStore[Engine]):
 
         Raises:
             KeyError: The store has no variable of this name.
-            Poisoned: A write to disk failed, in this call or earlier.
-            Closed: The store is closed.
-            ReadOnly: The store is read-only.
 
         Example:
             >>> store.drop_variable("users")
@@ -248,7 +247,6 @@ class Store(DefaultStore[Engine]):
             TypeError, ValueError: As ``Variable.lookup`` raises them, with the variable's name in the message;
                 ValueError also for a variable that is given twice or belongs to another store.
             KeyError: The store has no variable of a name.
-            Closed: The store is closed.
             Corruption: Bytes on disk differ from what was written. A note names the variable, as for other errors.
 
         Example:
@@ -274,10 +272,7 @@ class Store(DefaultStore[Engine]):
             TypeError, ValueError: As ``Variable.apply_gradients`` raises them; ValueError also for a variable that is
                 given twice or belongs to another store.
             KeyError: The store has no variable of a name.
-            Closed: The store is closed.
             Corruption: Bytes on disk differ from what was written.
-            ReadOnly: The store is read-only.
-            Poisoned: A write to disk failed, in this call or earlier.
 
         Example:
             >>> store.apply_gradients({users: ([1, 2], [[1, 1], [1, 1]])})
@@ -298,7 +293,6 @@ class Store(DefaultStore[Engine]):
         Raises:
             TypeError, ValueError: As ``lookup`` raises them.
             KeyError: The store has no variable of a name.
-            Closed: The store is closed.
         """
         calls.prefetch(self, keys, bool(after_lookup))
 
@@ -310,11 +304,6 @@ class Store(DefaultStore[Engine]):
         The point holds the state at this call. Other threads continue meanwhile. If nothing changed since the last
         point, that one stays, with the files and values that were saved in it. An error of an earlier
         ``checkpoint(block=False)`` that no call has raised yet is raised here.
-
-        Raises:
-            Poisoned: A write to disk failed, in this call or earlier.
-            Closed: The store is closed.
-            ReadOnly: The store is read-only.
 
         Example:
             >>> store.flush()
@@ -364,8 +353,6 @@ class Store(DefaultStore[Engine]):
             TypeError: ``path``, ``files`` or ``extra`` has the wrong type.
             ColdStoreError: The checkpoint could not be written. The store can still be used.
             Poisoned: A write of the store's own files failed, in this call or earlier.
-            Closed: The store is closed.
-            ReadOnly: The store is read-only.
 
         Example:
             >>> saved = store.checkpoint("backup", files={"dense.bin": b"weights"}, extra={"epoch": 1})
@@ -396,9 +383,6 @@ class Store(DefaultStore[Engine]):
             SchemaMismatch: A variable here has another dim, other dtypes or other slots than there.
             Corruption: Bytes on disk differ from what was written.
             ColdStoreError: The checkpoint could not be read.
-            Poisoned: A write to disk failed, in this call or earlier.
-            Closed: The store is closed.
-            ReadOnly: The store is read-only.
 
         Example:
             >>> first = store.checkpoint("first")
@@ -466,8 +450,6 @@ class Store(DefaultStore[Engine]):
 
         Raises:
             Corruption: Something is damaged. The message has a line for each finding.
-            Closed: The store is closed.
-            Poisoned: An earlier write to disk failed.
             ColdStoreError: The disk could not be read.
         """
         if found := self._inside.findings(deep=deep):

@@ -66,6 +66,9 @@ class Variable(Handle[Table]):
     A call with more distinct keys than ``Limits.call_rows`` is processed in parts of that size. Each part is atomic. If
     one fails, the parts before it have been applied.
 
+    Once the store is closed, calls raise ``Closed``. Calls that change rows raise ``ReadOnly`` if the store is
+    read-only, and ``Poisoned`` if a write to disk failed, in this call or earlier.
+
     A variable on one GPU also accepts arrays in that GPU's memory: CuPy arrays, PyTorch tensors, and objects with
     ``__cuda_array_interface__`` or ``__dlpack__``. They must have the variable's dtypes and be C-contiguous. Results
     are arrays of the same library, on the same stream. Rows that are hot on the GPU are then processed first, as a part
@@ -82,7 +85,6 @@ class Variable(Handle[Table]):
         TypeError: An argument has the wrong type, or ``store`` is a cluster.
         BackendUnavailable: A device, or a package that it needs, is missing.
         ReadOnly, Poisoned: The variable is new, and the store refuses writes.
-        Closed: The store is closed.
     """
 
     @method_of(VariableArguments)
@@ -162,9 +164,6 @@ class Variable(Handle[Table]):
         Raises:
             TypeError: What you set is not an optimizer of kvemb.
             SchemaMismatch: It has another class, whose slots the rows do not have.
-            Closed: The store is closed.
-            ReadOnly: The store is read-only.
-            Poisoned: An earlier write to disk failed.
 
         Example:
             >>> users.optimizer = kvemb.optimizers.SGD(0.1)
@@ -238,7 +237,6 @@ class Variable(Handle[Table]):
             TypeError: A conversion of keys would lose information; keys are bool, or masked; or ``out`` is not an array
                 of the value dtype.
             ValueError: Keys are a ragged list; or ``out`` is not as described.
-            Closed: The store is closed.
             Corruption: Bytes on disk differ from what was written.
 
         Example:
@@ -267,9 +265,6 @@ class Variable(Handle[Table]):
         Raises:
             TypeError: A conversion of keys or values would lose information.
             ValueError: ``values`` has the wrong shape, or numbers that the dtype cannot hold.
-            Closed: The store is closed.
-            ReadOnly: The store is read-only.
-            Poisoned: A write to disk failed, in this call or earlier.
 
         Example:
             >>> users.upsert([4, 4], [[0, 0], [5, 6]])
@@ -296,9 +291,6 @@ class Variable(Handle[Table]):
         Raises:
             TypeError: A conversion would lose information, or ``exists`` is not bool.
             ValueError: An array has the wrong shape.
-            Closed: The store is closed.
-            ReadOnly: The store is read-only.
-            Poisoned: A write to disk failed, in this call or earlier.
 
         Example:
             >>> rows, exists = users.lookup([1, 9], return_exists=True)
@@ -324,9 +316,6 @@ class Variable(Handle[Table]):
         Raises:
             TypeError: A conversion of keys or gradients would lose information.
             ValueError: ``grads`` has the wrong shape; or the variable is not trainable, or has no optimizer.
-            Closed: The store is closed.
-            ReadOnly: The store is read-only.
-            Poisoned: A write to disk failed, in this call or earlier.
 
         Example:
             >>> users.apply_gradients([1, 1], [[1, 1], [1, 1]])  # SGD with a learning rate of 0.5
@@ -357,7 +346,6 @@ class Variable(Handle[Table]):
         Raises:
             ValueError: The optimizer has no slot of this name.
             TypeError: A conversion of keys would lose information.
-            Closed: The store is closed.
             Corruption: Bytes on disk differ from what was written.
 
         Example:
@@ -378,20 +366,11 @@ class Variable(Handle[Table]):
 
         Raises:
             TypeError: A conversion of keys would lose information.
-            Closed: The store is closed.
-            ReadOnly: The store is read-only.
-            Poisoned: A write to disk failed, in this call or earlier.
         """
         self._inside.operations.remove(owned_keys(self._inside, keys).in_host())
 
     def clear(self) -> None:
-        """Remove all rows, and all sightings of an ``Admission``. Waits for a checkpoint in progress.
-
-        Raises:
-            Closed: The store is closed.
-            ReadOnly: The store is read-only.
-            Poisoned: A write to disk failed, in this call or earlier.
-        """
+        """Remove all rows, and all sightings of an ``Admission``. Waits for a checkpoint in progress."""
         self._inside.operations.clear()
 
     def restrict(self, num_reserved: int, **kwargs: Any) -> int | None:
@@ -413,9 +392,6 @@ class Variable(Handle[Table]):
             TypeError: An argument is not an int, or is unknown to the policy.
             ValueError: An argument is negative; or a user-defined policy was not passed when the variable was opened.
             MemoryError: A GPU, or this machine, has too little memory.
-            Closed: The store is closed.
-            ReadOnly: The store is read-only.
-            Poisoned: A write to disk failed, in this call or earlier.
 
         Example:
             >>> _ = users.lookup([2, 3])  # now these have been used twice
@@ -446,7 +422,6 @@ class Variable(Handle[Table]):
         Raises:
             IndexError: There is no device of this number.
             TypeError: ``index`` is not an int.
-            Closed: The store is closed.
         """
         if index is None:
             self._inside.storage.state.check_open()
@@ -473,7 +448,6 @@ class Variable(Handle[Table]):
 
         Raises:
             Poisoned: A write to disk failed, in this call or earlier: dirty rows are written first.
-            Closed: The store is closed.
 
         Example:
             >>> keys, values = users.export()
@@ -502,7 +476,6 @@ class Variable(Handle[Table]):
         Raises:
             TypeError: ``n`` is not an int.
             ValueError: ``n`` is less than 1.
-            Poisoned: A write to disk failed, in this call or earlier.
             Closed: The store is closed, also if this happens before a later batch.
 
         Example:
@@ -535,7 +508,6 @@ class Variable(Handle[Table]):
 
         Raises:
             TypeError: A conversion of keys would lose information.
-            Closed: The store is closed.
 
         Example:
             >>> users.prefetch([1, 2])

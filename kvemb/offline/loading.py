@@ -84,9 +84,6 @@ def load(
     Raises:
         TypeError, ValueError: A batch or ``on_conflict`` is not valid; ValueError also for an existing row with
             ``"error"``, and if another call wrote to the variable while ascending keys were loaded into it.
-        Poisoned: A write to disk failed, in this call or earlier.
-        Closed: The store is closed.
-        ReadOnly: The store is read-only.
         ColdStoreError: The disk could not be written.
 
     Example:

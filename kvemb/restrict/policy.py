@@ -60,7 +60,7 @@ class RestrictPolicy(Declared):
     change the score of an existing row.
 
     A policy is given to a variable when it is opened. `variable.restrict_policy` is a copy that is bound to the
-    variable: call its methods, such as apply_restriction.
+    variable: call its methods, such as apply_restriction. They also raise what calls of a variable raise.
 
     Attributes:
         initial_score: The old score that `score` gets for a new row, whose creation is its first use. Default: 0.0.
@@ -218,9 +218,6 @@ class RestrictPolicy(Declared):
             TypeError: keys are not integers that fit the key dtype.
             ValueError: The policy is not bound to a variable, or the variable was opened without its user-defined
                 policy.
-            Closed: The store was closed.
-            ReadOnly: The store is read-only.
-            Poisoned: An earlier write failed.
         """
         inside(self.variable).record_uses(keys)
 
@@ -241,9 +238,6 @@ class RestrictPolicy(Declared):
             ValueError: An argument is negative, the policy is not bound to a variable, or the variable was opened
                 without its user-defined policy.
             MemoryError: A GPU lacks memory. Rows that were removed before stay removed; another call removes the rest.
-            Closed: The store was closed.
-            ReadOnly: The store is read-only.
-            Poisoned: An earlier write failed.
         """
         reserved = as_int(num_reserved, "num_reserved", 0, MAX_ROWS)
         bound = None if trigger is None else as_int(trigger, "trigger", 0, MAX_ROWS)
@@ -261,7 +255,6 @@ class RestrictPolicy(Declared):
         Raises:
             TypeError: keys are not integers that fit the key dtype.
             ValueError: The policy is not bound to a variable.
-            Closed: The store was closed.
         """
         return inside(self.variable).scores(keys)
 
