@@ -1,8 +1,9 @@
 """`kvemb bench`: measures kvemb and a peer in the same run, and compares the results with the required ones (bars).
 
 Each benchmark is a file with a function `run`: its arguments are the command's options, its docstring is the help, and
-it returns a Report. The bars are for the default sizes. The two sides take turns, because the speed of a shared machine
-varies: compare the ratios, not the rates. The tables take disk space in --folder, and are deleted afterwards.
+it returns a Report. Kernels are compiled before it is called. The bars are for the default sizes. The two sides take
+turns, because the speed of a shared machine varies: compare the ratios, not the rates. The tables take disk space in
+--folder, and are deleted afterwards.
 
 The files are imported for every command of `kvemb`, so they import large packages where they use them.
 """
@@ -22,6 +23,7 @@ from kvemb.tools.bench.cold import cold, hitrate, memory, prefetch, spent, table
 from kvemb.tools.bench.disk import checkpoint, export, follow, series
 from kvemb.tools.bench.gpu import run as gpu
 from kvemb.tools.bench.hot import features, keras, lookup, pool, small, torch, upsert
+from kvemb.tools.bench.measure import compile_seconds
 from kvemb.tools.bench.options import AsJson
 from kvemb.tools.bench.results import Report
 from kvemb.tools.bench.tier.command import tier
@@ -40,7 +42,10 @@ def command_of(name: str, run: Callable[..., Report]) -> Callable[..., None]:
 
     @wraps(run)
     def command(*, json: bool, **options: Any) -> None:
-        run(**options).show(name, {option: value for option, value in options.items() if option != "folder"}, json)
+        compiled = compile_seconds()
+        report = run(**options)
+        report.facts["compile_s"] = compiled
+        report.show(name, {option: value for option, value in options.items() if option != "folder"}, json)
 
     signature = inspect.signature(run, eval_str=True)
     added = inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson)

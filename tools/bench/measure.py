@@ -96,15 +96,15 @@ def scratch(folder: Path | None) -> Iterator[Path]:
         yield Path(path)
 
 
-def compile_seconds(dim: int) -> float:
+def compile_seconds() -> float:
     """Return the seconds of the first calls on a table of one row: compiling, or loading numba's cache."""
-    keys, row = np.zeros(1, np.int64), np.ones((1, dim), np.float32)
+    keys, row = np.zeros(1, np.int64), np.ones((1, 8), np.float32)
 
     def first_calls(_: int) -> None:
         with scratch(None) as folder, kvemb.open(folder / "store", memory_budget="64MiB") as store:
             var = store.get_variable(
                 "first",
-                dim=dim,
+                dim=8,
                 restrict_policy=kvemb.FrequencyRestrictPolicy(),
                 optimizer=kvemb.optimizers.Adagrad(),
                 hot_rows=16,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from typing import Literal
 
 from rich.console import Console
 from rich.markup import escape
@@ -80,15 +81,26 @@ def compare(name: str, unit: str, ours: Sequence[float], peer_name: str = "", pe
     return Comparison(name, unit, Spread.of(ours), peer_name, Spread.of(peer), ratio)
 
 
+# What runs consist of, and the unit of its CPU time in seconds.
+CPU_UNITS = {"row": (1e-9, "ns"), "step": (1e-3, "ms")}
+
+
 def compare_costs(
-    name: str, rows: int, ours: Sequence[RunCost], peer_name: str, peer: Sequence[RunCost]
+    name: str,
+    count: int,
+    ours: Sequence[RunCost],
+    peer_name: str,
+    peer: Sequence[RunCost],
+    *,
+    of: Literal["row", "step"] = "row",
 ) -> list[Comparison]:
-    """Return the lines of rows/s, and of CPU time a row. rows: of each run."""
-    rates = [[rows / each.wall for each in side] for side in (ours, peer)]
-    cpu = [[1e9 * each.cpu / rows for each in side] for side in (ours, peer)]
+    """Return the lines of rates, and of CPU time. count: rows or steps of each run."""
+    size, unit = CPU_UNITS[of]
+    rates = [[count / each.wall for each in side] for side in (ours, peer)]
+    cpu = [[each.cpu / count / size for each in side] for side in (ours, peer)]
     return [
-        compare(name, "rows/s", rates[0], peer_name, rates[1]),
-        compare(name, "ns CPU a row", cpu[0], peer_name, cpu[1]),
+        compare(name, f"{of}s/s", rates[0], peer_name, rates[1]),
+        compare(name, f"{unit} CPU a {of}", cpu[0], peer_name, cpu[1]),
     ]
 
 

@@ -17,8 +17,8 @@ def adagrad() -> kvemb.optimizers.Adagrad:
     return kvemb.optimizers.Adagrad(LEARNING_RATE, initial_accumulator_value=0.0, epsilon=EPSILON)
 
 
-def open_table(store: kvemb.Store, dim: int, hot_rows: int | None, name: str = "trained") -> kvemb.Variable:
-    """Return a variable to train. hot_rows: None if it may grow."""
+def open_table(store: kvemb.Store, dim: int, hot_rows: int | None = None, name: str = "trained") -> kvemb.Variable:
+    """Return a variable to train, which is made if it is missing. hot_rows: None if it may grow."""
     policy = kvemb.FrequencyRestrictPolicy()
     return store.get_variable(name, dim=dim, restrict_policy=policy, optimizer=adagrad(), hot_rows=hot_rows)
 

@@ -20,10 +20,10 @@ import typer
 import kvemb
 import kvemb.cluster
 from kvemb.tools.bench.data import Ids, Zipf, batches_of_ids, ids_of, values_of
-from kvemb.tools.bench.measure import compile_seconds, scratch, seconds, take_turns
+from kvemb.tools.bench.measure import scratch, seconds, take_turns
 from kvemb.tools.bench.options import Batch, Dim, Exponent, Folder, Rows, Runs, Steps
 from kvemb.tools.bench.results import Report, compare
-from kvemb.tools.bench.trained import LOAD_BATCH
+from kvemb.tools.bench.trained import LOAD_BATCH, open_table
 from kvemb.tools.limits import no_nan
 from kvemb.tools.local_ray import start_ray
 
@@ -51,7 +51,7 @@ def run(
     folder: Folder = None,
 ) -> Report:
     """Train over shards, and fill 8 shards. Peers: one store; the exchange of the messages alone."""
-    report = Report(facts={"compile_s": compile_seconds(dim)})
+    report = Report()
     if transport == "ray":
         start_ray()
     drawn = Zipf(rows, zipf, 0)
@@ -110,8 +110,7 @@ def run(
 
 
 def _variables(store: Any, tables: int, dim: int) -> list[kvemb.Variable]:
-    optimizer = kvemb.optimizers.Adagrad(0.01)
-    return [store.get_variable(f"table-{number}", dim=dim, optimizer=optimizer) for number in range(tables)]
+    return [open_table(store, dim, name=f"table-{number}") for number in range(tables)]
 
 
 def _divided(ids: Ids, tables: int) -> list[Ids]:

@@ -16,7 +16,7 @@ import typer
 
 import kvemb
 from kvemb.tools.bench.data import ids_of
-from kvemb.tools.bench.measure import compile_seconds, scratch, until_idle
+from kvemb.tools.bench.measure import scratch, until_idle
 from kvemb.tools.bench.options import Batch, BudgetMib, Dim, Folder, Runs, Sizes, Steps
 from kvemb.tools.bench.results import Report, compare
 from kvemb.tools.bench.trained import load, open_table, target, train_step
@@ -40,7 +40,7 @@ def run(
     folder: Folder = None,
 ) -> Report:
     """Measure the CPU time of a cold row that is read, trained and written back, by the size of the table."""
-    report = Report(facts={"compile_s": compile_seconds(dim)})
+    report = Report()
     for count in rows:
         cost = _microseconds(count, dim, max(1, int(hot * count)), batch, steps, runs, budget_mib, folder)
         report.lines.append(compare(f"{count:,} rows", "us CPU a cold row", cost).at_most(MAX_US_PER_ROW))

@@ -13,7 +13,7 @@ import typer
 
 import kvemb
 from kvemb.tools.bench.data import Ids, Zipf, ids_of, values_of
-from kvemb.tools.bench.measure import compile_seconds, scratch
+from kvemb.tools.bench.measure import scratch
 from kvemb.tools.bench.options import Batch, BudgetMib, Dim, Exponent, Folder, HotRows, Rows
 from kvemb.tools.bench.results import Report, compare
 from kvemb.tools.bench.trained import LOAD_BATCH
@@ -33,7 +33,7 @@ def run(
     folder: Folder = None,
 ) -> Report:
     """Measure the hit rate of lookups. Peers: an exact LRU cache; the best fixed set of rows."""
-    report = Report(facts={"compile_s": compile_seconds(dim)})
+    report = Report()
     popularity = Zipf(rows, zipf, seed=4)
     work = [popularity.sample(min(batch, accesses - at)) for at in range(0, accesses, batch)]
     # The hit rate of each eighth shows how it rises; the bar is for the whole.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import kvemb
 from kvemb.tools.bench.data import Zipf, ids_of
-from kvemb.tools.bench.measure import compile_seconds, scratch
+from kvemb.tools.bench.measure import scratch
 from kvemb.tools.bench.options import Batch, BudgetMib, Dim, Exponent, Folder, HotRows, Sizes, Steps
 from kvemb.tools.bench.processes import result_of
 from kvemb.tools.bench.results import Report, compare
@@ -55,7 +55,6 @@ def measure(
     rows: int, dim: int, hot_rows: int, batch: int, steps: int, zipf: float, budget_mib: int, folder: str | None
 ) -> dict[str, float]:
     """Load and train in this process; return its peaks in MB (10**6 bytes)."""
-    compiled = compile_seconds(dim)
     popularity = Zipf(rows, zipf, seed=3)
     with (
         scratch(None if folder is None else Path(folder)) as path,
@@ -69,4 +68,4 @@ def measure(
             ids, upcoming = upcoming, ids_of(popularity.sample(batch))
             train_step(var, ids, upcoming, pull)
     seen = {"peak_mb": peak_bytes(), "anon_peak_mb": peaks.anonymous, "file_peak_mb": peaks.mapped}
-    return {**{name: count / 1e6 for name, count in seen.items()}, "compile_s": compiled}
+    return {name: count / 1e6 for name, count in seen.items()}

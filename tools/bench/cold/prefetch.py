@@ -17,7 +17,7 @@ import numpy as np
 import kvemb
 from kvemb.tools.bench.data import Zipf, ids_of
 from kvemb.tools.bench.hot.torch import import_torch
-from kvemb.tools.bench.measure import compile_seconds, scratch, take_turns, until_idle
+from kvemb.tools.bench.measure import scratch, take_turns, until_idle
 from kvemb.tools.bench.options import Batch, Dim, Exponent, Folder, HotRows, Rows, Runs, Steps, Tables
 from kvemb.tools.bench.results import Report, compare
 from kvemb.tools.bench.trained import load, open_table
@@ -41,7 +41,6 @@ def run(
     --rows and --batch are of each table. Several tables share a budget of about --hot-rows each.
     """
     torch, report = import_torch()
-    report.facts["compile_s"] = compile_seconds(dim)
     popularity = Zipf(rows, zipf, seed=3)
     hot_bytes = tables * hot_rows * (8 * dim + 64)
     budget = 4 * hot_bytes + (64 << 20) if tables == 1 else hot_bytes * 3 // 2 + (4 << 20)

@@ -15,10 +15,10 @@ import numpy as np
 
 import kvemb
 from kvemb.tools.bench.data import Floats, Ids, Zipf, ids_of
-from kvemb.tools.bench.measure import compile_seconds, scratch, take_turns, until_idle
+from kvemb.tools.bench.measure import scratch, take_turns, until_idle
 from kvemb.tools.bench.options import Batch, BudgetMib, Dim, Exponent, Folder, Rows, Runs, Steps, Tables
 from kvemb.tools.bench.results import Comparison, Report, compare
-from kvemb.tools.bench.trained import load
+from kvemb.tools.bench.trained import load, open_table
 
 CAPPED_SHARE = 0.6
 MAX_READS = MAX_WRITES = 1.05
@@ -51,7 +51,7 @@ def run(
 
     --rows and --batch are of each table.
     """
-    report = Report(facts={"compile_s": compile_seconds(dim)})
+    report = Report()
     draw = Zipf(rows, zipf, seed=1)
     gradients = np.ones((batch, dim), np.float32)
 
@@ -86,11 +86,7 @@ def run(
 
 def _filled(store: kvemb.Store, tables: int, rows: int, dim: int, hot_rows: int | None) -> list[kvemb.Variable]:
     """Return new tables with all their rows. hot_rows: of each; None: they grow."""
-    optimizer = kvemb.optimizers.Adagrad(0.05)
-    opened = [
-        store.get_variable(f"field{number:03}", dim=dim, optimizer=optimizer, hot_rows=hot_rows)
-        for number in range(tables)
-    ]
+    opened = [open_table(store, dim, hot_rows, f"field{number:03}") for number in range(tables)]
     for variable in opened:
         load(variable, rows)
     return opened

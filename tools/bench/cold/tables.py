@@ -15,10 +15,10 @@ import typer
 
 import kvemb
 from kvemb.tools.bench.data import Zipf, ids_of
-from kvemb.tools.bench.measure import compile_seconds, scratch, until_idle
+from kvemb.tools.bench.measure import scratch, until_idle
 from kvemb.tools.bench.options import Batch, BudgetMib, Exponent, Folder, Rows, Steps, Tables
 from kvemb.tools.bench.results import Report, compare
-from kvemb.tools.bench.trained import load, target, train_step
+from kvemb.tools.bench.trained import load, open_table, target, train_step
 
 MIN_SHARE, MIN_HITS = 0.6, 0.97
 DIMS = (8, 16, 32, 64)
@@ -38,15 +38,11 @@ def run(
 
     The largest table has --rows rows, the k-th as many divided by k. The second half of the steps counts.
     """
-    report = Report(facts={"compile_s": compile_seconds(DIMS[0])})
+    report = Report()
     sizes = [max(1, rows // (number + 1)) for number in range(tables)]
     dims = [DIMS[number % len(DIMS)] for number in range(tables)]
-    policy, optimizer = kvemb.FrequencyRestrictPolicy(), kvemb.optimizers.Adagrad(0.05, 0.1)
     with scratch(folder) as path, kvemb.open(path / "store", memory_budget=budget_mib << 20) as store:
-        opened = [
-            store.get_variable(f"field{number:02}", dim=dim, restrict_policy=policy, optimizer=optimizer)
-            for number, dim in enumerate(dims)
-        ]
+        opened = [open_table(store, dim, name=f"field{number:02}") for number, dim in enumerate(dims)]
         for table, size in zip(opened, sizes, strict=True):
             load(table, size)
         store.flush()

@@ -25,7 +25,7 @@ from kvemb.tools.bench.cold import train_steps
 from kvemb.tools.bench.cold.train_steps import TrainedTable, Work
 from kvemb.tools.bench.cold.versions import environment, unpack
 from kvemb.tools.bench.data import Zipf, ids_of
-from kvemb.tools.bench.measure import RunCost, compile_seconds, cost, scratch, take_turns, until_idle
+from kvemb.tools.bench.measure import RunCost, cost, scratch, take_turns, until_idle
 from kvemb.tools.bench.options import Batch, BudgetMib, Dim, Exponent, Folder, HotRows, Rows, Runs, Steps
 from kvemb.tools.bench.processes import Asked
 from kvemb.tools.bench.results import Comparison, Report, compare_costs
@@ -66,7 +66,7 @@ def run(
     folder: Folder = None,
 ) -> Report:
     """Train with a tenth of the rows hot. Peer: a loop written by hand on rocksdict, or another version of kvemb."""
-    report = Report(facts={"compile_s": compile_seconds(dim)})
+    report = Report()
     with scratch(folder) as place, ExitStack() as stack:
         popularity = Zipf(rows, zipf, seed=3)
         np.save(place / "ids.npy", ids_of(np.arange(rows, dtype=np.int64)))

@@ -21,10 +21,10 @@ import typer
 import kvemb
 from kvemb.tools.bench.data import batches_of_ids, ids_of, values_of
 from kvemb.tools.bench.hot.resident import array_of
-from kvemb.tools.bench.measure import compile_seconds, new_bytes, scratch, seconds, until_idle
+from kvemb.tools.bench.measure import new_bytes, scratch, seconds, until_idle
 from kvemb.tools.bench.options import Batch, Dim, Folder, Rows, Runs, Share
 from kvemb.tools.bench.results import Report, compare
-from kvemb.tools.bench.trained import LOAD_BATCH, load
+from kvemb.tools.bench.trained import LOAD_BATCH, load, open_table, target, train_step
 from kvemb.tools.limits import MAX_MIB, MAX_ROWS
 
 VARIABLES = [1, 26, 300]
@@ -52,7 +52,7 @@ def run(
     folder: Folder = None,
 ) -> Report:
     """Measure checkpoints: bytes written, pauses of training, standstills, restores. Peers: np.load and torch.load."""
-    report = Report(facts={"compile_s": compile_seconds(dim)})
+    report = Report()
     with scratch(folder) as folder_path:
         _bytes_and_restore(report, folder_path, rows, dim, share, runs)
     with scratch(folder) as folder_path:
@@ -67,10 +67,6 @@ def record_bytes(dim: int) -> int:
     return 8 * dim + 8 + 17
 
 
-def _table(store: kvemb.Store, dim: int, hot_rows: int | None = None, name: str = "table") -> kvemb.Variable:
-    return store.get_variable(name, dim=dim, optimizer=kvemb.optimizers.Adagrad(0.1, 0.1), hot_rows=hot_rows)
-
-
 # Bytes, restores and deltas.
 
 
@@ -78,7 +74,7 @@ def _bytes_and_restore(report: Report, folder_path: Path, rows: int, dim: int, s
     chance = np.random.default_rng(7)
     written, unchanged, delta_seconds, changed_rows = [], [], [], int(rows * share)
     with kvemb.open(folder_path / "store", memory_budget="512MiB") as store:
-        table = _table(store, dim)
+        table = open_table(store, dim)
         load(table, rows)
         store.flush()
         until_idle()  # waits for the compactions that loading caused
@@ -114,9 +110,9 @@ def _bytes_and_restore(report: Report, folder_path: Path, rows: int, dim: int, s
 
 def _restores(report: Report, folder_path: Path, large: kvemb.Checkpoint, dim: int, runs: int) -> None:
     """Time restores of the table and of one with a sixteenth of its rows, and loads of the same rows as arrays."""
-    rows = large.variables["table"].rows
+    rows = large.variables["trained"].rows
     with kvemb.open(folder_path / "small-store", memory_budget="512MiB") as store:
-        load(_table(store, dim), rows // 16)
+        load(open_table(store, dim), rows // 16)
         small = store.checkpoint(folder_path / "small")
     saved = _saved_arrays(folder_path, rows, dim)
     taken: dict[str, list[float]] = {name: [] for name in ("large", "small", *saved)}
@@ -136,7 +132,7 @@ def _restores(report: Report, folder_path: Path, large: kvemb.Checkpoint, dim: i
 def _restore(checkpoint: kvemb.Checkpoint, path: Path) -> None:
     """Restore, open the variable, read a row, close."""
     with kvemb.restore(checkpoint, path, memory_budget="512MiB") as store:
-        store.variables["table"].lookup(ids_of(np.zeros(1, np.int64)), touch=False)
+        store.variables["trained"].lookup(ids_of(np.zeros(1, np.int64)), touch=False)
 
 
 def _saved_arrays(folder_path: Path, rows: int, dim: int) -> dict[str, Callable[[], object]]:
@@ -170,10 +166,10 @@ def _pause(report: Report, folder_path: Path, dim: int, hot_mib: int, batch: int
     ):
         pauses, quiet, whole = [], [], []
         with kvemb.open(folder_path / name.replace(" ", "-"), memory_budget=f"{budget_mib}MiB") as store:
-            trained = [_table(store, dim, hot, f"table {number}") for number in range(tables)]
+            trained = [open_table(store, dim, hot, f"table {number}") for number in range(tables)]
             for table in trained:
                 load(table, keys)
-            steps = [_Trainer(table, dim, keys, batch) for table in trained]
+            steps = [_timed_step(table, keys, batch) for table in trained]
             for number in range(runs):
                 for table in trained:
                     _make_dirty(table, dim, keys)
@@ -193,20 +189,15 @@ def _pause(report: Report, folder_path: Path, dim: int, hot_mib: int, batch: int
         report.facts[f"until it is complete, {name}"] = f"{float(np.median(whole)):.2f} s"
 
 
-class _Trainer:
-    """Training steps on random keys; a call takes one step and returns its seconds."""
+def _timed_step(table: kvemb.Variable, keys: int, batch: int) -> Callable[[], float]:
+    """Return a function that takes a step on random keys, and returns its seconds."""
+    chance, pull = np.random.default_rng(11), target(table.dim)
 
-    def __init__(self, table: kvemb.Variable, dim: int, keys: int, batch: int) -> None:
-        self._table, self._keys, self._batch = table, keys, batch
-        self._chance = np.random.default_rng(11)
-        self._grads = self._chance.standard_normal((batch, dim)).astype(np.float32)
+    def step() -> float:
+        ids = ids_of(chance.integers(0, keys, batch))
+        return seconds(lambda _: train_step(table, ids, None, pull), 0)
 
-    def __call__(self) -> float:
-        ids = ids_of(self._chance.integers(0, self._keys, self._batch))
-        began = time.perf_counter()
-        self._table.lookup(ids)
-        self._table.apply_gradients(ids, self._grads)
-        return time.perf_counter() - began
+    return step
 
 
 def _make_dirty(table: kvemb.Variable, dim: int, keys: int) -> None:
@@ -246,19 +237,17 @@ def _standstills(report: Report, variables: int, rows: int, runs: int, folder: P
     values = values_of(ids, STANDING_DIM)
     stops, taken = [], []
     with scratch(folder) as path, kvemb.open(path / "store", memory_budget="512MiB") as store:
-        tables = [_table(store, STANDING_DIM, name=f"table {number}") for number in range(variables)]
+        tables = [open_table(store, STANDING_DIM, name=f"table {number}") for number in range(variables)]
         for run in range(-1, runs):  # the first is not measured
             for table in tables:
                 table.upsert(ids, values)
             until_idle()
             with _Watch() as watch:
-                began = time.perf_counter()
-                made = store.checkpoint(path / f"{run}")
-                seconds = time.perf_counter() - began
-            shutil.rmtree(made)
+                spent = seconds(lambda run: store.checkpoint(path / f"{run}"), run)
+            shutil.rmtree(path / f"{run}")
             if run >= 0:
                 stops.append(watch.longest_ms)
-                taken.append(seconds)
+                taken.append(spent)
     named = f"{variables} variable{'s' * (variables > 1)}"
     line = compare(f"longest standstill during a checkpoint, {named}", "ms", stops)
     report.lines.append(line.at_most(MAX_STANDSTILL_MS.get(variables)))

@@ -11,7 +11,7 @@ from pathlib import Path
 import kvemb
 from kvemb import bulk
 from kvemb.tools.bench.data import batches_of_ids, values_of
-from kvemb.tools.bench.measure import compile_seconds, measure_alternately, scratch
+from kvemb.tools.bench.measure import measure_alternately, scratch
 from kvemb.tools.bench.options import Dim, Folder, Rows, Runs
 from kvemb.tools.bench.processes import result_of
 from kvemb.tools.bench.results import Report, compare
@@ -24,7 +24,7 @@ MIN_EXPORT, MIN_IMPORT, MAX_MB = 0.8, 3.0, 500.0
 
 def run(rows: Rows = 10_000_000, dim: Dim = 32, runs: Runs = 3, folder: Folder = None) -> Report:
     """Export to Parquet and import again: speed and peak memory. Peer: code written by hand with pyarrow."""
-    report = Report(facts={"compile_s": compile_seconds(dim)})
+    report = Report()
     with scratch(folder) as place:
         made, file, into = place / "made", place / "table.parquet", place / "in"
         with kvemb.open(place / "store", memory_budget="256MiB") as store:

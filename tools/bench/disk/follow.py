@@ -19,11 +19,11 @@ import typer
 
 import kvemb
 from kvemb.tools.bench.data import batches_of_ids, ids_of, values_of
-from kvemb.tools.bench.measure import compile_seconds, scratch
+from kvemb.tools.bench.measure import scratch
 from kvemb.tools.bench.options import Batch, BudgetMib, Dim, Folder, HotRows, Rows, Runs, Share
 from kvemb.tools.bench.processes import Asked
 from kvemb.tools.bench.results import Report, compare
-from kvemb.tools.bench.trained import LOAD_BATCH, load
+from kvemb.tools.bench.trained import LOAD_BATCH, load, open_table
 from kvemb.tools.limits import MAX_PAUSE_S, MAX_RUNS, no_nan
 
 MAX_SLOWER = 3.0
@@ -46,13 +46,13 @@ def run(
     folder: Folder = None,
 ) -> Report:
     """Look up hot rows in a follower that refreshes while another process trains. Peer: a follower that does not."""
-    hot, report = min(hot_rows, rows), Report(facts={"compile_s": compile_seconds(dim)})
+    hot, report = min(hot_rows, rows), Report()
     with scratch(folder) as place:
         trained = json.dumps({"path": str(place / "store"), "rows": rows, "dim": dim, "share": share})
         with Asked("the trainer", ["-m", __name__, trained]) as trainer:
             trainer.ask("load")
             with kvemb.open(place / "store", follow=True, memory_budget=budget_mib << 20) as follower:
-                table = follower.get_variable("table", hot_rows=2 * hot)
+                table = follower.get_variable("trained", hot_rows=2 * hot)
                 for ids in batches_of_ids(hot, LOAD_BATCH):
                     table.lookup(ids)
                 times = _measure(follower, table, trainer, hot, batch, every, points, runs)
@@ -151,7 +151,7 @@ def _train(path: str, rows: int, dim: int, share: float) -> None:
     """Load a table at the first line of stdin, and change a share of its rows at every other; answer each line."""
     chance = np.random.default_rng(5)
     with kvemb.open(path, memory_budget="512MiB") as store:
-        table = store.get_variable("table", dim=dim, optimizer=kvemb.optimizers.Adagrad(0.1, 0.1))
+        table = open_table(store, dim)
         for line in sys.stdin:
             if line.strip() == "load":
                 load(table, rows)

@@ -19,10 +19,10 @@ import typer
 import kvemb
 from kvemb.tools.bench.data import ids_of, values_of
 from kvemb.tools.bench.disk.checkpoint import record_bytes
-from kvemb.tools.bench.measure import compile_seconds, new_bytes, scratch, until_idle
+from kvemb.tools.bench.measure import new_bytes, scratch, until_idle
 from kvemb.tools.bench.options import BudgetMib, Dim, Folder, Rows, Share
 from kvemb.tools.bench.results import Comparison, Report, Spread, compare
-from kvemb.tools.bench.trained import LOAD_BATCH, load
+from kvemb.tools.bench.trained import LOAD_BATCH, load, open_table
 from kvemb.tools.limits import MAX_MIB, MAX_RUNS
 
 MAX_PUSHED, MAX_ON_DISK, MAX_LATER_FLUSH = 2.5, 6.0, 1.3
@@ -41,19 +41,27 @@ def run(
     folder: Folder = None,
 ) -> Report:
     """Measure a series of checkpoints: bytes pushed, and bytes written to disk, for each byte that changed."""
-    report = Report(facts={"compile_s": compile_seconds(dim)})
+    report = Report()
     with scratch(folder) as place, kvemb.open(place / "store", memory_budget=budget_mib << 20) as store:
-        table = store.get_variable("table", dim=dim, optimizer=kvemb.optimizers.Adagrad(0.1, 0.1))
+        table = open_table(store, dim)
         load(table, rows)
         store.flush()
         until_idle()
-        _checkpoints(report, store, place, checkpoints, max(1, int(rows * share)), record_bytes(dim))
-        _flushes(report, store, max(1, min(rows, (flush_mib << 20) // record_bytes(dim))), flushes)
+        _checkpoints(report, store, table, place, checkpoints, max(1, int(rows * share)), record_bytes(dim))
+        _flushes(report, store, table, max(1, min(rows, (flush_mib << 20) // record_bytes(dim))), flushes)
     return report
 
 
-def _checkpoints(report: Report, store: kvemb.Store, place: Path, count: int, changing: int, record: int) -> None:
-    table, chance, url = store.variables["table"], np.random.default_rng(7), str(place / "pushed")
+def _checkpoints(
+    report: Report,
+    store: kvemb.Store,
+    table: kvemb.Variable,
+    place: Path,
+    count: int,
+    changing: int,
+    record: int,
+) -> None:
+    chance, url = np.random.default_rng(7), str(place / "pushed")
     changed, pushed, written, push_seconds, bases = record * changing, [], [], [], 0
     with kvemb.CheckpointManager(place / "series", keep=2) as series:
         before = series.save(store)
@@ -92,14 +100,14 @@ def _compare(found: kvemb.Checkpoint, wanted: kvemb.Checkpoint) -> None:
         kvemb.open(found, read_only=True, memory_budget="64MiB") as one,
         kvemb.open(wanted, read_only=True, memory_budget="64MiB") as other,
     ):
-        batches = zip(one.variables["table"].export_batches(), other.variables["table"].export_batches(), strict=True)
-        for (keys, rows), (wanted_keys, wanted_rows) in batches:
+        sides = [store.variables["trained"].export_batches() for store in (one, other)]
+        for (keys, rows), (wanted_keys, wanted_rows) in zip(*sides, strict=True):
             if not (np.array_equal(keys, wanted_keys) and np.array_equal(rows, wanted_rows)):
                 raise AssertionError("the pulled checkpoint has other rows than the pushed one")
 
 
-def _flushes(report: Report, store: kvemb.Store, changing: int, count: int) -> None:
-    table, chance, seconds = store.variables["table"], np.random.default_rng(9), []
+def _flushes(report: Report, store: kvemb.Store, table: kvemb.Variable, changing: int, count: int) -> None:
+    chance, seconds = np.random.default_rng(9), []
     until_idle()
     for _ in range(count):
         drawn = ids_of(chance.choice(table.size(), changing, replace=False))

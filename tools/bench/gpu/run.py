@@ -10,7 +10,7 @@ import typer
 import kvemb
 from kvemb.tools.bench.gpu import hot, rates, tiers, training
 from kvemb.tools.bench.gpu.cells import FullTable
-from kvemb.tools.bench.measure import compile_seconds, scratch
+from kvemb.tools.bench.measure import scratch
 from kvemb.tools.bench.options import Batch, Batches, Folder, Rows, Runs
 from kvemb.tools.bench.results import Comparison, Report
 from kvemb.tools.limits import MAX_BATCH, MAX_DIM, MAX_MIB, MAX_ROWS
@@ -76,7 +76,6 @@ def run(
         probe = store.get_variable("probe", dim=1, devices=device, hot_rows=1)
         there = hot.gpu_of(probe)
         report.facts |= {"gpu": there.name(), "bytes_per_second": there.bytes_per_second()}
-    report.facts["compile_s"] = compile_seconds(dims[0])
 
     def measured() -> Iterator[list[Comparison]]:
         steps = min(batches, MAX_STEPS)

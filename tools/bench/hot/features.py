@@ -12,9 +12,9 @@ import kvemb
 from kvemb.tools.bench.data import ids_of
 from kvemb.tools.bench.hot.resident import array_of, budget_of_hot, measure_hot
 from kvemb.tools.bench.hot.torch import ADAGRAD, import_torch
-from kvemb.tools.bench.measure import compile_seconds, scratch, seconds
+from kvemb.tools.bench.measure import scratch, seconds
 from kvemb.tools.bench.options import Batch, Dim, Folder, Rows, Runs, Steps, Tables
-from kvemb.tools.bench.results import Report, compare
+from kvemb.tools.bench.results import Report, compare, compare_costs
 from kvemb.tools.bench.trained import adagrad, load
 
 MIN_RATIO, MAX_FIXED_US, SMALL_CALLS = 2.0, 40.0, 200
@@ -33,7 +33,6 @@ def run(
     torch, report = import_torch()
     import kvemb.torch as kt
 
-    report.facts["compile_s"] = compile_seconds(dim)
     chance = np.random.default_rng(7)
     work = [[chance.integers(0, rows, (tables, batch)) for _ in range(steps)] for _ in range(runs)]
     budget = budget_of_hot(tables * rows, 8 * dim)
@@ -72,14 +71,10 @@ def run(
         np.testing.assert_allclose(trained, bags[0].weight.detach().numpy()[seen], rtol=1e-4, atol=1e-5)
         report.facts["rows_compared"] = len(seen)
         fixed = [seconds(lambda _: _small_calls(store, variables), i) / SMALL_CALLS * 1e6 for i in range(runs)]
-    rates = [[steps / each.wall for each in side] for side in (mine, other)]
-    cpu = [[1e3 * each.cpu / steps for each in side] for side in (mine, other)]
-    name = "EmbeddingBag(sparse=True) each + optim.Adagrad"
-    report.lines = [
-        compare("step", "steps/s", rates[0], name, rates[1]).ratio_at_least(MIN_RATIO),
-        compare("step", "ms CPU", cpu[0], name, cpu[1]),
-        compare("lookup of one key of one table", "us", fixed).at_most(MAX_FIXED_US),
-    ]
+    peer_name = "EmbeddingBag(sparse=True) each + optim.Adagrad"
+    rate, cpu = compare_costs("step", steps, mine, peer_name, other, of="step")
+    one = compare("lookup of one key of one table", "us", fixed).at_most(MAX_FIXED_US)
+    report.lines = [rate.ratio_at_least(MIN_RATIO), cpu, one]
     return report
 
 

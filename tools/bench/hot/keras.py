@@ -16,9 +16,9 @@ import kvemb
 from kvemb.installed import pip_install
 from kvemb.tools.bench.data import Floats
 from kvemb.tools.bench.hot.resident import array_of, budget_of_hot, measure_hot
-from kvemb.tools.bench.measure import Work, compile_seconds, scratch
+from kvemb.tools.bench.measure import Work, scratch
 from kvemb.tools.bench.options import Dim, Folder, Rows, Runs, Steps
-from kvemb.tools.bench.results import Report, compare
+from kvemb.tools.bench.results import Report, compare_costs
 from kvemb.tools.bench.trained import LEARNING_RATE, LOAD_BATCH
 from kvemb.tools.failures import BadInput
 from kvemb.tools.limits import MAX_BATCH
@@ -40,7 +40,6 @@ def run(
     keras, report = import_keras()
     import kvemb.keras as kk
 
-    report.facts["compile_s"] = compile_seconds(dim)
     chance = np.random.default_rng(8)
     work = [chance.integers(0, rows, (steps * batch, bag), np.int32) for _ in range(runs)]
     labels = [(ids[:, :1] % 2).astype(np.float32) for ids in work]
@@ -68,11 +67,9 @@ def run(
         for variable in store.variables.values():
             np.testing.assert_allclose(variable.lookup(seen, touch=False), trained, rtol=1e-3, atol=1e-4)
         report.facts["rows_compared"] = len(seen)
-    rates = [[steps / each.wall for each in side] for side in taken]
-    cpu = [[1e3 * each.cpu / steps for each in side] for side in taken]
-    for name, rate, cost, least in zip(names, rates[1:], cpu[1:], (None, MIN_OF_TORCH), strict=False):
-        report.lines.append(compare("step", "steps/s", rates[0], name, rate).ratio_at_least(least))
-        report.lines.append(compare("CPU of a step", "ms", cpu[0], name, cost))
+    for name, other, least in zip(names, taken[1:], (None, MIN_OF_TORCH), strict=False):
+        rate, cpu = compare_costs("step", steps, taken[0], name, other, of="step")
+        report.lines += [rate.ratio_at_least(least), cpu]
     return report
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from kvemb.tools.bench.hot.resident import Side, min_ratio, resident
-from kvemb.tools.bench.measure import compile_seconds
 from kvemb.tools.bench.options import DIMS, Batch, Batches, Dims, Folder, Rows, Runs
 from kvemb.tools.bench.results import Report, compare_costs
 
@@ -26,7 +25,7 @@ def run(
     folder: Folder = None,
 ) -> Report:
     """Look up random rows, all hot. Peer: np.take."""
-    report, count = Report(facts={"compile_s": compile_seconds(dim[0])}), batches * batch
+    report, count = Report(), batches * batch
     for each in dim:
         with resident(rows, each, folder) as pair:
             calls = pair.calls(runs, batches, batch)

@@ -14,7 +14,6 @@ import typer
 import kvemb
 from kvemb.tools.bench.data import Floats, Ids
 from kvemb.tools.bench.hot.resident import Call, Resident, resident
-from kvemb.tools.bench.measure import compile_seconds
 from kvemb.tools.bench.options import Batches, Dims, Folder, Rows, Runs
 from kvemb.tools.bench.results import Comparison, Report, compare_costs
 from kvemb.tools.limits import MAX_BATCH
@@ -33,7 +32,7 @@ def run(
     folder: Folder = None,
 ) -> Report:
     """Sum bags of random rows, all hot. Peer: PyTorch's embedding_bag, or NumPy if PyTorch is not installed."""
-    report = Report(facts={"compile_s": compile_seconds(dim[0])})
+    report = Report()
     for each in dim:
         with resident(rows, each, folder) as pair:
             report.lines += _lines(pair, each, np.arange(0, bags * bag, bag), bag, batches, runs)

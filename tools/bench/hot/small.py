@@ -15,7 +15,7 @@ import typer
 
 import kvemb
 from kvemb.tools.bench.data import Ids, ids_of
-from kvemb.tools.bench.measure import compile_seconds, scratch, until_idle
+from kvemb.tools.bench.measure import scratch, until_idle
 from kvemb.tools.bench.options import Dim, Folder, Rows, Runs
 from kvemb.tools.bench.results import Report, Spread, compare
 from kvemb.tools.bench.trained import load
@@ -44,7 +44,7 @@ def run(
     folder: Folder = None,
 ) -> Report:
     """Time small calls: one key or a hundred, hot; one key missing or cold. Peer: np.take."""
-    report = Report(facts={"compile_s": compile_seconds(dim)})
+    report = Report()
     with scratch(folder) as path, kvemb.open(path / "store", memory_budget="256MiB") as store:
         optimizer = kvemb.optimizers.Adagrad(0.01)
         var = store.get_variable("small", dim=dim, hot_rows=max(16 * KEYS, rows // 10), optimizer=optimizer)

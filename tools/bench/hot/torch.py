@@ -17,7 +17,6 @@ import kvemb
 from kvemb.installed import pip_install
 from kvemb.tools.bench.data import Floats, Ids, ids_of
 from kvemb.tools.bench.hot.resident import Call, Resident, Side, resident
-from kvemb.tools.bench.measure import compile_seconds
 from kvemb.tools.bench.options import Batch, Dim, Folder, Rows, Runs, Steps
 from kvemb.tools.bench.results import Report, compare_costs
 from kvemb.tools.bench.trained import EPSILON, LEARNING_RATE, adagrad, target
@@ -39,7 +38,6 @@ def run(
 ) -> Report:
     """Train with all rows hot. Peers: PyTorch's sparse EmbeddingBag with Adagrad; FBGEMM, if installed."""
     torch, report = import_torch()
-    report.facts["compile_s"] = compile_seconds(dim)
     pull = target(dim)
     with resident(rows, dim, folder, adagrad()) as pair:
         peer = TorchTable.adagrad(torch, pair.array, pull)

@@ -9,7 +9,6 @@ import numpy as np
 
 from kvemb.tools.bench.data import Floats
 from kvemb.tools.bench.hot.resident import Call, Resident, min_ratio, resident
-from kvemb.tools.bench.measure import compile_seconds
 from kvemb.tools.bench.options import DIMS, Batch, Batches, Dims, Folder, Rows, Runs
 from kvemb.tools.bench.results import Comparison, Report, compare_costs
 
@@ -23,7 +22,7 @@ def run(
     folder: Folder = None,
 ) -> Report:
     """Upsert random rows, all hot. Peer: an assignment to an array."""
-    report = Report(facts={"compile_s": compile_seconds(dim[0])})
+    report = Report()
     for each in dim:
         with resident(rows, each, folder) as pair:
             report.lines += _lines(pair, each, batch, batches, runs)
