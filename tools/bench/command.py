@@ -26,12 +26,12 @@ from kvemb.tools.bench.hot import features, keras, lookup, pool, small, torch, u
 from kvemb.tools.bench.measure import compile_seconds
 from kvemb.tools.bench.options import AsJson
 from kvemb.tools.bench.results import Report
-from kvemb.tools.bench.tier.command import tier
+from kvemb.tools.bench.tier import command as tier
 
 HOT = {"lookup": lookup, "upsert": upsert, "gpu": gpu, "pool": pool, "small": small, "torch": torch}
 FITTED = {"keras": keras}
 MANY = {"features": features, "tables": tables, "spent": spent, "cluster": cluster, "reshard": reshard}
-COLD = {"train": train, "cold": cold, "prefetch": prefetch, "hitrate": hitrate, "memory": memory}
+COLD = {"train": train, "tier": tier, "cold": cold, "prefetch": prefetch, "hitrate": hitrate, "memory": memory}
 DISK = {"checkpoint": checkpoint, "series": series, "follow": follow, "export": export}
 
 app = typer.Typer(help="Measure kvemb and a peer, in turns in the same run.", no_args_is_help=True)
@@ -56,4 +56,3 @@ def command_of(name: str, run: Callable[..., Report]) -> Callable[..., None]:
 
 for name, benchmark in (HOT | FITTED | MANY | COLD | DISK).items():
     app.command(name)(command_of(name, benchmark.run))
-app.command()(tier)

@@ -18,28 +18,18 @@ from kvemb.tools.bench.tier.cases import Case, plan
 from kvemb.tools.bench.tier.command import command
 from kvemb.tools.bench.tier.records import NAME, Records
 from kvemb.tools.bench.tier.restart import ROLLING, full_speed
-from kvemb.tools.bench.tier.run import run
+from kvemb.tools.bench.tier.run import measured
 from kvemb.tools.bench.tier.tables import most_popular
 from kvemb.tools.failures import BadInput
-from kvemb.tools.screen import Screen
 
 OPTIONS = ["--dim", "8", "--batch", "256", "--steps", "3", "--runs", "1", "--seconds", "1", "--checkpoints", "2"]
-
-
-class Stopped(Screen):
-    """A screen on which somebody presses Ctrl-C when the first case is measured."""
-
-    def milestone(self, line: str) -> None:
-        if "left" in line:
-            raise KeyboardInterrupt
 
 
 def test_it_measures_and_continues_after_a_stop(tmp_path: Path) -> None:
     place = tmp_path / "place"
     place.mkdir()
-    cases = plan([3000, 2000], [0.1, 0.5], [1.0], False)
-    with pytest.raises(KeyboardInterrupt):
-        run(cases, TINY, Stopped(False, False), place)
+    cases = plan([3000, 2000], [0.1, 0.5], [1.0])
+    assert len(next(iter(measured(cases, TINY, place).parts))) == 2
     first = (place / NAME).read_text()
     assert len(Records.read(place / NAME).found) == 1
     words = ["--rows", "3000", "--rows", "2000", "--hot", "0.1", "--hot", "0.5", "--zipf", "1.0", *OPTIONS]
@@ -59,10 +49,9 @@ def test_it_measures_and_continues_after_a_stop(tmp_path: Path) -> None:
 
 
 def test_the_first_size_is_measured_in_full_and_the_others_in_the_middle() -> None:
-    cases = plan([100, 200], [0.5, 0.1, 0.2], [1.0, 0.8, 1.2], False)
+    cases = plan([100, 200], [0.5, 0.1, 0.2], [1.0, 0.8, 1.2])
     assert [case.kind for case in cases] == ["steps"] * 9 + ["series", "restart", "steps"]
     assert cases[-3:] == [Case("series", 100, 0.2, 1.0), Case("restart", 100, 0.2, 1.0), Case("steps", 200, 0.2, 1.0)]
-    assert len(plan([100, 200], [0.5, 0.1], [1.0], True)) == 2 + 2 + 2
 
 
 def test_the_max_popular_rows_come_last_and_each_once() -> None:
@@ -120,6 +109,6 @@ def test_a_file_that_holds_no_results_is_refused(tmp_path: Path, text: str) -> N
 
 
 def test_the_command_has_what_differs_from_the_defaults() -> None:
-    said = command(plan([1000], [0.1], [0.8, 1.0, 1.2], False), TINY)
+    said = command(plan([1000], [0.1], [0.8, 1.0, 1.2]), TINY)
     assert said.startswith("kvemb bench tier --rows 1000 --hot 0.1 --dim 8 --batch 256 --steps 3 --runs 1 ")
     assert "--zipf" not in said

@@ -1,7 +1,7 @@
 """The settings of `kvemb bench tier`, and its cases in order.
 
-The first size is measured at every hot share and skew, further ones at the middle one of each, unless all are asked
-for. Then follow, at the first size and the middle hot share and skew, a series of checkpoints and a restart.
+The first size is measured at every hot share and skew. Then follow, at the middle one of each, a series of checkpoints
+and a restart at the first size, and training steps at further sizes.
 """
 
 from __future__ import annotations
@@ -59,18 +59,10 @@ class Case:
         return f"{what}, {self.rows:,} rows, {100 * self.hot:g}% hot, Zipf {self.zipf:g}"
 
 
-def plan(rows: list[int], hot: list[float], zipf: list[float], everywhere: bool) -> list[Case]:
-    """Return the cases in order. everywhere: measure every hot share and skew at every size."""
+def plan(rows: list[int], hot: list[float], zipf: list[float]) -> list[Case]:
+    """Return the cases in order."""
     rows, hot, zipf = list(dict.fromkeys(rows)), sorted(set(hot)), sorted(set(zipf))
     middle = hot[len(hot) // 2], zipf[len(zipf) // 2]
-    grid = [(share, skew) for share in hot for skew in zipf]
-    cases = [Case("steps", rows[0], *each) for each in grid]
+    cases = [Case("steps", rows[0], share, skew) for share in hot for skew in zipf]
     cases += [Case("series", rows[0], *middle), Case("restart", rows[0], *middle)]
-    return cases + [Case("steps", size, *each) for size in rows[1:] for each in (grid if everywhere else [middle])]
-
-
-def seconds(case: Case, settings: Settings, *, loading: bool) -> float:
-    """Return an estimate of a case's seconds on two cores, for the time left. loading: whether its table is loaded."""
-    windows = settings.seconds * (2 if case.kind == "steps" else 1)
-    load = 7e-6 * case.rows if loading else 0.0
-    return load + 3e-6 * case.rows + 1.5e-5 * case.hot_rows + 2 * settings.runs * windows
+    return cases + [Case("steps", size, *middle) for size in rows[1:]]

@@ -1,4 +1,8 @@
-"""The command `kvemb bench tier`: its options, and the command line that repeats results."""
+"""`kvemb bench tier`: training steps by hot share, skew and size, a series of checkpoints and a restart.
+
+The peer is a loop written by hand on rocksdict. The results are kept in --folder (tier.jsonl), so that an interrupted
+run can be continued.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,10 @@ from typing import Annotated
 
 import typer
 
-from kvemb.tools.bench.options import AsJson, Batch, Dim, Runs, Steps
+from kvemb.tools.bench.options import Batch, Dim, Runs, Steps
+from kvemb.tools.bench.results import Report
 from kvemb.tools.bench.tier.cases import Case, Settings, plan
 from kvemb.tools.limits import MAX_PAUSE_S, MAX_ROWS, MAX_RUNS, MAX_ZIPF, no_nan, no_nans
-from kvemb.tools.screen import Screen
 
 # The default settings and cases.
 ROWS = [4_000_000, 1_000_000, 16_000_000]
@@ -20,7 +24,7 @@ ZIPF = [0.8, 1.0, 1.2]
 DEFAULTS = Settings(dim=32, batch=8192, steps=40, runs=3, seconds=1.5, checkpoints=24)
 
 
-def tier(
+def run(
     rows: Annotated[
         list[int],
         typer.Option(
@@ -44,9 +48,6 @@ def tier(
             help="Exponent of the Zipf law by which keys are drawn. May be given several times.",
         ),
     ] = ZIPF,
-    everywhere: Annotated[
-        bool, typer.Option("--everywhere", help="Measure every hot share and skew at every size.")
-    ] = False,
     dim: Dim = DEFAULTS.dim,
     batch: Batch = DEFAULTS.batch,
     steps: Steps = DEFAULTS.steps,
@@ -71,20 +72,16 @@ def tier(
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Keep the results in --folder, and measure what is missing.")
-    ] = (False),
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the closing table.")] = False,
-    json: AsJson = False,
-) -> None:
+    ] = False,
+) -> Report:
     """Train tables of several sizes, hot shares and skews. Peer: a loop written by hand on rocksdict.
 
     Measures with a warm and with a cold page cache. Needs Linux.
     """
-    from kvemb.tools.bench.tier.run import run
+    from kvemb.tools.bench.tier.run import measured
 
-    cases = plan(rows, hot, zipf, everywhere)
     settings = Settings(dim, batch, steps, runs, seconds, checkpoints)
-    report = run(cases, settings, Screen(quiet, json), folder, resume=resume)
-    report.show("tier", dict(vars(settings)), json)
+    return measured(plan(rows, hot, zipf), settings, folder, resume=resume)
 
 
 def command(cases: Iterable[Case], settings: Settings) -> str:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Protocol
 
 import kvemb
 from kvemb.tools.bench.data import Floats, Ids, Zipf, ids_of
@@ -25,30 +25,57 @@ from kvemb.tools.stopping import check
 FILL_BATCH = 1 << 16
 
 
-class Side(Protocol):
+class Side(ABC):
     """A table that is trained. folder: of its files. steps: taken since it was made."""
 
-    folder: Path
-    steps: int
-
-    def read(self, ids: Ids) -> None:
-        """Read rows, so that they are in the cache."""
+    def __init__(self, table: TableOnDisk, folder: Path, memory: int) -> None:
+        self.folder, self.steps = folder, 0
+        self._dim, self._memory, self._pull = table.dim, memory, target(table.dim)
 
     def train(self, batches: list[Ids], seconds: float) -> list[float]:
         """Take a step on each batch, until so many seconds have passed; returns the seconds of each step."""
+        taken: list[float] = []
+        began = now = time.perf_counter()
+        for ids, upcoming in zip(batches, [*batches[1:], None], strict=True):
+            if now - began >= seconds:
+                break
+            self._step(ids, upcoming)
+            before, now = now, time.perf_counter()
+            taken.append(now - before)
+        self.steps += len(taken)
+        return taken
 
     def reopen(self, *, warm: bool) -> tuple[float, float]:
         """Close the table, and open it again; returns the seconds of both. warm: load rows that were hot, if known."""
+        began = time.perf_counter()
+        self.close()
+        closed = time.perf_counter()
+        self._open(warm=warm)
+        return closed - began, time.perf_counter() - closed
 
+    @abstractmethod
+    def _open(self, *, warm: bool) -> None: ...
+
+    @abstractmethod
+    def _step(self, ids: Ids, upcoming: Ids | None) -> None: ...
+
+    @abstractmethod
+    def read(self, ids: Ids) -> None:
+        """Read rows, so that they are in the cache."""
+
+    @abstractmethod
     def save(self, path: Path) -> None:
         """Make a checkpoint."""
 
+    @abstractmethod
     def values(self, ids: Ids) -> Floats:
         """Return the rows of distinct ids, without changing the table."""
 
     def rows_waiting(self) -> int:
         """Return how many rows wait in memory to be written, not counting memtables."""
+        return 0
 
+    @abstractmethod
     def close(self) -> None:
         """Release the files."""
 
@@ -57,28 +84,20 @@ class Kvemb(Side):
     """The store, with mapped files, the default; each step prefetches the next batch. Reading makes rows hot."""
 
     def __init__(self, table: TableOnDisk, folder: Path, hot_rows: int, memory: int) -> None:
-        self.folder, self.steps = folder, 0
-        self._dim, self._hot_rows, self._memory = table.dim, hot_rows, memory
-        self._pull = target(table.dim)
-        self._store = kvemb.restore(table.checkpoint, folder, memory_budget=memory)
-        self.table = open_table(self._store, table.dim, hot_rows)
+        super().__init__(table, folder, memory)
+        self._hot_rows = hot_rows
+        kvemb.restore(table.checkpoint, folder, memory_budget=memory).close()
+        self._open(warm=False)
+
+    def _open(self, *, warm: bool) -> None:
+        self._store = kvemb.open(self.folder, memory_budget=self._memory, warm=warm)
+        self.table = open_table(self._store, self._dim, self._hot_rows)
+
+    def _step(self, ids: Ids, upcoming: Ids | None) -> None:
+        train_step(self.table, ids, upcoming, self._pull)
 
     def read(self, ids: Ids) -> None:
         self.table.lookup(ids)
-
-    def train(self, batches: list[Ids], seconds: float) -> list[float]:
-        upcoming = [*batches[1:], None]
-        taken = _timed(lambda i: train_step(self.table, batches[i], upcoming[i], self._pull), len(batches), seconds)
-        self.steps += len(taken)
-        return taken
-
-    def reopen(self, *, warm: bool) -> tuple[float, float]:
-        began = time.perf_counter()
-        self._store.close()
-        closed = time.perf_counter()
-        self._store = kvemb.open(self.folder, memory_budget=self._memory, warm=warm)
-        self.table = open_table(self._store, self._dim, self._hot_rows)
-        return closed - began, time.perf_counter() - closed
 
     def save(self, path: Path) -> None:
         self._store.checkpoint(path)
@@ -98,29 +117,18 @@ class ByHand(Side):
     """The loop of kvemb.tools.bench.train_by_hand."""
 
     def __init__(self, table: TableOnDisk, folder: Path, memory: int) -> None:
-        self.folder, self.steps = folder, 0
-        self._dim, self._memory, self._pull = table.dim, memory, target(table.dim)
+        super().__init__(table, folder, memory)
         table.link_by_hand(folder)
-        self._loop = self._open()
+        self._open(warm=False)
 
-    def _open(self) -> RocksLoop:
-        return RocksLoop(self.folder, self._dim, LEARNING_RATE, EPSILON, self._memory)
+    def _open(self, *, warm: bool) -> None:
+        self._loop = RocksLoop(self.folder, self._dim, LEARNING_RATE, EPSILON, self._memory)
+
+    def _step(self, ids: Ids, upcoming: Ids | None) -> None:
+        self._loop.train(ids, self._pull)
 
     def read(self, ids: Ids) -> None:
         self._loop.values(ids)
-
-    def train(self, batches: list[Ids], seconds: float) -> list[float]:
-        taken = _timed(lambda i: self._loop.train(batches[i], self._pull), len(batches), seconds)
-        self.steps += len(taken)
-        return taken
-
-    def reopen(self, *, warm: bool) -> tuple[float, float]:
-        began = time.perf_counter()
-        self._loop.flush()
-        self._loop.close()
-        closed = time.perf_counter()
-        self._loop = self._open()
-        return closed - began, time.perf_counter() - closed
 
     def save(self, path: Path) -> None:
         self._loop.checkpoint(path)
@@ -128,10 +136,8 @@ class ByHand(Side):
     def values(self, ids: Ids) -> Floats:
         return self._loop.values(ids)
 
-    def rows_waiting(self) -> int:
-        return 0
-
     def close(self) -> None:
+        self._loop.flush()
         self._loop.close()
 
 
@@ -162,14 +168,3 @@ def draw(case: Case, settings: Settings, windows: int, seed: int) -> list[list[I
     """Return the batches of ids of so many windows, a function of the seed."""
     popularity = Zipf(case.rows, case.zipf, seed)
     return [[ids_of(popularity.sample(settings.batch)) for _ in range(settings.steps)] for _ in range(windows)]
-
-
-def _timed(step: Callable[[int], None], most: int, seconds: float) -> list[float]:
-    """Call step(0), step(1), ..., at most `most` times and until `seconds` have passed; return the seconds of each."""
-    taken: list[float] = []
-    began = now = time.perf_counter()
-    while len(taken) < most and now - began < seconds:
-        step(len(taken))
-        before, now = now, time.perf_counter()
-        taken.append(now - before)
-    return taken
