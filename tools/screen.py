@@ -1,14 +1,13 @@
-"""The output of commands: a progress bar and milestones while they run, and a closing table or its JSON.
+"""The output of commands: a progress bar and milestones while they run, and closing lines or their JSON.
 
-The bar is shown only on a terminal; in a pipe the milestones are plain lines. `--quiet` prints only the closing table,
-`--json` only the JSON. Not thread-safe.
+The bar is shown only on a terminal; in a pipe the milestones are plain lines. `--quiet` prints only the closing lines,
+`--json` only the JSON. No line is folded, so that names stay whole and lines can be searched. Not thread-safe.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -29,16 +28,12 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
-from rich.table import Table
 
 from kvemb.tools.destinations import is_url
 from kvemb.tools.stopping import check
 
-# Cells of a table's line besides text: three borders, and a space on both sides of each column.
-_FRAME = 7
-# A longer word, such as an id or a path, may be folded.
-_WHOLE_CELLS = 24
-_WORDS = re.compile(r"^\s*\S+|\S+")
+# What is printed before values is padded to the longest of them, or to this many cells.
+_WIDE = 28
 
 # The help text for the argument of commands that read a checkpoint.
 PLACE = (
@@ -48,7 +43,7 @@ PLACE = (
 # How every command that works on one variable takes its name.
 Variable = Annotated[str | None, typer.Option(help="The variable's name. Required if there are several.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Hide the progress bar.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")]
 Summary = dict[str, object]
 Advance = Callable[[int, str], None]
 
@@ -74,21 +69,6 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
-
-
-def _width_of_first(lines: list[tuple[str, str]], room: int) -> int | None:
-    """Return the width of the first of two columns, or None if both fit into room (cells) as they are.
-
-    Names in the first column are folded over several lines before a number in the second one is.
-    """
-    texts = [[what for what, _ in lines], [value for _, value in lines]]
-    widest, second = (max(map(cell_len, column), default=0) for column in texts)
-    if widest + second <= room:
-        return None
-    words = [[cell_len(word) for text in column for word in _WORDS.findall(text)] for column in texts]
-    needed = [max((cells for cells in each if cells <= _WHOLE_CELLS), default=1) for each in words]
-    width = max(min(widest, max(room - second, room // 2)), needed[0])
-    return max(1, min(width, room - needed[1]))
 
 
 class Screen:
@@ -162,16 +142,14 @@ class Screen:
             self._closing.print(line, soft_wrap=True)
 
     def close(self, title: str, lines: list[tuple[str, str]], summary: Summary) -> None:
-        """Print the closing table of (what, value) lines, or with --json the summary as one JSON object."""
+        """Print a title and (what, value) lines, or with --json the summary as one JSON object."""
         if self._as_json:
             print(to_json(summary))
             return
-        table = Table(title=title, show_header=False)
-        table.add_column(overflow="fold", width=_width_of_first(lines, self._closing.width - _FRAME))
-        table.add_column(overflow="fold")
+        self._closing.print(title, soft_wrap=True)
+        wide = min(_WIDE, max((cell_len(what) for what, _ in lines), default=0))
         for what, value in lines:
-            table.add_row(what, value)
-        self._closing.print(table)
+            self._closing.print(f"  {what}{' ' * (wide - cell_len(what))}  {value}", soft_wrap=True)
 
 
 def to_json(summary: object, indent: int | None = None) -> str:

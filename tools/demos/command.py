@@ -100,7 +100,7 @@ def demo(
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the store and its checkpoint.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print only the closing figures, as JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the closing table.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the closing lines.")] = False,
 ) -> None:
     """Train tables larger than their memory budget, on generated data or on files of yours.
 

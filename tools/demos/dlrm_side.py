@@ -66,7 +66,7 @@ class TorchSide:
             yield self.optimizers["tables"].state[parameter]["sum"].numpy()
 
     def figures(self) -> dict[str, Any]:
-        """Return lines and summary for the closing table."""
+        """Return lines and summary for the closing lines."""
         return {"lines": [], "summary": {}}
 
 

@@ -27,7 +27,7 @@ Final = TypeVar("Final")
 class Outcome(Generic[Judgement, Final]):
     """The judgements when the checkpoint was taken, of the reopened one, and of the trained model.
 
-    lines, summary: speed, tiers and memory, for the closing table. checkpoint_seconds: how long the checkpoint took.
+    lines, summary: speed, tiers and memory, for the closing lines. checkpoint_seconds: how long the checkpoint took.
     """
 
     taken: Judgement

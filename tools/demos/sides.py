@@ -64,7 +64,7 @@ class Outcome:
     """The outcome of a side. losses: of each step that this process took, from step `first`. auc: of held-out lines.
 
     steps_per_second: without the first step. anonymous: the peak, in bytes. digest: of all rows, slots and dense
-    parameters. lines, summary: for the closing table.
+    parameters. lines, summary: for the closing lines.
     """
 
     first: int

@@ -16,8 +16,8 @@ app = typer.Typer(
 )
 
 
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the closing table.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the closing lines.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")]
 
 
 @app.command("random")
