@@ -13,10 +13,15 @@ from kvemb.rows.hashing import Keys
 
 
 def divided(router: Router, keys: Keys, grads: Values, *, admits: bool) -> Iterator[tuple[int, tuple[Keys, Values]]]:
-    """Yield each shard with its keys and gradients. Those of equal keys are summed, unless an admission counts them."""
+    """Yield each shard with its keys and gradients. Those of equal keys are summed, unless an admission counts them.
+
+    The arrays are none of the caller's, who may change his own before a shard takes the step.
+    """
     grouped = None if admits else router.group(keys)
     if grouped is not None:
         keys, grads = grouped.keys, summed(grouped, grads)
+        if len(grouped.parts) == 1:
+            keys = keys.copy()
     for shard, where in router.split(keys).positions() if grouped is None else grouped.parts:
         yield shard, (keys[where], grads[where])
 
@@ -24,7 +29,7 @@ def divided(router: Router, keys: Keys, grads: Values, *, admits: bool) -> Itera
 def summed(grouped: GroupedKeys, grads: Values) -> Values:
     """Return the sum of each distinct key's gradients, added in order, as the optimizer's step does."""
     if not grouped.repeated:
-        return grads if len(grouped.parts) < 2 else np.take(grads, grouped.sums.first, axis=0, mode="clip")
+        return grads.copy() if len(grouped.parts) < 2 else np.take(grads, grouped.sums.first, axis=0, mode="clip")
     out = np.empty((len(grouped.keys), grads.shape[1]), grads.dtype)
     registry.row_kernels().row_gradients(grouped.sums, np.arange(len(grads)), np.empty(0, grads.dtype), grads, out)
     return out

@@ -43,14 +43,16 @@ def constraint():
     made.go.set()
 
 
-def test_later_calls_of_any_client_wait_for_a_step_and_a_checkpoint_has_it(open_cluster, tmp_path, constraint):
-    cluster = open_cluster(2, url=tmp_path / "series")
+@pytest.mark.parametrize("shards", [1, 2])
+def test_later_calls_of_any_client_wait_for_a_step_and_a_checkpoint_has_it(open_cluster, tmp_path, constraint, shards):
+    cluster = open_cluster(shards, url=tmp_path / "series")
     other = kvemb.cluster.connect(tmp_path / "series", transport="local")
     table = cluster.get_variable("table", dim=2, optimizer=SGD, constraint=constraint)
-    theirs, grads = other.variables["table"], ONES.copy()
+    after = cluster.get_variable("after", dim=2, optimizer=SGD)
+    theirs, keys, grads = other.variables["table"], KEYS.copy(), ONES.copy()
     constraint.go.clear()
-    table.apply_gradients(KEYS, grads)
-    grads[:] = 77  # the shards have their own
+    cluster.apply_gradients({table: (keys, grads), after: (keys, grads)})
+    keys[:], grads[:] = 9, 77  # the shards have their own
     wait_until(lambda: constraint.begun)
     found = []
     calls = [
@@ -69,6 +71,7 @@ def test_later_calls_of_any_client_wait_for_a_step_and_a_checkpoint_has_it(open_
     for thread in threads:
         thread.join()
     assert found == [(-ONES).tolist()] * 3
+    assert (after.lookup(KEYS) == -1).all()
     other.close()
     with kvemb.restore(tmp_path / "series", tmp_path / "one", memory_budget="4MiB") as store:
         assert (store.variables["table"].lookup(KEYS) == -1).all()
