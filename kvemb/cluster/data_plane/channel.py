@@ -13,10 +13,7 @@ class Keeper(Protocol):
     """Who keeps channels. Thread-safe; takes no lock, as garbage collection may call it in any function."""
 
     def release(self, channel: Channel) -> None:
-        """Take a channel back: another call may follow."""
-
-    def hold(self, channel: Channel) -> None:
-        """Take a channel back whose call was answered, and is not done: another call may follow once it is freed()."""
+        """Take a channel back: another call may follow once it is ready()."""
 
     def broken(self, channel: Channel) -> None:
         """Close a channel whose connection ended, and those that are kept, as theirs may have ended, too."""
@@ -31,8 +28,8 @@ class Channel(Protocol):
     def exchange(self, message: Message, keeper: Keeper) -> Any:
         """Send a call, and wait for its result. Raises what it raises, Unanswered."""
 
-    def freed(self) -> bool:
-        """Whether the shard uses the bytes of the last call no more. Only after Keeper.hold(). Raises Unanswered."""
+    def ready(self) -> bool:
+        """Whether the shard uses the bytes of the last call no more. Raises Unanswered."""
 
     def close(self) -> None:
         """End the connection. Idempotent."""

@@ -49,7 +49,7 @@ class FlightChannel:
             raise result
         return result
 
-    def freed(self) -> bool:
+    def ready(self) -> bool:
         """See Channel. Another call waits in the stream until the one before is done."""
         return True
 

@@ -1,6 +1,7 @@
 """A client's channels to one shard. Thread-safe.
 
-A channel has one call at a time, so there are as many as calls at the same time, and those that are free are kept.
+A channel has one call at a time, so there are as many as calls at the same time, and those whose call was answered are
+kept.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from kvemb.cluster.data_plane.unix_client import UnixChannel
 from kvemb.cluster.transport import Unanswered
 from kvemb.threads.pool import Threads
 
-# Free channels to a shard that are kept.
+# Channels to a shard that are kept.
 MAX_FREE = 16
 
 
@@ -32,19 +33,29 @@ class Link:
     def __init__(self, reach: Callable[[], Address], token: bytes, threads: Threads) -> None:
         self._reach, self._token, self._threads = reach, token, threads
         self._free: deque[Channel] = deque()
-        self._held: deque[Channel] = deque()
         self._address: Address | None = None
         self._closed = False
 
     def call(self, name: str, arguments: tuple[Any, ...]) -> Future[Any]:
         """Start a call: Transport.call. The arguments may be changed when the future is done."""
         message = Message((name, arguments))
-        self._take_freed()
-        try:
-            channel = self._free.pop()
-        except IndexError:
+        channel = self._ready_channel()
+        if channel is None:
             return self._threads.submit(self._call_by_new_channel, message)
         return channel.call(message, self)
+
+    def _ready_channel(self) -> Channel | None:
+        """Take the kept channel that was used last, of those that are ready."""
+        for _ in range(len(self._free)):
+            with suppress(IndexError):  # another thread has it
+                channel = self._free.pop()
+                try:
+                    if channel.ready():
+                        return channel
+                    self._free.appendleft(channel)
+                except Unanswered:
+                    channel.close()
+        return None
 
     def _call_by_new_channel(self, message: Message) -> Any:
         if self._closed:
@@ -69,20 +80,6 @@ class Link:
         else:
             self._free.append(channel)
 
-    def hold(self, channel: Channel) -> None:
-        """See Keeper."""
-        self._held.append(channel)
-
-    def _take_freed(self) -> None:
-        """Release the held channels that are freed."""
-        for _ in range(len(self._held)):
-            with suppress(IndexError):  # another thread has them
-                channel = self._held.popleft()
-                try:
-                    (self.release if channel.freed() else self.hold)(channel)
-                except Unanswered:
-                    channel.close()
-
     def broken(self, channel: Channel) -> None:
         """See Keeper."""
         self._address = None
@@ -97,5 +94,4 @@ class Link:
     def close(self) -> None:
         """End all connections; later calls get no answer."""
         self._closed = True
-        self._take_freed()
         self._end_free()

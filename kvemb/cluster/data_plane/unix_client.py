@@ -19,7 +19,12 @@ CONNECT_SECONDS = 10.0
 
 
 class UnixChannel:
-    """See Channel. address: of a UnixServer. Raises Unanswered."""
+    """See Channel. address: of a UnixServer. held: whether the shard uses the bytes of the last call until it says so.
+
+    Raises Unanswered.
+    """
+
+    held = False
 
     def __init__(self, address: str, token: bytes) -> None:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -48,10 +53,13 @@ class UnixChannel:
         """See Channel."""
         return self.call(message, keeper).result()
 
-    def freed(self) -> bool:
+    def ready(self) -> bool:
         """See Channel."""
+        if not self.held:
+            return True
         if not self.peer.readable():
             return False
+        self.held = False
         try:
             kind, _ = self.peer.receive()
             if kind != FREE:
@@ -121,8 +129,8 @@ class UnixAnswer(Future[Any]):
                 return
             self._channel = None
             if kind != SPENT:
-                then = self._keeper.hold if kind == HELD else self._keeper.release
-                weakref.finalize(answer, then, channel).atexit = False
+                channel.held = kind == HELD
+                weakref.finalize(answer, self._keeper.release, channel).atexit = False
             failed, result = outcome(answer)
             if failed:
                 self.set_exception(result)
