@@ -514,8 +514,8 @@ FAULTS = [
     Fault(
         "a client that missed a recovery saves a checkpoint",
         "kvemb/cluster/coordination/coordinator.py",
-        "        if generation != self._generation:\n            return {}",
-        "        if generation > self._generation:\n            return {}",
+        "        if own.generation != self._generation:\n            return {}",
+        "        if own.generation > self._generation:\n            return {}",
         ("cluster/coordination/test_recovery.py", "cluster/test_session.py", "cluster/coordination/test_counting.py"),
     ),
     Fault(

@@ -146,8 +146,8 @@ class Cluster:
             self.synchronize()
             session = self.begin_call()
             with session.attached(attachments) as files:
-                own, request = session.own(), CheckpointRequest(keep, attachments.extra, files)
-                number: int = session.ask_once("checkpoint", session.generation, session.client, own, request)
+                request = CheckpointRequest(keep, attachments.extra, files)
+                number: int = session.ask_once("checkpoint", session.own(), request)
             self._pending = PendingCheckpoint(self._submit(self._waiting, lambda: session.ask("written", number)))
             return self._pending
 

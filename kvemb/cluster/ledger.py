@@ -14,11 +14,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from functools import wraps
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from kvemb.cluster.transport import GateClosed
 from kvemb.threads.interrupts import result_of
 
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 # The most recent clients are remembered. A client repeats a call within seconds, or never.
 MAX_CLIENTS = 4096
 
@@ -216,6 +219,24 @@ class Ledger:
 
 # Interval at which admit() checks whether the admitted calls were executed.
 _TURN_SECONDS = 0.002
+
+
+def once(
+    *, changes: bool = False
+) -> Callable[[Callable[Concatenate[Any, Given], Result]], Callable[Concatenate[Any, Stamp, Given], Result]]:
+    """Return a decorator of a method, which then takes a Stamp first, and is executed as by once() of self.ledger."""
+
+    def decorate(
+        method: Callable[Concatenate[Any, Given], Result],
+    ) -> Callable[Concatenate[Any, Stamp, Given], Result]:
+        @wraps(method)
+        def call(self: Any, stamp: Stamp, /, *given: Given.args, **named: Given.kwargs) -> Result:
+            result: Result = self.ledger.once(stamp, lambda: method(self, *given, **named), changes=changes)
+            return result
+
+        return call
+
+    return decorate
 
 
 def joined_calls(parts: Iterable[StoredCalls]) -> StoredCalls:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvemb.cluster.calls import ADVICE, Calls
-from kvemb.cluster.coordination.counting import ClientSteps, StepCounts
+from kvemb.cluster.coordination.counting import ClientCounts, ClientSteps, StepCounts, StepsByToken
 from kvemb.cluster.coordination.opened import are_of_one_variable
 from kvemb.cluster.in_flight.client import SentSteps
 from kvemb.cluster.in_flight.steps import FailedStep
@@ -194,9 +194,10 @@ class Session:
                     return
                 at += len(piece)
 
-    def own(self) -> dict[str, StepCounts]:
-        """Return this client's counts, by token."""
-        return {opened.token: opened.clock.own for opened in list(self._opened.values())}
+    def own(self) -> ClientCounts:
+        """Return this client's counts."""
+        steps = {opened.token: opened.clock.own for opened in list(self._opened.values())}
+        return ClientCounts(self.generation, self.client, steps)
 
     @property
     def client(self) -> str:
@@ -206,7 +207,7 @@ class Session:
     def exchange(self) -> None:
         """Send the coordinator this client's counts, and receive those of the other clients."""
         own = self.own()
-        self._take_counts(own, self.ask("exchange", self.generation, self.client, own))
+        self._take_counts(own, self.ask("exchange", own))
 
     def exchange_if_due(self) -> None:
         """As exchange(), a few times a second, without waiting for the answer."""
@@ -220,10 +221,10 @@ class Session:
             if future.exception() is None:  # otherwise the next call raises it
                 self._take_counts(own, future.result())
 
-        asked = self._coordinator.transport.call(0, "exchange", self.generation, self.client, own)
+        asked = self._coordinator.transport.call(0, "exchange", own)
         asked.add_done_callback(arrived)
 
-    def _take_counts(self, own: dict[str, StepCounts], answer: tuple[dict[str, StepCounts], str | None]) -> None:
+    def _take_counts(self, own: ClientCounts, answer: tuple[StepsByToken, str | None]) -> None:
         """Take the answer of the exchange in which `own` was sent.
 
         A variable that the coordinator does not know was dropped by another client.
@@ -232,7 +233,7 @@ class Session:
         for table, opened in self.all_opened():
             if opened.token in others:
                 opened.clock.hear(StepCounts(*others[opened.token]))
-            elif lost is None and opened.token in own:
+            elif lost is None and opened.token in own.steps:
                 self.forget(table)
         if lost is not None:
             self.calls.on_loss = None  # the coordinator knows

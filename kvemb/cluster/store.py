@@ -469,8 +469,7 @@ class Store(DefaultStore[Cluster]):
             if self._owner and flush and self._series and self._inside.session.calls.lost is None:
                 session = self._inside.begin_call()
                 with suppress(Closed):  # another thread has made the last cut
-                    own = session.generation, session.client, session.own()
-                    dropped: Dropped | None = session.ask("finish", *own, anyway)
+                    dropped: Dropped | None = session.ask("finish", session.own(), anyway)
                     if dropped is not None:
                         self._warn(dropped)
             with suppress(ShardLost, Closed):

@@ -3,7 +3,6 @@
 Clients call it through call(), as they call shards: a call that changes something has a Stamp, and is executed
 once. It knows the open variables. It calls shards one call after the other (_exclusively), except to send a
 checkpoint. Once a shard is lost, its methods raise ShardLost until recover(). Thread-safe.
-Longer than 300 lines: every method that clients call is defined here, under one lock.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from typing import Any
 import kvemb
 from kvemb.cluster.calls import ADVICE, Calls, Timeouts
 from kvemb.cluster.coordination import restricting
-from kvemb.cluster.coordination.counting import StepCounts, TotalSteps
+from kvemb.cluster.coordination.counting import ClientCounts, StepCounts, StepsByToken, TotalSteps
 from kvemb.cluster.coordination.cuts import cut
 from kvemb.cluster.coordination.opened import OpenedVariable, compared, new_token, next_token, steps_of
 from kvemb.cluster.coordination.recovery import Recovery
 from kvemb.cluster.durability.checkpointing import Checkpoint, Checkpointing, CheckpointRequest, Dropped
-from kvemb.cluster.ledger import Ledger, Stamp
+from kvemb.cluster.ledger import Ledger, once
 from kvemb.cluster.making import Plan
 from kvemb.cluster.messages import ChangeRequest, JoinReply, OpenVariable
 from kvemb.cluster.transport import Transport
@@ -35,8 +34,6 @@ from kvemb.optimizers import Optimizer
 
 # Makes the shards of a plan.
 Make = Callable[[Plan], Transport]
-# A variable's steps, by its token.
-StepsByToken = dict[str, StepCounts]
 _logger = logging.getLogger("kvemb")
 
 
@@ -52,7 +49,7 @@ class Coordinator:
     ) -> None:
         self._absent_seconds, self._timeouts = absent_seconds, timeouts
         self._plan, self._make, self._checkpointing = plan, make, checkpointing
-        self._ledger = Ledger()
+        self.ledger = Ledger()
         self._alone, self._recovering, self._changing = threading.RLock(), threading.Lock(), threading.Lock()
         self._cuts, self._generation, self._recovered = 0, -1, 0
         self.closed = self._ended = False
@@ -101,15 +98,16 @@ class Coordinator:
             opened = {name: known.told() for name, known in self._opened.items()}
             return JoinReply(self._generation, self.calls.transport, self._timeouts, opened)
 
-    def exchange(self, generation: int, client: str, own: StepsByToken) -> tuple[StepsByToken, str | None]:
+    def exchange(self, own: ClientCounts) -> tuple[StepsByToken, str | None]:
         """Store a client's counts; returns those of the others, and the reason why the client must stop, or None.
 
-        Does not block. generation: the client's.
+        Does not block.
         """
-        if generation != self._generation:
+        if own.generation != self._generation:
             return {}, "the cluster went back to its last checkpoint"
-        totals = {known.token: known.total for known in list(self._opened.values())}
-        told = {token: totals[token].told(client, StepCounts(*each)) for token, each in own.items() if token in totals}
+        totals = {each.token: each.total for each in list(self._opened.values())}
+        known = {token: each for token, each in own.steps.items() if token in totals}
+        told = {token: totals[token].told(own.client, each) for token, each in known.items()}
         return told, None if self.calls.lost is None else str(self.calls.lost)
 
     def report(self, generation: int, lost: str) -> None:
@@ -134,55 +132,43 @@ class Coordinator:
             steps, entry = known.total.steps(), self.calls.each("entry", {0: (known.token,)})[0]
             return known.token, replace(entry, step=steps.uses, optimizer_steps=steps.training), known.arguments
 
-    def open_variable(self, stamp: Stamp, name: str, arguments: dict[str, Any]) -> OpenVariable:
+    @once()
+    def open_variable(self, name: str, arguments: dict[str, Any]) -> OpenVariable:
         """Make a variable on all shards, or open it.
 
         The functions and the flags of the client that opened it first are used.
         """
+        with self._exclusively():
+            known = self._opened.get(name)
+            given = arguments if known is None else compared(arguments)
+            token = new_token() if known is None else known.token
+            try:
+                self.calls.all_once("open_variable", token, name, given)
+            except Exception:
+                if known is None and name not in self._stored and self.calls.lost is None:
+                    self.calls.all_once("drop_variable", name)
+                raise
+            if known is None:
+                known = OpenedVariable(token, given, TotalSteps(steps_of(self._stored.get(name))))
+            self._opened[name] = known = known.trained_by(given["optimizer"])
+            return known.told()
 
-        def make() -> OpenVariable:
-            with self._exclusively():
-                given, known = arguments, self._opened.get(name)
-                if known is not None:
-                    given = compared(given)
-                token = known.token if known is not None else new_token()
-                try:
-                    self.calls.all_once("open_variable", token, name, given)
-                except Exception:
-                    if known is None and name not in self._stored and self.calls.lost is None:
-                        self.calls.all_once("drop_variable", name)
-                    raise
-                if known is None:
-                    entry = self._stored.get(name)
-                    known = OpenedVariable(token, given, TotalSteps(steps_of(entry)))
-                optimizer = given["optimizer"]
-                self._opened[name] = known._replace(arguments={**known.arguments, "optimizer": optimizer})
-                return known.told()
-
-        return self._ledger.once(stamp, make)  # type: ignore[no-any-return]
-
-    def drop_variable(self, stamp: Stamp, name: str) -> None:
+    @once()
+    def drop_variable(self, name: str) -> None:
         """Drop a variable on all shards."""
+        with self._exclusively():
+            self.calls.all_once("drop_variable", name)
+            self._opened.pop(name, None)
+            self._stored.pop(name, None)
 
-        def drop() -> None:
-            with self._exclusively():
-                self.calls.all_once("drop_variable", name)
-                self._opened.pop(name, None)
-                self._stored.pop(name, None)
-
-        self._ledger.once(stamp, drop)
-
-    def set_optimizer(self, stamp: Stamp, token: str, optimizer: Optimizer, writable: bool) -> None:
+    @once()
+    def set_optimizer(self, token: str, optimizer: Optimizer, writable: bool) -> None:
         """Replace the optimizer on all shards."""
-
-        def change() -> None:
-            with self._exclusively():
-                self.calls.all_once("set_optimizer", token, optimizer, writable)
-                for name, known in self._opened.items():
-                    if known.token == token:
-                        self._opened[name] = known._replace(arguments={**known.arguments, "optimizer": optimizer})
-
-        self._ledger.once(stamp, change)
+        with self._exclusively():
+            self.calls.all_once("set_optimizer", token, optimizer, writable)
+            for name, known in self._opened.items():
+                if known.token == token:
+                    self._opened[name] = known.trained_by(optimizer)
 
     # Operations during which no client's call runs.
 
@@ -195,62 +181,49 @@ class Coordinator:
                 yield
             self.closed = last
 
-    def clear(self, stamp: Stamp, token: str, at: Moment) -> None:
+    @once()
+    def clear(self, token: str, at: Moment) -> None:
         """Drop every row of a variable."""
-
-        def clear() -> None:
-            with self.alone():
-                for (failure,) in self.calls.all_once("change", [ChangeRequest(token, "clear", (), at)]):
-                    if failure is not None:
-                        raise failure
-
-        self._ledger.once(stamp, clear)
+        with self.alone():
+            for (failure,) in self.calls.all_once("change", [ChangeRequest(token, "clear", (), at)]):
+                if failure is not None:
+                    raise failure
 
     def begin_scan(self, scan: str, token: str, batch_rows: int, first: int, last: int) -> None:
         """Begin a scan on all shards: Shard.begin_scan."""
         with self.alone():
             self.calls.all("begin_scan", scan, token, batch_rows, first, last)
 
-    def restrict(
-        self, stamp: Stamp, token: str, at: Moment, keep_rows: int, trigger_rows: int | None, expire: bool
-    ) -> int:
+    @once()
+    def restrict(self, token: str, at: Moment, keep_rows: int, trigger_rows: int | None, expire: bool) -> int:
         """Keep the rows with the highest scores over all shards; returns how many were removed. See restricting."""
-
-        def restrict() -> int:
-            with self.alone():
-                return restricting.restrict(self.calls, token, at, keep_rows, trigger_rows, expire)
-
-        return self._ledger.once(stamp, restrict)  # type: ignore[no-any-return]
+        with self.alone():
+            return restricting.restrict(self.calls, token, at, keep_rows, trigger_rows, expire)
 
     # Checkpoints.
 
-    def checkpoint(
-        self, stamp: Stamp, generation: int, client: str, own: StepsByToken, request: CheckpointRequest
-    ) -> int:
+    @once()
+    def checkpoint(self, own: ClientCounts, request: CheckpointRequest) -> int:
         """Begin a checkpoint of all calls until now; returns its number: Checkpointing.start.
 
-        generation, client, own: see exchange. Raises ShardLost if the client does not know of a recovery.
+        own: the counts of the client that asks. Raises ShardLost if that does not know of a recovery.
         """
+        assert self._checkpointing is not None
+        return self._checkpointing.start(self, self._calls_of(own), request)
 
-        def start() -> int:
-            assert self._checkpointing is not None
-            return self._checkpointing.start(self, self._calls_of(generation, client, own), request)
-
-        return self._ledger.once(stamp, start)  # type: ignore[no-any-return]
-
-    def finish(self, generation: int, client: str, own: StepsByToken, anyway: bool) -> Dropped | None:
+    def finish(self, own: ClientCounts, anyway: bool) -> Dropped | None:
         """Write a last checkpoint if one is needed, and execute no call after it: Checkpointing.finish. Idempotent.
 
-        generation, client, own: see exchange. Raises ShardLost as checkpoint().
+        own: as for checkpoint(). Raises ShardLost as that does.
         """
         if self.closed or self._checkpointing is None:
             return None
-        return self._checkpointing.finish(self, self._calls_of(generation, client, own), anyway=anyway)
+        return self._checkpointing.finish(self, self._calls_of(own), anyway=anyway)
 
-    def _calls_of(self, generation: int, client: str, own: StepsByToken) -> Calls:
+    def _calls_of(self, own: ClientCounts) -> Calls:
         """Store a client's counts; returns the calls to the shards that it knows."""
         calls = self.calls  # those that the client knows, unless exchange() reports a recovery
-        _, lost = self.exchange(generation, client, own)
+        _, lost = self.exchange(own)
         if lost is not None:
             raise ShardLost(lost if ADVICE in lost else f"{lost}; {ADVICE}")
         return calls

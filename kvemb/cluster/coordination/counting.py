@@ -31,6 +31,18 @@ class StepCounts(NamedTuple):
         return StepCounts(max(self.uses, other.uses), max(self.training, other.training))
 
 
+# A variable's steps, by its token.
+StepsByToken = dict[str, StepCounts]
+
+
+class ClientCounts(NamedTuple):
+    """What a client has counted. generation: the number of recoveries of which it knows. client: its identity."""
+
+    generation: int
+    client: str
+    steps: StepsByToken
+
+
 class ClientSteps:
     """The steps of one variable for one client. others: counts of the other clients and of earlier ones.
 

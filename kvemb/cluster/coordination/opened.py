@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from kvemb.cluster.coordination.counting import StepCounts, TotalSteps
 from kvemb.cluster.messages import OpenVariable
 from kvemb.durability.manifest import VariableEntry
+from kvemb.optimizers import Optimizer
 from kvemb.restrict import MissingPolicy
 
 
@@ -21,6 +22,10 @@ class OpenedVariable(NamedTuple):
     token: str
     arguments: dict[str, Any]
     total: TotalSteps
+
+    def trained_by(self, optimizer: Optimizer | None) -> OpenedVariable:
+        """Return the variable with another optimizer."""
+        return self._replace(arguments={**self.arguments, "optimizer": optimizer})
 
     def told(self) -> OpenVariable:
         """Return what clients must know of the variable."""

@@ -27,11 +27,11 @@ def restrict(calls: Calls, token: str, at: Moment, keep_rows: int, trigger_rows:
         limit = None
         if keep:
             limit = lowest_kept(
-                lambda prefix: np.sum(calls.all("count_ranks", token, prefix), axis=0),
-                lambda prefix: np.concatenate(calls.all("matching_ranks", token, prefix)),
+                lambda prefix: np.sum(calls.all("count_ranks", prefix), axis=0),
+                lambda prefix: np.concatenate(calls.all("matching_ranks", prefix)),
                 keep,
             )
         return sum(calls.all_once("remove_ranked", token, limit))
     finally:
         if calls.lost is None:
-            calls.all_once("forget_ranks", token)
+            calls.all_once("forget_ranks")
