@@ -15,7 +15,7 @@ from kvemb.cluster.durability.checkpointing import Checkpoint
 from kvemb.cluster.durability.offline import is_series, latest, verify
 from kvemb.cluster.durability.resharding import reshard
 from kvemb.cluster.durability.restoring import pull_files
-from kvemb.cluster.opening import connect, open, restore
+from kvemb.cluster.opening import connect, open
 from kvemb.cluster.store import Store
 from kvemb.cluster.variable import Variable
 
@@ -30,6 +30,5 @@ __all__ = [
     "open",
     "pull_files",
     "reshard",
-    "restore",
     "verify",
 ]

@@ -37,7 +37,7 @@ class Plan:
     def make(self, number: int, folder: Path, meter: Meter) -> Shard:
         """Make a shard, with its files in a folder that it deletes when it is closed. meter: counts rows loaded.
 
-        Raises what kvemb.open and kvemb.cluster.restore raise.
+        Raises what kvemb.open and kvemb.restore raise.
         """
         try:
             return self._made(number, folder, meter)

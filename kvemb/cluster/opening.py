@@ -1,4 +1,4 @@
-"""Opens a cluster, and restores a cluster's checkpoint to a single store. See kvemb.cluster.store."""
+"""Opens a cluster, and connects to one that is open (kvemb.cluster.store)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -22,20 +22,15 @@ from kvemb.cluster import ray_starting, ray_transport
 from kvemb.cluster.cluster import Cluster
 from kvemb.cluster.coordination.coordinator import Coordinator
 from kvemb.cluster.coordination.starting import ANSWER_SECONDS, OpenRequest, start
-from kvemb.cluster.durability.offline import found
 from kvemb.cluster.durability.series import ClusterSeries
 from kvemb.cluster.local import DirectTransport, make_in_process
 from kvemb.cluster.router import BUCKETS
 from kvemb.cluster.store import Store
 from kvemb.durability import paths
-from kvemb.durability.layout import series_name
 from kvemb.errors import BackendUnavailable, Closed
 from kvemb.limits import Limits
-from kvemb.offline import restoring
 from kvemb.options import parse_budget, parse_device_memory
 from kvemb.progress import Progress
-from kvemb.shared_docs import described_as
-from kvemb.store import Store as OneStore
 from kvemb.store_state import StoreState
 
 _logger = logging.getLogger("kvemb")
@@ -215,48 +210,3 @@ def _check_transport(transport: object) -> None:
         raise ValueError(f"transport must be 'ray' or 'local', got {brief(transport)}")
     if transport == "ray":
         ray_transport.ray_here()
-
-
-@described_as(restoring.restore)
-def restore(
-    url: str | os.PathLike[str],
-    path: str | os.PathLike[str],
-    *,
-    number: int | None = None,
-    memory_budget: int | str = "1GiB",
-    device_memory: int | str | None = None,
-    variables: Collection[str] | None = None,
-    warm: bool = False,
-    durability: Literal["checkpoint", "write"] = "checkpoint",
-    flush_every: float | None = None,
-    options: Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
-    limits: Limits = Limits(),  # noqa: B008 -- a frozen value
-) -> OneStore:
-    """Restore a checkpoint of a cluster to a new single store, and open it.
-
-    ``kvemb.restore`` accepts checkpoints of clusters, too, by their url or by a path such as ``URL/00000042``. The
-    arguments that it has, too, mean the same.
-
-    Args:
-        url: Where the cluster's checkpoints are: a directory or a URL.
-        number: The number of the checkpoint. None: the newest.
-
-    Returns:
-        The open store, a ``kvemb.Store``.
-
-    Raises:
-        CheckpointNotFound: There is no such checkpoint.
-        FileExistsError: ``path`` is not empty.
-        KeyError: The checkpoint has no variable of a name in ``variables``.
-        TransferError: The URL could not be read.
-        Corruption: Bytes at the url, or on disk, differ from what was written.
-        UnsupportedFormat: The checkpoint was written by a kvemb with another format.
-        ColdStoreError: The disk could not be read or written.
-        TypeError, ValueError: An argument is not valid.
-    """
-    at, _ = found(ClusterSeries(url, options), number)
-    how: dict[str, Any] = {"memory_budget": memory_budget, "device_memory": device_memory, "warm": warm}
-    how |= {"variables": variables, "durability": durability, "flush_every": flush_every}
-    how |= {"options": options, "progress": progress}
-    return restoring.restore(f"{paths.url_text(url)}/{series_name(at)}", path, limits=limits, **how)

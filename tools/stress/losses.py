@@ -186,7 +186,7 @@ class LossRounds:
             if any(count > known for count, known in zip(attached, least, strict=True)):
                 raise Difference(f"checkpoint {number} has a file of a later one, which was begun after {attached}")
         shutil.rmtree(place, ignore_errors=True)
-        store = kvemb.cluster.restore(self._url, place, number=number, memory_budget="4MiB")
+        store = kvemb.restore(f"{self._url}/{number:08d}", place, memory_budget="4MiB")
         try:
             columns = zip(self.tables[0].export(with_scores=True), _table(store).export(with_scores=True), strict=True)
             for name, (mine, restored) in zip(("keys", "values", "scores"), columns, strict=True):

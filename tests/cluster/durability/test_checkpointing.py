@@ -81,7 +81,7 @@ def test_any_number_of_shards_goes_on_from_any_checkpoint(open_cluster, tmp_path
         model = twin.model
         cluster.close()
     assert ClusterSeries(tmp_path / "series").numbers() == list(range(1, len(counts) + 1))
-    alone = kvemb.cluster.restore(tmp_path / "series", tmp_path / "alone", memory_budget="4MiB")
+    alone = kvemb.restore(tmp_path / "series", tmp_path / "alone", memory_budget="4MiB")
     twin = twin_of(alone, KEYS, model, policy=policy)
     twin.check_export()
     train(twin, 99)
@@ -107,7 +107,7 @@ def test_a_checkpoint_has_the_state_of_its_cut_and_stays(open_cluster, tmp_path)
     cluster.close(flush=False)
     for number, state in states.items():
         place = tmp_path / f"at-{number}"
-        alone = kvemb.cluster.restore(tmp_path / "series", place, number=number, memory_budget="4MiB")
+        alone = kvemb.restore(tmp_path / "series" / f"{number:08d}", place, memory_budget="4MiB")
         twin_of(alone, KEYS, state).check_export()
         alone.close()
 
@@ -388,17 +388,17 @@ def test_what_is_missing_is_told(open_cluster, cluster, tmp_path):
     with pytest.raises(ValueError, match=r"there is no checkpoint at .*, so give the number of shards"):
         open_cluster(None, url=tmp_path / "none")
     with pytest.raises(CheckpointNotFound, match="no checkpoint of a cluster at"):
-        kvemb.cluster.restore(tmp_path / "none", tmp_path / "store")
+        kvemb.cluster.latest(tmp_path / "none")
     with pytest.raises(ValueError, match="opened without a url"):
         cluster.checkpoint()
     with open_cluster(2, url=tmp_path / "series") as saved:
         saved.get_variable("table", dim=1).upsert([1], [[1.0]])
-    with pytest.raises(CheckpointNotFound, match="no checkpoint 00000007"):
-        kvemb.cluster.restore(tmp_path / "series", tmp_path / "store", number=7)
+    with pytest.raises(CheckpointNotFound, match="no checkpoint 7"):
+        kvemb.restore(tmp_path / "series" / "00000007", tmp_path / "store")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     with pytest.raises(FileExistsError, match="is not empty"):
-        kvemb.cluster.restore(tmp_path / "series", tmp_path / "full")
+        kvemb.restore(tmp_path / "series", tmp_path / "full")
     refused = pytest.raises(UnsupportedFormat, match=r"is a cluster's checkpoint; use kvemb\.restore")
     with refused:
         Remote(tmp_path / "series").id_of(1)
@@ -412,7 +412,7 @@ def test_damage_is_named_and_nothing_is_left(open_cluster, tmp_path):
     data[len(data) // 2] ^= 1
     largest.write_bytes(data)
     with pytest.raises(Corruption, match="damaged"):
-        kvemb.cluster.restore(tmp_path / "series", tmp_path / "alone")
+        kvemb.restore(tmp_path / "series", tmp_path / "alone")
     for shards in (2, 3):
         with pytest.raises(Corruption, match="damaged"):
             open_cluster(shards, url=tmp_path / "series")
@@ -496,7 +496,7 @@ def test_restore_makes_one_store_of_chosen_variables(open_cluster, tmp_path):
         store.close()
         with pytest.raises(KeyError, match="no variable 'none'; it has items, users"):
             kvemb.restore(series, tmp_path / "other", variables=["none"])
-        kvemb.cluster.restore(series, tmp_path / f"all-{shards}", progress=lambda *rows: told.append(rows)).close()
+        kvemb.restore(series, tmp_path / f"all-{shards}", progress=lambda *rows: told.append(rows)).close()
         assert told[-1] == (18, 18)
     with pytest.raises(TypeError, match=r"checkpoint must be|is a URL"):
         kvemb.restore(3, tmp_path / "warm")
@@ -519,7 +519,7 @@ def test_a_checkpoint_that_cannot_be_sent_is_absent_and_the_next_is_whole(open_c
     train(twin, 2)
     assert cluster.checkpoint().number > 1
     cluster.close(flush=False)
-    alone = kvemb.cluster.restore(tmp_path / "series", tmp_path / "alone")
+    alone = kvemb.restore(tmp_path / "series", tmp_path / "alone")
     twin_of(alone, KEYS, twin.model).check_export()
     alone.close()
 
@@ -556,7 +556,7 @@ def test_when_no_shard_could_send_or_one_could_take_no_snapshot_the_next_is_whol
     number = cluster.checkpoint().number
     assert ClusterSeries(tmp_path / "series").numbers() == [number]
     cluster.close(flush=False)
-    alone = kvemb.cluster.restore(tmp_path / "series", tmp_path / "alone")
+    alone = kvemb.restore(tmp_path / "series", tmp_path / "alone")
     twin_of(alone, KEYS, twin.model).check_export()
     alone.close()
 
@@ -624,7 +624,7 @@ def test_every_checkpoint_has_each_call_on_all_shards_or_on_none(tmp_path):
 def check_whole(folder, numbers):
     sums = []
     for number in numbers:
-        store = kvemb.cluster.restore(folder / "series", folder / f"check-{number}", number=number)
+        store = kvemb.restore(folder / "series" / f"{number:08d}", folder / f"check-{number}")
         keys, values = store.variables["table"].export()
         groups = {int(key) // GROUP: set() for key in keys}
         for key, value in zip(keys, values[:, 0], strict=True):

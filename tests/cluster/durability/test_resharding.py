@@ -42,7 +42,7 @@ def make(open_cluster, url, shards, seed=0):
 
 def rows_of(url, place):
     """All that is stored, as one store has it."""
-    with kvemb.cluster.restore(url, place, **HOW) as store:
+    with kvemb.restore(url, place, **HOW) as store:
         described = {name: bulk.described(variable) for name, variable in store.variables.items()}
         columns = {}
         for name, variable in store.variables.items():

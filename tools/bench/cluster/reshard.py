@@ -51,7 +51,7 @@ def run(rows: Rows = 10_000_000, dim: Dim = 64, runs: Runs = 5, folder: Folder =
 def _chain(place: Path, rows: int, dim: int, runs: int) -> dict[str, list[dict[str, float]]]:
     """Return seconds and peaks of each hop, and of each peer, in each run. Raises AssertionError if a row differs."""
     _make(place / str(FIRST), rows, dim, place / "scratch")
-    with kvemb.cluster.restore(place / str(FIRST), place / "store", **HOW) as store:
+    with kvemb.restore(place / str(FIRST), place / "store", **HOW) as store:
         expected = _digest(store)
     seen: dict[str, list[dict[str, float]]] = {}
     for _ in range(runs):
@@ -63,7 +63,7 @@ def _chain(place: Path, rows: int, dim: int, runs: int) -> dict[str, list[dict[s
             if at != FIRST:
                 remove(place / str(at))
             at = shards
-        with kvemb.cluster.restore(place / str(at), place / "again", **HOW) as store:
+        with kvemb.restore(place / str(at), place / "again", **HOW) as store:
             if _digest(store) != expected:
                 raise AssertionError("the rows after resharding differ from those before")
         remove(place / str(at))
