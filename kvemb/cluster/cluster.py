@@ -14,12 +14,11 @@ from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple, TypeVar
 
 import kvemb
+from kvemb.cluster.batches import divided, fill
 from kvemb.cluster.calls import ADVICE, Calls
 from kvemb.cluster.client_state import ClientState
 from kvemb.cluster.coordination.recovery import Recovery
 from kvemb.cluster.durability.checkpointing import Checkpoint, CheckpointRequest
-from kvemb.cluster.filling import fill
-from kvemb.cluster.gradients import divided
 from kvemb.cluster.messages import ChangeRequest, JoinReply, OpenVariable, ReadRequest
 from kvemb.cluster.router import GroupedKeys, Router
 from kvemb.cluster.session import ENDED, ClientVariable, Session

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from kvemb.cluster.batches import divided
 from kvemb.cluster.cluster import Cluster, StepPart
 from kvemb.cluster.coordination.counting import ClientSteps, StepCounts
-from kvemb.cluster.gradients import divided
 from kvemb.cluster.in_step.parts import JoinedNorm, Joint, Part
 from kvemb.cluster.session import Session
 from kvemb.engine.table import Table

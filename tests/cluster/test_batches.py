@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvemb.cluster.gradients import divided
+from kvemb.cluster.batches import divided
 from kvemb.cluster.router import Router
 
 
