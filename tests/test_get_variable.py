@@ -258,19 +258,6 @@ class MyPolicy(RestrictPolicy):
         return old_score * 0.5 + count
 
 
-def test_a_users_policy_is_given_again_and_compared_by_name(open_store, tmp_path):
-    store = open_store(tmp_path / "store")
-    store.get_variable("x", dim=3, restrict_policy=MyPolicy).upsert([1], values_of(1))
-    store.close()
-    store = open_store(tmp_path / "store")
-    with pytest.raises(SchemaMismatch, match="restrict_policy"):
-        store.get_variable("x", dim=3, restrict_policy=FrequencyRestrictPolicy)
-    variable = store.get_variable("x", dim=3, restrict_policy=MyPolicy())
-    assert variable.restrict_policy.status([1]).tolist() == [1.0]
-    variable.lookup([1, 1])
-    assert variable.restrict_policy.status([1]).tolist() == [2.5]
-
-
 @pytest.mark.parametrize("hot_rows", [HOT, 1000])
 def test_a_users_policy_is_kept_while_its_variable_is_open_without_it(open_store, tmp_path, hot_rows):
     keys = np.arange(100)

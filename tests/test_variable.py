@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-import threading
 
 import numpy as np
 import pytest
 
-from kvemb import (
-    FrequencyRestrictPolicy,
-    RandomUniform,
-    TimestampRestrictPolicy,
-)
-from kvemb.optimizers import SGD, Adagrad
+from kvemb import FrequencyRestrictPolicy, RandomUniform, RestrictPolicy, TimestampRestrictPolicy
+from kvemb.optimizers import SGD, Adagrad, Ftrl
 from kvemb.rows.schema import dtype_of
+from kvemb.tools.stress.lockstep import LockstepChecker
+from kvemb.tools.stress.model import Model
 
 HOT = 16  # cells; tests use more rows, so that both tiers work
+KEYS = 200
 
 
 def values_of(count, dim=3, start=0.0):
@@ -112,46 +110,6 @@ def test_an_array_that_cannot_be_filled_is_refused_before_anything_is_read(table
     assert (table.stats.hits, table.stats.misses) == (before.hits, before.misses)
 
 
-def test_lookups_insert_nothing(table):
-    rows, exists = table.lookup(np.arange(90, 200), return_exists=True)
-    assert exists.tolist() == [True] * 10 + [False] * 100
-    assert not rows[10:].any()
-    assert table.size() == 100
-    assert table.export()[0].tolist() == list(range(100))
-
-
-def test_each_occurrence_is_a_use_unless_told_otherwise(table):
-    keys = np.array([1, 99, 1, 50, 1, 777])
-    before = table.restrict_policy.status(keys)
-    table.lookup(keys, touch=False)
-    np.testing.assert_array_equal(table.restrict_policy.status(keys), before)
-    table.lookup(keys)
-    after = table.restrict_policy.status(keys)
-    np.testing.assert_array_equal(after - before, [3, 1, 3, 1, 3, np.nan])
-    table.lookup(keys.reshape(2, 3))
-    np.testing.assert_array_equal(table.restrict_policy.status(keys) - before, [6, 2, 6, 2, 6, np.nan])
-
-
-def test_of_duplicate_keys_the_last_wins(table):
-    keys = np.array([1000, 3, 1000, 99, 3, 1000])
-    table.upsert(keys, values_of(6, start=500))
-    assert table.lookup([1000, 3, 99]).tolist() == values_of(6, start=500)[[5, 4, 3]].tolist()
-    assert table.size() == 101
-
-
-def test_upsert_keeps_slots_and_scores(table):
-    keys = np.arange(100)
-    table.apply_gradients(keys, np.ones((100, 3), np.float32))
-    table.lookup(keys[:30])
-    _, _, slots, scores = table.export(with_slots=True, with_scores=True)
-    table.upsert(keys, values_of(100, start=9))
-    _, values, slots_after, scores_after = table.export(with_slots=True, with_scores=True)
-    np.testing.assert_array_equal(values, values_of(100, start=9))
-    np.testing.assert_array_equal(slots_after["accumulator"], slots["accumulator"])
-    np.testing.assert_array_equal(scores_after, scores)
-    assert slots["accumulator"].tolist() == [[np.float32(1.1)] * 3] * 100
-
-
 def test_a_row_of_zeros_is_a_row(table):
     table.upsert([500, 3], np.zeros((2, 3), np.float32))
     table.lookup(np.arange(100))
@@ -160,92 +118,70 @@ def test_a_row_of_zeros_is_a_row(table):
     assert exists.tolist() == [True, True, False]
 
 
-@pytest.mark.limits(call_rows=7000, hot_parallel_keys=1600, cold_parallel_keys=50)
-def test_large_batches_are_taken_whole(make):
-    variable = make(hot_rows=400)
-    keys = np.random.default_rng(0).permutation(15_000)
-    variable.upsert(keys, np.stack([keys, -keys, keys % 7], 1).astype(np.float32))
-    assert variable.size() == 15_000
-    wanted = np.random.default_rng(1).integers(-100, 15_000, 20_000)
-    rows, exists = variable.lookup(wanted, return_exists=True)
-    assert exists.tolist() == (wanted >= 0).tolist()
-    np.testing.assert_array_equal(rows[exists, 1], -wanted[exists].astype(np.float32))
-    assert not rows[~exists].any()
-    variable.remove(wanted)
-    assert variable.size() == 15_000 - len(np.unique(wanted[wanted >= 0]))
+# Any calls, beside a plain table.
 
 
-def test_prefetch_changes_no_result(table):
-    for keys in ([], [5, 50, 5000], np.arange(100)):
-        table.prefetch(keys)
-        table.upsert([50], values_of(1, start=-3))
-        assert table.lookup([5, 50]).tolist() == [[15, 16, 17], [-3, -2, -1]]
-    assert table.size() == 100
+class Decayed(RestrictPolicy):
+    """A user's policy, which the kernels do not know."""
+
+    def score(self, old_score, count, now):
+        return old_score * 0.5 + count
 
 
-# accum.
+def change(twin, chance):
+    """Make one call of a kind drawn at random, with keys that occur several times."""
+    keys = chance.zipf(1.3, int(chance.integers(0, 120))) % KEYS - 3
+    one, other = chance.normal(size=(2, len(keys), 3)).astype(np.float32)
+    kind = chance.choice(
+        ["lookup", "lookup", "step", "step", "upsert", "upsert", "accum", "accum", "use", "remove", "few"]
+    )
+    if kind == "lookup":
+        if chance.random() < 0.5:
+            twin.variable.prefetch(keys)
+        twin.lookup(keys, touch=chance.random() < 0.7)
+    elif kind == "step":
+        twin.apply_gradients(keys, one)
+    elif kind == "upsert":
+        twin.upsert(keys, one)
+    elif kind == "accum":
+        twin.accum(keys, one, other, chance.random(len(keys)) < 0.6)
+    elif kind == "use":
+        twin.use(keys)
+    elif kind == "remove":
+        twin.remove(keys[:30])
+    elif chance.random() < 0.3:
+        twin.clear()
+    else:
+        twin.restrict(int(chance.integers(0, KEYS)), int(chance.integers(0, KEYS)))
+    twin.check_status(twin.model.universe[::3])
 
 
-def test_accum_adds_where_a_row_is_believed_and_present(table):
-    keys = np.array([1, 99, 1, 1000, 2])
-    old, new = values_of(5), values_of(5) + np.float32(0.5)
-    exists = np.array([True, True, True, True, False])
-    table.accum(keys, old, new, exists)
-    assert table.lookup([1]).tolist() == [[4.0, 5.0, 6.0]], "duplicates add up"
-    assert table.lookup([99]).tolist() == [[297.5, 298.5, 299.5]]
-    assert not table.lookup([1000], return_exists=True)[1].any(), "believed present, but absent: ignored"
-    assert table.lookup([2]).tolist() == [[6.0, 7.0, 8.0]], "believed absent, but present: ignored"
-    assert table.size() == 100
+HISTORIES = [
+    (FrequencyRestrictPolicy(), Adagrad(0.5, 0.25)),
+    (TimestampRestrictPolicy(clock="steps"), Ftrl(0.5, l1_regularization_strength=0.1)),
+    (Decayed(), SGD(0.5)),
+]
 
 
-def test_accum_inserts_where_a_row_is_believed_and_found_absent(table):
-    new = values_of(3, start=70)
-    table.accum([500, 501, -3], np.zeros((3, 3), np.float32), new, [False] * 3)
-    assert table.lookup([500, 501, -3], touch=False).tolist() == new.tolist()
-    assert table.restrict_policy.status([500]).tolist() == [1.0]
-    assert table.size() == 103
-
-
-# remove, clear.
-
-
-def test_removed_rows_start_anew(table):
-    table.apply_gradients(np.arange(100), np.ones((100, 3), np.float32))
-    table.lookup(np.arange(100))
-    table.remove([1, 99, 99, 1000])
-    assert table.size() == 98
-    assert np.isnan(table.restrict_policy.status([1, 99])).all()
-    table.upsert([1, 99], values_of(2))
-    keys, _, slots, scores = table.export(with_slots=True, with_scores=True)
-    fresh = np.isin(keys, [1, 99])
-    assert scores[fresh].tolist() == [1.0, 1.0]
-    np.testing.assert_array_equal(slots["accumulator"][fresh], np.full((2, 3), 0.1, np.float32))
-    assert (scores[~fresh] > 1.0).all()
-
-
-def test_clear_drops_everything_and_goes_on(table):
-    table.clear()
-    assert table.size() == 0
-    assert [len(column) for column in table.export()] == [0, 0]
-    assert not table.lookup(np.arange(100), return_exists=True)[1].any()
-    table.upsert([5], values_of(1))
-    assert table.export()[0].tolist() == [5]
+@pytest.mark.parametrize(("policy", "optimizer"), HISTORIES, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    "pieces",
+    [False, pytest.param(True, marks=pytest.mark.limits(call_rows=7, hot_parallel_keys=4, cold_parallel_keys=4))],
+)
+def test_any_calls_give_what_a_plain_table_gives(make, policy, optimizer, pieces):
+    start = RandomUniform(-1, 1, seed=2)
+    variable = make(initializer=start, optimizer=optimizer, restrict_policy=policy)
+    universe = np.arange(-3, KEYS)
+    model = Model(universe, variable.value_dtype, 3, initializer=start, optimizer=optimizer, policy=policy)
+    twin, chance = LockstepChecker(variable, model), np.random.default_rng(pieces)
+    for turn in range(20 if pieces else 60):
+        change(twin, chance)
+        twin.check_size()
+        if turn % 10 == 9:
+            twin.check_export(None if turn % 20 == 9 else 7)
 
 
 # restrict.
-
-
-@pytest.mark.parametrize("keep", [0, 1, 15, 50, 99, 100, 1000])
-def test_restrict_keeps_the_highest_scores_ties_to_the_larger_key(table, keep):
-    uses = np.random.default_rng(keep).integers(0, 4, 100)
-    table.lookup(np.repeat(np.arange(100), uses))
-    ranked = sorted(range(100), key=lambda key: (uses[key], key), reverse=True)
-    assert table.restrict(keep) == max(0, 100 - keep)
-    keys, values, slots, scores = table.export(with_slots=True, with_scores=True)
-    assert keys.tolist() == sorted(ranked[:keep])
-    np.testing.assert_array_equal(values, values_of(100)[keys])
-    np.testing.assert_array_equal(scores, 1.0 + uses[keys])
-    assert len(slots["accumulator"]) == table.size() == min(100, keep)
 
 
 def test_restrict_waits_for_its_trigger(table):
@@ -263,23 +199,6 @@ def test_without_a_policy_restrict_does_nothing_and_warns(make):
     with pytest.warns(UserWarning, match="has no restrict_policy, so restrict removes nothing; give get_variable one"):
         assert variable.restrict(5) is None
     assert variable.size() == 30
-
-
-def test_uses_are_recorded_explicitly(table):
-    keys = np.array([[3, 99], [3, 1234]])
-    before = table.restrict_policy.status(keys)
-    table.restrict_policy.apply_update(keys)
-    np.testing.assert_array_equal(table.restrict_policy.status(keys) - before, [[2, 1], [2, np.nan]])
-    assert table.size() == 100
-
-
-def test_the_min_recently_used_rows_leave_first(make):
-    variable = make(restrict_policy=TimestampRestrictPolicy(clock="steps"))
-    variable.upsert(np.arange(100), values_of(100))
-    for key in (30, 10, 20, 99):
-        variable.lookup([key])
-    variable.restrict(3)
-    assert variable.export()[0].tolist() == [10, 20, 99]
 
 
 # size, export.
@@ -336,47 +255,6 @@ def test_an_empty_table_exports_empty_arrays_of_its_dtypes(make, value):
 # apply_gradients.
 
 
-def test_a_step_is_the_optimizers_formula_on_both_tiers(table):
-    keys = np.arange(0, 100, 3)
-    grads = np.random.default_rng(0).normal(size=(len(keys), 3)).astype(np.float32)
-    table.apply_gradients(keys, grads)
-    accumulator = np.float32(0.1) + grads * grads
-    expected = values_of(100)
-    expected[keys] -= np.float32(0.5) * grads / (np.sqrt(accumulator) + np.float32(1e-10))
-    _, values, slots = table.export(with_slots=True)
-    np.testing.assert_array_equal(values, expected)
-    np.testing.assert_array_equal(slots["accumulator"][keys], accumulator)
-
-
-def test_gradients_of_duplicates_are_summed_first(make):
-    one, other = (make(optimizer=Adagrad(0.5)) for _ in range(2))
-    keys = np.array([5, 7, 5, 5])
-    grads = values_of(4)
-    one.apply_gradients(keys, grads)
-    other.apply_gradients([5, 7], np.stack([grads[0] + grads[2] + grads[3], grads[1]]))
-    assert one.lookup([5, 7]).tobytes() == other.lookup([5, 7]).tobytes()
-
-
-def test_a_missing_key_starts_from_its_initializers_row(make):
-    start = RandomUniform(-1, 1, seed=2)
-    variable = make(initializer=start, optimizer=SGD(0.5))
-    keys = np.arange(40)
-    rows = start.rows(keys, 3, np.float32)
-    variable.apply_gradients(keys, np.ones((40, 3), np.float32))
-    assert variable.size() == 40
-    assert variable.lookup(keys).tobytes() == (rows - np.float32(0.5)).tobytes()
-
-
-@pytest.mark.parametrize("value", ["float16", "bfloat16"])
-def test_gradients_of_16_bit_values_are_float32(make, value):
-    if value == "bfloat16":
-        pytest.importorskip("ml_dtypes")
-    variable = make(value_dtype=value, optimizer=SGD(0.5))
-    variable.apply_gradients([1], np.full((1, 3), 0.1, np.float32))
-    assert variable.lookup([1])[0, 0] == np.float32(-0.05).astype(dtype_of(value))
-    variable.apply_gradients([1], np.zeros((1, 3), dtype_of(value)))
-
-
 def test_gradients_that_would_lose_digits_are_refused(make):
     variable = make(optimizer=SGD(1.0))
     for grads in ([[1, 2, 3]], [[1.0, 2.0, 3.0]], np.array([[1, 2, 3]], np.float16), np.array([[1, 2, 3]], np.int8)):
@@ -409,22 +287,3 @@ def test_a_variable_says_what_it_holds(store):
     text = repr(variable)
     assert text.startswith("<kvemb.Variable 'users' uint64 -> 8 x float16, 2 rows, 2 hot in ")
     assert text.endswith("hit rate 100.0%>"), "there is no row of 9, which no hot tier would have"
-
-
-def test_threads_may_share_a_variable(make):
-    variable = make(optimizer=SGD(1.0), hot_rows=64)
-    keys = np.arange(300)
-
-    def work(number):
-        order = np.random.default_rng(number)
-        for _ in range(20):
-            mine = order.permutation(keys)
-            variable.lookup(mine)
-            variable.apply_gradients(mine, -np.ones((300, 3), np.float32))
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    np.testing.assert_array_equal(variable.lookup(keys), np.full((300, 3), 80.0))

@@ -9,12 +9,11 @@ import re
 import numba
 import numpy as np
 import pytest
-from blocks import rows_of
 
 from kvemb.backends.cpu_formulas import _kernels as compile_kernels
-from kvemb.backends.cpu_formulas import source_of, take_step
+from kvemb.backends.cpu_formulas import source_of
 from kvemb.optimizers import LAMB, SGD, Adagrad, Adam, AMSGrad, Ftrl, NAdam, Optimizer, RMSProp
-from kvemb.rows.block import DIRTY, RowBlock
+from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import Sums
 from kvemb.rows.schema import Schema, dtype_of
 
@@ -78,12 +77,3 @@ def test_arithmetic_is_of_vectors(optimizer):
     (text,) = function.inspect_asm().values()
     loops = sum("for j" in line for line in source_of("step", optimizer.formulas, ()).splitlines())
     assert len(re.findall(r"\bv?(?:mul|sub|add|div)ps\s", text)) >= 2 * loops
-
-
-def test_a_step_marks_the_rows_it_takes_and_a_negative_place_is_none():
-    rows = rows_of([1, 2, 3, 4], 1.0)
-    grads = np.array([[1, 2], [9, 9], [4, 6]], np.float32)
-    take_step(SGD(0.5), np.array([2, -1, 0]), rows, grads, 7, Sums.of_single_rows(3))
-    assert rows.values.tolist() == [[-1.0, -2.0], [1.0, 1.0], [0.5, 0.0], [1.0, 1.0]]
-    assert rows.steps.tolist() == [7, 0, 7, 0]
-    assert rows.flags.tolist() == [DIRTY, 0, DIRTY, 0]

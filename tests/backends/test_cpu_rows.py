@@ -10,14 +10,11 @@ import pytest
 
 from kvemb.backends import intrinsics
 from kvemb.backends.cpu_rows import CpuRows
-from kvemb.optimizers import SGD, Adagrad
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.schema import VALUE_DTYPES, Schema, SlotShape, dtype_of
 
-FLOATS = ("float32", "float64", "float16", "bfloat16")
 DIM = 5
 KERNELS = CpuRows()
-ADAGRADS = [Adagrad(0.3), Adagrad(0.1, 0.1, 1e-7), Adagrad(1.0, 0.0, 0.0)]
 
 
 def dtype_named(name: str) -> Any:
@@ -161,76 +158,3 @@ def test_differences_are_added_in_the_values_own_dtype(name):
     KERNELS.add(block, index, old, new, 3)
     assert_bits(block.embeddings(), expected)
     assert (block.flags[index[index >= 0]] == DIRTY).all()
-
-
-# Optimizers.
-
-
-def gradients(block: RowBlock, seed: int, rows: int) -> Any:
-    grads = numbers(block.schema.slot_dtype, rows, seed)
-    grads[rows // 2 :, 1] = 0.0
-    return grads
-
-
-@pytest.mark.parametrize("name", FLOATS)
-def test_sgd_is_its_formula(name):
-    block = block_of(name, 60)
-    number = block.schema.slot_dtype.type
-    index = np.array([*range(0, 60, 2), -1])
-    grads = gradients(block, 6, len(index))
-    rows, g = index[:-1], grads[:-1]
-    expected = block.embeddings()
-    with np.errstate(all="ignore"):
-        expected[rows] = (widened(expected[rows]) - number(0.1) * g).astype(expected.dtype)
-    KERNELS.apply(block, index, SGD(0.1), grads, 5)
-    assert_bits(block.embeddings(), expected)
-    assert block.steps[rows].tolist() == [5] * 30
-    assert block.flags.tolist() == [DIRTY, 0] * 30
-
-
-@pytest.mark.parametrize("name", FLOATS)
-@pytest.mark.parametrize("optimizer", ADAGRADS, ids=repr)
-def test_adagrad_is_its_formula_over_many_steps(name, optimizer):
-    block = block_of(name, 60, optimizer.shapes(DIM))
-    number = block.schema.slot_dtype.type
-    block.slot(0)[:] = optimizer.initial_accumulator_value
-    expected, accumulator = block.embeddings(), block.slot(0).copy()
-    index = np.array([-1, *range(0, 60, 2)])
-    for step in range(4):
-        grads = gradients(block, step, len(index))
-        rows, g = index[1:], grads[1:]
-        with np.errstate(all="ignore"):
-            accumulator[rows] += g * g
-            change = number(optimizer.learning_rate) * g / (np.sqrt(accumulator[rows]) + number(optimizer.epsilon))
-            expected[rows] = (widened(expected[rows]) - change).astype(expected.dtype)
-        KERNELS.apply(block, index, optimizer, grads, step)
-        assert_bits(block.slot(0).copy(), accumulator)
-        assert_bits(block.embeddings(), expected)
-
-
-@pytest.mark.needs("torch")
-@pytest.mark.parametrize("optimizer", [SGD(0.1), *ADAGRADS[:2]], ids=repr)
-def test_steps_are_pytorchs_within_rounding(optimizer):
-    import torch
-
-    schema = Schema(dtype_of("int64"), dtype_of("float32"), DIM, optimizer.shapes(DIM))
-    block = RowBlock(schema, 20)
-    start = np.random.default_rng(0).normal(size=(20, DIM)).astype(np.float32)
-    KERNELS.assign(block, np.arange(20), start, 0)
-    weights = torch.nn.Parameter(torch.from_numpy(start.copy()))
-    if isinstance(optimizer, SGD):
-        peer = torch.optim.SGD([weights], lr=0.1)
-    else:
-        block.slot(0)[:] = optimizer.initial_accumulator_value
-        peer = torch.optim.Adagrad(
-            [weights],
-            lr=optimizer.learning_rate,
-            initial_accumulator_value=optimizer.initial_accumulator_value,
-            eps=optimizer.epsilon,
-        )
-    for step in range(20):
-        grads = np.random.default_rng(step).normal(size=(20, DIM)).astype(np.float32)
-        weights.grad = torch.from_numpy(grads.copy())
-        peer.step()
-        KERNELS.apply(block, np.arange(20), optimizer, grads, step)
-    np.testing.assert_allclose(block.embeddings(), weights.detach().numpy(), rtol=2e-6, atol=1e-6)

@@ -9,12 +9,12 @@ from decimal import Decimal, localcontext
 
 import numpy as np
 import pytest
-from every_optimizer import EVERY, QUICK, SHAPES, assert_same, block_of
+from every_optimizer import block_of
 from programs import run_python
 
 from kvemb.backends import cpu_formulas
 from kvemb.backends.cpu_rows import CpuRows
-from kvemb.optimizers import KINDS, LAMB, Adam, Optimizer, RowWiseAdagrad
+from kvemb.optimizers import KINDS, LAMB, Adam
 from kvemb.optimizers.arithmetic import (
     Count,
     Elements,
@@ -32,49 +32,6 @@ from kvemb.optimizers.formula import read
 
 ROWS = 40
 KERNELS = CpuRows()
-
-
-def check_bits(optimizer: Optimizer, dtype: str, dim: int) -> None:
-    block = block_of(optimizer, dtype, dim, ROWS)
-    values, slots = block.embeddings(), block.slots_by_name()
-    for step in range(5):
-        chance = np.random.default_rng(step)
-        index = chance.permutation(ROWS)[:25]
-        grads = chance.normal(size=(25, dim)).astype(block.schema.slot_dtype)
-        grads[0] = [0.0, 1e-30, 1e18, np.inf, 0.0][step]
-        of_rows = {name: slot[index] for name, slot in slots.items()}
-        given = grads.copy()
-        values[index] = optimizer.step(values[index], of_rows, grads, step + 1)
-        for name, slot in of_rows.items():
-            slots[name][index] = slot
-        KERNELS.apply(block, index, optimizer, grads, step, count=step + 1)
-        np.testing.assert_array_equal(grads, given)
-        assert_same(block.embeddings(), values)
-        for name, slot in block.slots_by_name().items():
-            assert_same(slot, slots[name])
-    optimizer.match_slots(values, slots)
-    KERNELS.match(block, np.arange(ROWS), optimizer, 5)
-    for name, slot in block.slots_by_name().items():
-        assert_same(slot, slots[name])
-
-
-@pytest.mark.parametrize("optimizer", QUICK, ids=repr)
-def test_kernels_have_the_bits_of_numpy(optimizer):
-    check_bits(optimizer, "float32", 17)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", range(len(EVERY)), ids=lambda number: repr(EVERY[number]))
-def test_kernels_of_every_optimizer_have_the_bits_of_numpy(number):
-    """In one dtype each: a kernel takes a second to compile."""
-    check_bits(EVERY[number], *SHAPES[number % len(SHAPES)])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dim", [1, 5, 15, 16, 31, 33, 100])
-@pytest.mark.parametrize("optimizer", [RowWiseAdagrad(0.1), LAMB(0.1)], ids=repr)
-def test_sums_over_rows_of_any_length_are_in_one_order(optimizer, dim):
-    check_bits(optimizer, "float32", dim)
 
 
 def test_a_late_row_takes_the_first_step_of_any_row():
