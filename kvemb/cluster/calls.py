@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from kvemb.cluster.ledger import Stamp
-from kvemb.cluster.transport import GateClosed, ShardFailed, Transport, Unanswered
+from kvemb.cluster.transport import LIMITED, GateClosed, ShardFailed, Transport, Unanswered
 from kvemb.errors import ShardLost
 from kvemb.threads.interrupts import result_of, uninterrupted
 
@@ -27,17 +27,12 @@ ADVICE = "recover() takes the whole cluster back to its last checkpoint; so does
 # How long an answer may still arrive after its shard's process has ended.
 _LAST_SECONDS = 5.0
 
-# Calls whose time does not grow with the table: one that takes very long hangs.
-_ON_ROWS = ["lookup", "change", "slot", "scores", "prefetch", "size", "stats", "entry", "next_batch", "end_scan"]
-_STEPS = ["begin_step", "failed_steps", "put_part", "joined_norms", "step_together"]
-LIMITED = frozenset([*_ON_ROWS, *_STEPS, "hold", "admit", "admits", "release", "changes"])
-
 
 class Timeouts(NamedTuple):
     """Timeouts, in seconds. silent: after so long without an answer, a shard is sent a ping.
 
-    ping: within which it must answer the ping. most: within which it must answer a call of LIMITED, even if it answers
-    pings.
+    ping: within which it must answer the ping. most: within which it must answer a call of LIMITED (transport), even if
+    it answers pings.
     """
 
     silent: float = 30.0

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
-from kvemb.cluster.transport import GateClosed
+from kvemb.cluster.transport import GateClosed, done
 from kvemb.threads.interrupts import result_of
 
 Given = ParamSpec("Given")
@@ -102,7 +102,7 @@ class Ledger:
             for name, (answered, *numbers) in made.items():
                 client = self._client(name)
                 client.answered = max(client.answered, answered)
-                client.made.update({number: _Call(_done(), 0) for number in numbers})
+                client.made.update({number: _Call(done(None), 0) for number in numbers})
 
     @contextmanager
     def using(self, stamp: Stamp | None) -> Iterator[bool]:
@@ -253,9 +253,3 @@ def joined_calls(parts: Iterable[StoredCalls]) -> StoredCalls:
         client: [answered, *sorted(number for number in numbers if number >= answered)]
         for client, (answered, numbers) in joined.items()
     }
-
-
-def _done() -> Future[Any]:
-    future: Future[Any] = Future()
-    future.set_result(None)
-    return future

@@ -14,7 +14,7 @@ from kvemb.cluster.folders import delete, new_folder
 from kvemb.cluster.in_flight.steps import Accepted
 from kvemb.cluster.making import Plan
 from kvemb.cluster.shard import Shard
-from kvemb.cluster.transport import Unanswered
+from kvemb.cluster.transport import Unanswered, done, failed
 from kvemb.progress import Meter
 from kvemb.threads.pool import Threads
 
@@ -71,20 +71,6 @@ class LocalTransport:
                 self._closed = True
                 self._pool.shutdown(wait=True)
                 self._undo.close()
-
-
-def done(result: Any) -> Future[Any]:
-    """Return a future that has this result."""
-    future: Future[Any] = Future()
-    future.set_result(result)
-    return future
-
-
-def failed(error: BaseException) -> Future[Any]:
-    """Return a future that raises this."""
-    future: Future[Any] = Future()
-    future.set_exception(error)
-    return future
 
 
 def make_in_process(root: Path, meter: Meter, plan: Plan) -> LocalTransport:

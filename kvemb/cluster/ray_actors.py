@@ -14,14 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import kvemb
 from kvemb.checks.ranges import MAX_ROWS
 from kvemb.cluster.calls import MAX_ATTEMPTS, Timeouts
 from kvemb.cluster.coordination.starting import OpenRequest
 from kvemb.cluster.coordination.starting import start as start_here
-from kvemb.cluster.data_plane.served import Address, Served
+from kvemb.cluster.data_plane.served import Served
 from kvemb.cluster.folders import delete, new_folder, probe
 from kvemb.cluster.making import Plan
 from kvemb.cluster.ray_answers import cause_of
@@ -69,7 +67,7 @@ class ShardActor:
         self._served = Served(self._shard, token, node_here(ray), host, ray.cloudpickle.dumps)
         return rows
 
-    def reach(self, node: str) -> Address:
+    def reach(self, node: str) -> str:
         """Return where clients on a node reach this shard with calls that have rows."""
         return self._served.reach(node)
 
@@ -84,7 +82,7 @@ class ShardActor:
 
     def call(self, name: str, arguments: tuple[Any, ...]) -> Any:
         """Call a method of the shard."""
-        return self._shard.call(name, _writable(arguments))
+        return self._shard.call(name, arguments)
 
 
 class CoordinatorActor:
@@ -124,17 +122,6 @@ def _check_version(other: str) -> None:
             f"a node has kvemb {kvemb.__version__}, but the program that opens the cluster has {other}; install the "
             "same version on all nodes"
         )
-
-
-def _writable(value: Any) -> Any:
-    """Return arguments with writable arrays: Ray's are read-only, in shared memory."""
-    if isinstance(value, np.ndarray):
-        return value if value.flags.writeable else value.copy()
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(_writable, value))
-    if isinstance(value, (tuple, list)):
-        return type(value)(map(_writable, value))
-    return value
 
 
 def _made_on_ray(request: OpenRequest, scratch: str | None, meter: Meter, plan: Plan) -> RayTransport:

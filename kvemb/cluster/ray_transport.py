@@ -13,9 +13,8 @@ from functools import partial
 from typing import Any
 
 from kvemb.cluster.data_plane.links import Link
-from kvemb.cluster.data_plane.served import Address
-from kvemb.cluster.local import failed
 from kvemb.cluster.ray_answers import Answer, cause_of
+from kvemb.cluster.transport import WITH_ROWS, failed
 from kvemb.errors import BackendUnavailable
 from kvemb.installed import pip_install
 from kvemb.threads.pool import Threads
@@ -24,9 +23,6 @@ from kvemb.threads.pool import Threads
 PINGS = "pings"
 # How long closing a cluster waits for shards to delete their files.
 CLOSE_SECONDS = 20
-# Calls with rows, and those of steps that ranks take together.
-_OF_ROWS = ["lookup", "change", "begin_step", "slot", "scores", "prefetch", "next_batch"]
-_BY_DATA_PLANE = frozenset([*_OF_ROWS, "put_part", "joined_norms", "step_together"])
 # Threads in which calls wait that the data plane cannot send at once; further ones wait for a thread.
 _MAX_THREADS = 1024
 _CONNECT_SECONDS = 5
@@ -98,18 +94,17 @@ class RayTransport:
     def __reduce__(self) -> tuple[Any, ...]:
         return RayTransport, (self.actors, self._token)
 
-    def _reach(self, actor: Any) -> Address:
+    def _reach(self, actor: Any) -> str:
         """Ask a shard where this process reaches it. Raises Unanswered."""
         try:
-            address: Address = self._ray.get(actor.reach.remote(self.node))
-            return address
+            return str(self._ray.get(actor.reach.remote(self.node)))
         except self._ray.exceptions.RayError as error:
             found = cause_of(error)
             raise found from found.__cause__
 
     def call(self, shard: int, name: str, *arguments: Any) -> Future[Any]:
         """See Transport."""
-        if name in _BY_DATA_PLANE:
+        if name in WITH_ROWS:
             return self._links[shard].call(name, arguments)
         return self._answer(lambda: self.actors[shard].call.remote(name, arguments))
 

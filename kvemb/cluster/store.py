@@ -14,7 +14,7 @@ from typing import Any, Literal, NoReturn, cast, overload
 
 import numpy.typing as npt
 
-from kvemb.catalog import VariableMap, variable_of
+from kvemb.catalog import variable_of
 from kvemb.checks.numeric import as_int
 from kvemb.checks.ranges import MAX_SERIES
 from kvemb.cluster.cluster import Cluster, LookupPart, StepPart
@@ -55,7 +55,8 @@ class Store(DefaultStore[Cluster]):
     ``kvemb.get_variable``. Leaving the block closes it. Thread-safe.
 
     A call that fails on one shard, for example because a constraint of yours raised an error, may have been executed on
-    others. When a shard is lost, every call raises ShardLost until ``recover``. Only checkpoints outlive the cluster.
+    others. When a shard is lost, every call raises ``ShardLost`` until ``recover``. Once this client is closed, calls
+    raise ``Closed``. Only checkpoints outlive the cluster.
 
     Attributes:
         path: The cluster's url, or a name if it has none.
@@ -79,10 +80,6 @@ class Store(DefaultStore[Cluster]):
         """The number of the newest checkpoint that this cluster wrote or was opened with; None: none.
 
         ``recover`` returns to it.
-
-        Raises:
-            ShardLost: A shard is lost.
-            Closed: This client is closed.
         """
         last: int | None = self._inside.begin_call().ask("last")
         return last
@@ -120,8 +117,6 @@ class Store(DefaultStore[Cluster]):
                 client.
             TypeError: An argument has the wrong type.
             BackendUnavailable: A shard lacks a device, or a package that it needs.
-            ShardLost: A shard is lost.
-            Closed: This client is closed.
         """
         self.state.check_open()
         with self._inside.lock:
@@ -157,8 +152,6 @@ class Store(DefaultStore[Cluster]):
 
         Raises:
             KeyError: The cluster has no variable of this name.
-            ShardLost: A shard is lost.
-            Closed: This client is closed.
         """
         self.state.check_open()
         with self._inside.lock:
@@ -173,13 +166,7 @@ class Store(DefaultStore[Cluster]):
 
         Raises:
             KeyError: There is no variable of this name.
-            ShardLost: A shard is lost.
-            Closed: This client is closed.
         """
-        return VariableMap(self._inside.names, self._opened)
-
-    @property
-    def _by_name(self) -> OpenVariables:
         return OpenVariables(self._inside, self._opened)
 
     def _opened(self, name: str) -> OneStoresVariable:
@@ -222,10 +209,8 @@ class Store(DefaultStore[Cluster]):
             TypeError, ValueError: As ``Variable.lookup`` raises them; ValueError also for a variable that is given
                 twice or belongs to another store.
             KeyError: The cluster has no variable of a name.
-            ShardLost: A shard is lost.
-            Closed: This client is closed.
         """
-        parts = call_arguments.parts_to_read(self, keys, out, self._by_name)
+        parts = call_arguments.parts_to_read(self, keys, out, self.variables)
         wanted = [LookupPart(part.table, part.keys, part.values, None, part.counts) for part in parts.values()]
         self._inside.lookup(wanted, touch=bool(touch))
         return call_arguments.rows_of(parts, out)
@@ -246,10 +231,8 @@ class Store(DefaultStore[Cluster]):
             TypeError, ValueError: As ``Variable.apply_gradients`` raises them; ValueError also for a variable that is
                 given twice or belongs to another store.
             KeyError: The cluster has no variable of a name.
-            ShardLost: A shard is lost.
-            Closed: This client is closed.
         """
-        parts = list(call_arguments.checked_parts(self, grads, call_arguments.part_to_train, self._by_name).values())
+        parts = list(call_arguments.checked_parts(self, grads, call_arguments.part_to_train, self.variables).values())
         failures = self._inside.train([StepPart(part.table, part.keys, part.values) for part in parts])
         for part, failure in zip(parts, failures, strict=True):
             if failure is not None:
@@ -260,8 +243,6 @@ class Store(DefaultStore[Cluster]):
 
         Raises:
             Exception: What a step of this client raised, if no call has raised it yet.
-            ShardLost: A shard is lost.
-            Closed: This client is closed.
         """
         self._inside.synchronize()
 
@@ -272,10 +253,8 @@ class Store(DefaultStore[Cluster]):
         Raises:
             TypeError, ValueError: As ``lookup`` raises them.
             KeyError: The cluster has no variable of a name.
-            ShardLost: A shard is lost.
-            Closed: This client is closed.
         """
-        for part in call_arguments.checked_parts(self, keys, call_arguments.part_to_prefetch, self._by_name).values():
+        for part in call_arguments.checked_parts(self, keys, call_arguments.part_to_prefetch, self.variables).values():
             part.table.operations.prefetch(part.keys, bool(after_lookup))
 
     @described_as(OneStore.lookup)
@@ -313,8 +292,6 @@ class Store(DefaultStore[Cluster]):
             Corruption: Something is damaged. The message has the findings of the first shard that has any.
             ColdStoreError: A disk could not be read.
             Poisoned: An earlier write to a shard's disk failed.
-            ShardLost: A shard is lost.
-            Closed: This client is closed.
         """
         self._inside.begin_call().calls.all("check", bool(deep))
 
@@ -363,8 +340,6 @@ class Store(DefaultStore[Cluster]):
             TransferError: The url could not be written to. The next checkpoint tries again.
             ColdStoreError: A shard's files could not be written.
             Poisoned: A write of a shard's own files failed, in this call or earlier.
-            ShardLost: A shard is lost.
-            Closed: This client is closed.
 
         Example:
             >>> import kvemb.cluster
@@ -389,8 +364,6 @@ class Store(DefaultStore[Cluster]):
             TransferError: The url could not be written to.
             ColdStoreError: A shard's files could not be written.
             Poisoned: A write of a shard's own files failed, in this call or earlier.
-            ShardLost: A shard is lost.
-            Closed: This client is closed.
         """
         self.checkpoint()
 
@@ -412,7 +385,6 @@ class Store(DefaultStore[Cluster]):
             ValueError: The cluster has no url.
             ShardLost: The process that opened the cluster has ended.
             KvembError: What ``kvemb.cluster.open`` raises. You may call this again.
-            Closed: This client is closed.
         """
         if not self._series:
             raise ValueError("the cluster was opened without a url, so it has no checkpoint to return to; open another")

@@ -5,6 +5,13 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any, Protocol
 
+# Calls with rows, and those of steps that ranks take together. On Ray, the data plane carries them.
+_ON_ROWS = ["lookup", "change", "begin_step", "slot", "scores", "prefetch", "next_batch"]
+WITH_ROWS = frozenset([*_ON_ROWS, "put_part", "joined_norms", "step_together"])
+# Calls whose time does not grow with the table: one that takes very long hangs.
+_BRIEF = ["size", "stats", "entry", "end_scan", "failed_steps", "hold", "admit", "admits", "release", "changes"]
+LIMITED = WITH_ROWS.union(_BRIEF)
+
 
 class Unanswered(Exception):
     """No answer came; the call may have been executed. It may be sent again if it has a Stamp or only reads."""
@@ -35,3 +42,17 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Close the shards that can be reached, and end those that cannot. Idempotent."""
+
+
+def done(result: Any) -> Future[Any]:
+    """Return a future that has this result."""
+    future: Future[Any] = Future()
+    future.set_result(result)
+    return future
+
+
+def failed(error: BaseException) -> Future[Any]:
+    """Return a future that raises this."""
+    future: Future[Any] = Future()
+    future.set_exception(error)
+    return future

@@ -91,7 +91,6 @@ class Variable(OneStoresVariable):
         """The counts of each shard since it was opened, in the order of shards. ``stats`` is their sum.
 
         Raises:
-            ShardLost: A shard is lost.
             Closed: The cluster is closed, or another client dropped the variable.
         """
         return cast(ClusterStorage, self._inside.storage).stats_by_shard()
@@ -114,7 +113,7 @@ class Variable(OneStoresVariable):
             A future. Its ``result()`` returns what ``lookup`` returns, or raises what it raises.
 
         Raises:
-            Closed: This client of the cluster is closed.
+            Closed: This client is closed.
         """
         return self._cluster.start(lambda: self.lookup(keys, return_exists, touch=touch))
 

@@ -15,6 +15,7 @@ from kvemb.cluster.data_plane.encoding import Bytes, Message
 PART_BYTES = 4 << 20
 MAX_BYTES = 1 << 40
 TOKEN = "kvemb-token"
+SCHEME = "grpc://"  # of addresses
 
 
 @cache

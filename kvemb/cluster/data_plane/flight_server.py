@@ -17,7 +17,7 @@ from kvemb.cluster.local import Callee
 
 
 class FlightServer:
-    """See Server. host: the address to which its port is bound. token: what callers must send."""
+    """See the module. host: the address to which its port is bound. token: what callers must send. address: its own."""
 
     def __init__(self, callee: Callee, token: bytes, host: str, dumps: Dumps = pickle.dumps) -> None:
         from pyarrow import flight
@@ -41,9 +41,9 @@ class FlightServer:
                                 rest()
 
         name = f"[{host}]" if ":" in host else host
-        self._server: Any = _Exchange(f"grpc://{name}:0", middleware={"token": _Known()})
-        self.address = f"grpc://{name}:{self._server.port}"
+        self._server: Any = _Exchange(f"{flight_parts.SCHEME}{name}:0", middleware={"token": _Known()})
+        self.address = f"{flight_parts.SCHEME}{name}:{self._server.port}"
 
     def close(self) -> None:
-        """See Server."""
+        """Take no more calls, and close all connections. Idempotent."""
         self._server.shutdown()

@@ -15,7 +15,7 @@ from typing import Any
 from kvemb.cluster.data_plane.channel import Channel
 from kvemb.cluster.data_plane.encoding import Message
 from kvemb.cluster.data_plane.flight_client import FlightChannel
-from kvemb.cluster.data_plane.served import Address
+from kvemb.cluster.data_plane.flight_parts import SCHEME
 from kvemb.cluster.data_plane.unix_client import UnixChannel
 from kvemb.cluster.transport import Unanswered
 from kvemb.threads.pool import Threads
@@ -30,10 +30,10 @@ class Link:
     threads: in which calls wait that cannot be sent at once.
     """
 
-    def __init__(self, reach: Callable[[], Address], token: bytes, threads: Threads) -> None:
+    def __init__(self, reach: Callable[[], str], token: bytes, threads: Threads) -> None:
         self._reach, self._token, self._threads = reach, token, threads
         self._free: deque[Channel] = deque()
-        self._address: Address | None = None
+        self._address: str | None = None
         self._closed = False
 
     def call(self, name: str, arguments: tuple[Any, ...]) -> Future[Any]:
@@ -63,10 +63,10 @@ class Link:
         address = self._address or self._reach()
         channel: Channel
         try:
-            if address.way == "unix":
-                channel = UnixChannel(address.where, self._token)
+            if address.startswith(SCHEME):
+                channel = FlightChannel(address, self._token, self._threads)
             else:
-                channel = FlightChannel(address.where, self._token, self._threads)
+                channel = UnixChannel(address, self._token)
         except Unanswered:
             self._address = None
             raise

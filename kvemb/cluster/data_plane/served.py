@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import pickle
 import threading
-from typing import Literal, NamedTuple
 
 from kvemb.cluster.data_plane.flight_server import FlightServer
 from kvemb.cluster.data_plane.segment import has_segments
-from kvemb.cluster.data_plane.serving import Dumps, Server
+from kvemb.cluster.data_plane.serving import Dumps
 from kvemb.cluster.data_plane.unix_server import UnixServer
 from kvemb.cluster.local import Callee
-
-
-class Address(NamedTuple):
-    """Where a client reaches a shard, and how."""
-
-    way: Literal["unix", "flight"]
-    where: str
 
 
 class Served:
@@ -28,24 +20,20 @@ class Served:
 
     def __init__(self, callee: Callee, token: bytes, node: str, host: str, dumps: Dumps = pickle.dumps) -> None:
         self._callee, self._token, self._node, self._host, self._dumps = callee, token, node, host, dumps
-        self._servers: dict[str, Server] = {}
+        self._servers: dict[bool, UnixServer | FlightServer] = {}
         self._lock = threading.Lock()
 
-    def reach(self, node: str) -> Address:
-        """Return where clients on a node reach this shard: through shared memory if it is this one."""
-        if node == self._node and has_segments():
-            return Address("unix", self._server("unix").address)
-        return Address("flight", self._server("flight").address)
-
-    def _server(self, way: Literal["unix", "flight"]) -> Server:
+    def reach(self, node: str) -> str:
+        """Return the address for clients on a node: that of shared memory if it is this one."""
+        here = node == self._node and has_segments()
         with self._lock:
-            if way not in self._servers:
-                self._servers[way] = (
+            if here not in self._servers:
+                self._servers[here] = (
                     UnixServer(self._callee, self._token, self._dumps)
-                    if way == "unix"
+                    if here
                     else FlightServer(self._callee, self._token, self._host, self._dumps)
                 )
-            return self._servers[way]
+            return self._servers[here].address
 
     def close(self) -> None:
         """Close the servers."""

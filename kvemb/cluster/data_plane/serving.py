@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from kvemb.cluster.data_plane.encoding import Bytes, Message, read
 from kvemb.cluster.in_flight.steps import Accepted, FailedStep
@@ -12,15 +12,6 @@ from kvemb.cluster.local import Callee
 
 # As pickle.dumps, for what pickle.dumps refuses, such as an error whose class was defined in a user's script.
 Dumps = Callable[..., bytes]
-
-
-class Server(Protocol):
-    """Takes calls from other processes. address: where."""
-
-    address: str
-
-    def close(self) -> None:
-        """Take no more calls, and close all connections. Idempotent."""
 
 
 def answered(callee: Callee, call: Bytes, dumps: Dumps) -> tuple[Message, Callable[[], None] | None]:

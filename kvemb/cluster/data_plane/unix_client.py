@@ -13,7 +13,7 @@ from kvemb.cluster.data_plane.channel import Keeper, unanswered, unconnected
 from kvemb.cluster.data_plane.encoding import Message
 from kvemb.cluster.data_plane.serving import outcome
 from kvemb.cluster.data_plane.unix_peer import CALL, FREE, HELD, SPENT, UnixPeer
-from kvemb.cluster.local import failed
+from kvemb.cluster.transport import failed
 
 CONNECT_SECONDS = 10.0
 

@@ -25,7 +25,7 @@ _PAUSE_SECONDS = 0.1
 
 
 class UnixServer:
-    """See Server. token: what callers must send, within greeting_seconds."""
+    """See the module. token: what callers must send, within greeting_seconds. address: its own."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class UnixServer:
         threading.Thread(target=self._accept, name="kvemb-accept", daemon=True).start()
 
     def close(self) -> None:
-        """See Server."""
+        """Take no more calls, and close all connections. Idempotent."""
         with self._lock:
             self._closed = True
             for each in [self._listening, *self._open]:

@@ -24,7 +24,7 @@ from kvemb.checks.numeric import as_int
 from kvemb.cluster.durability.epochs import ShardPart
 from kvemb.cluster.durability.manifest import ShardEntry, id_of_part, ranges
 from kvemb.cluster.durability.offline import found
-from kvemb.cluster.durability.restoring import ClusterRemote, restored
+from kvemb.cluster.durability.restoring import ClusterRemote
 from kvemb.cluster.durability.series import ClusterSeries, Published
 from kvemb.cluster.durability.sightings import join_sightings, stored_by
 from kvemb.cluster.router import BUCKETS, Router
@@ -109,8 +109,7 @@ def reshard(
             folder = Path(tempfile.mkdtemp(prefix="kvemb-reshard-", dir=root))
         undo.callback(shutil.rmtree, folder, ignore_errors=True)
         work = _Resharding(source, wanted, target, folder, Meter(wanted.rows, progress), limits)
-        made = work.copied() if count == len(wanted.described.shards) else work.divided(count)
-        parts: dict[str, Any] = {"shards": tuple(made), "follows": ()}
+        parts: dict[str, Any] = {"shards": tuple(work.divided(count)), "follows": ()}
         target.publish(work.number, replace(wanted.described, id=work.id, created=time.time(), **parts))
         return work.number
 
@@ -180,17 +179,6 @@ class _Resharding:
         self.number, self.id, self._folder, self._meter = target.next_number(), uuid.uuid4().hex, folder, meter
         self._like: dict[str, dict[str, Any]] = {}
 
-    def copied(self) -> list[ShardEntry]:
-        """Rewrite every shard unchanged."""
-        made = []
-        for shard in self._described.shards:
-            here, buckets = self._folder / shard.store, (shard.first, shard.last)
-            places = here / "store", here / "received"
-            store = restored(self._source, self._old, buckets, *places, self._meter, memory_budget=BUDGET)
-            attached = here / "received" / series_name(self._old.number) / layout.FILES
-            made.append(self._pushed(store, buckets, here, attached))
-        return made
-
     def divided(self, count: int) -> list[ShardEntry]:
         """Write the new shards."""
         router, waiting, old = Router(count), list[Future[ShardEntry]](), self._described.shards
@@ -253,10 +241,11 @@ class _Resharding:
         except BaseException:
             store.close(flush=False)
             raise
-        return self._pushed(store, part.buckets, part.folder, self._folder / "attached")
+        return self._pushed(store, part.buckets, part.folder)
 
-    def _pushed(self, store: Store, buckets: tuple[int, int], folder: Path, attached: Path) -> ShardEntry:
-        """Push a shard's store; closes it, and deletes its folder. attached: the files that the first shard gets."""
+    def _pushed(self, store: Store, buckets: tuple[int, int], folder: Path) -> ShardEntry:
+        """Push a shard's store; closes it, and deletes its folder. The first shard gets the files beside the rows."""
+        attached = self._folder / "attached"
         files = {path.name: path for path in attached.iterdir()} if buckets[0] == 0 and attached.is_dir() else {}
         try:
             given = Attachments(files, id=id_of_part(self.id, store.id), linked=True)

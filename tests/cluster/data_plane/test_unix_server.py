@@ -118,9 +118,8 @@ def test_a_segment_that_could_shrink_and_frames_of_garbage_end_the_connection(se
 CLIENT = """
 import sys, numpy as np
 from kvemb.cluster.data_plane.links import Link
-from kvemb.cluster.data_plane.served import Address
 from kvemb.threads.pool import Threads
-link = Link(lambda: Address("unix", sys.argv[1]), bytes.fromhex(sys.argv[2]), Threads(4))
+link = Link(lambda: sys.argv[1], bytes.fromhex(sys.argv[2]), Threads(4))
 array = np.arange(1_000_000)
 while True:
     assert (link.call("echo", (array,)).result()[0] == array).all()

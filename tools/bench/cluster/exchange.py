@@ -14,7 +14,7 @@ import numpy as np
 
 import kvemb.cluster
 from kvemb.cluster.data_plane.links import Link
-from kvemb.cluster.data_plane.served import Address, Served
+from kvemb.cluster.data_plane.served import Served
 from kvemb.handle import inside
 from kvemb.threads.pool import Threads
 from kvemb.tools.bench.data import Ids
@@ -75,7 +75,7 @@ class Exchange:
             each.join()
 
 
-def _link(address: Address, token: bytes, threads: Threads) -> Link:
+def _link(address: str, token: bytes, threads: Threads) -> Link:
     return Link(lambda: address, token, threads)
 
 
