@@ -103,18 +103,31 @@ class Calls:
         only then, because a call is complete only when all of its shards have executed it.
         """
         self.check()
-        sent = _Sent(self, name, arguments)
+        waiting: dict[int, Future[Any]] = {}
+        results: dict[int, Any] = {}
+        failures: list[Exception] = []
+
+        def finish() -> None:
+            while waiting:
+                shard, future = next(iter(waiting.items()))
+                try:
+                    results[shard] = self.answer(shard, future, name, arguments[shard])
+                except Exception as error:
+                    failures.append(error)
+                del waiting[shard]
+
         try:
             with uninterrupted():
-                sent.send()
-            sent.finish()
+                for shard, given in arguments.items():
+                    waiting[shard] = self.transport.call(shard, name, *given)
+            finish()
         except BaseException:  # Ctrl-C
             with uninterrupted():
-                sent.finish()
+                finish()
             raise
-        if sent.failure is not None:
-            raise sent.failure
-        return {shard: sent.results[shard] for shard in arguments}
+        if failures:
+            raise failures[0]
+        return {shard: results[shard] for shard in arguments}
 
     def check(self) -> None:
         """Raise ShardLost once a shard is lost."""
@@ -193,28 +206,3 @@ class Calls:
             time.sleep(pause)
             pause = min(2 * pause, MAX_PAUSE)
             begun = self.answer(shard, self.transport.call(shard, "admits", stamp), "admits", (stamp,))
-
-
-class _Sent:
-    """A call to some shards. results: by shard. failure: the exception of the first shard that failed."""
-
-    def __init__(self, calls: Calls, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> None:
-        self._calls, self._name, self._arguments = calls, name, arguments
-        self._waiting: dict[int, Future[Any]] = {}
-        self.results: dict[int, Any] = {}
-        self.failure: Exception | None = None
-
-    def send(self) -> None:
-        """Send it to all of them."""
-        for shard, given in self._arguments.items():
-            self._waiting[shard] = self._calls.transport.call(shard, self._name, *given)
-
-    def finish(self) -> None:
-        """Wait for the answers that are still missing. May be called again after Ctrl-C."""
-        while self._waiting:
-            shard, future = next(iter(self._waiting.items()))
-            try:
-                self.results[shard] = self._calls.answer(shard, future, self._name, self._arguments[shard])
-            except Exception as error:
-                self.failure = self.failure or error
-            del self._waiting[shard]

@@ -14,7 +14,7 @@ from kvemb.cluster.folders import delete, new_folder
 from kvemb.cluster.in_flight.steps import Accepted
 from kvemb.cluster.making import Plan
 from kvemb.cluster.shard import Shard
-from kvemb.cluster.transport import Unanswered, done, failed
+from kvemb.cluster.transport import Transport, Unanswered, done, failed
 from kvemb.progress import Meter
 from kvemb.threads.pool import Threads
 
@@ -24,7 +24,7 @@ MAX_THREADS = 16
 _thread = threading.local()
 
 
-class LocalTransport:
+class LocalTransport(Transport):
     """See kvemb.cluster.transport. make: makes the shard with a number. release: called at the end.
 
     place: the folder of the shards' files. If a shard cannot be made, the earlier ones are closed, and the error is
@@ -48,7 +48,6 @@ class LocalTransport:
         self._closing = threading.Lock()
 
     def call(self, shard: int, name: str, *arguments: Any) -> Future[Any]:
-        """See Transport."""
         answer: Future[Any] = Future()
         try:
             self._pool.submit(execute, self._shards[shard], name, arguments, answer)
@@ -61,11 +60,9 @@ class LocalTransport:
         return getattr(_thread, "shards", None) is self._shards
 
     def ping(self, shard: int) -> Future[Any]:
-        """See Transport."""
         return done(None)
 
     def close(self) -> None:
-        """See Transport."""
         with self._closing:
             if not self._closed:
                 self._closed = True
@@ -104,7 +101,7 @@ def execute(callee: Callee, name: str, arguments: tuple[Any, ...], answer: Futur
         answer.set_result(result)
 
 
-class DirectTransport:
+class DirectTransport(Transport):
     """A transport to one object of this process, as to one shard: the caller's thread executes calls at once."""
 
     shards = 1
@@ -113,14 +110,12 @@ class DirectTransport:
         self._callee = callee
 
     def call(self, shard: int, name: str, *arguments: Any) -> Future[Any]:
-        """See Transport."""
         future: Future[Any] = Future()
         execute(self._callee, name, arguments, future)
         return future
 
     def ping(self, shard: int) -> Future[Any]:
-        """See Transport."""
         return done(None)
 
     def close(self) -> None:
-        """See Transport. Does nothing: the object itself is closed by a call."""
+        """Do nothing: the object itself is closed by a call."""

@@ -30,7 +30,6 @@ class Answer(Future[Any]):
         self._arrived: Future[Any] | None = None
 
     def result(self, timeout: float | None = None) -> Any:
-        """See Future."""
         try:
             if self._arrived is not None:
                 return self._arrived.result()
@@ -42,7 +41,6 @@ class Answer(Future[Any]):
             raise found from found.__cause__
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """See Future."""
         try:
             self.result(timeout)
         except self._ray.exceptions.GetTimeoutError:
@@ -52,11 +50,9 @@ class Answer(Future[Any]):
         return None
 
     def done(self) -> bool:
-        """See Future."""
         return self._arrived is not None or bool(self._ray.wait([self._ref], timeout=0)[0])
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
-        """See Future."""
 
         def arrived(future: Future[Any]) -> None:
             self._arrived = future  # this is Ray's thread, which must not wait for the answer that it fetches

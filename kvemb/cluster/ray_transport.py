@@ -14,7 +14,7 @@ from typing import Any
 
 from kvemb.cluster.data_plane.links import Link
 from kvemb.cluster.ray_answers import Answer, cause_of
-from kvemb.cluster.transport import WITH_ROWS, failed
+from kvemb.cluster.transport import WITH_ROWS, Transport, failed
 from kvemb.errors import BackendUnavailable
 from kvemb.installed import pip_install
 from kvemb.threads.pool import Threads
@@ -73,7 +73,7 @@ def _try(address: str) -> None:
             raise OSError(f"RAY_ADDRESS is {address}: {error}") from error
 
 
-class RayTransport:
+class RayTransport(Transport):
     """See kvemb.cluster.transport. actors: the shards, by number, or the coordinator. Can be pickled.
 
     token: what the shards' data plane requires. node: the identity of this process's node.
@@ -103,13 +103,12 @@ class RayTransport:
             raise found from found.__cause__
 
     def call(self, shard: int, name: str, *arguments: Any) -> Future[Any]:
-        """See Transport."""
         if name in WITH_ROWS:
             return self._links[shard].call(name, arguments)
         return self._answer(lambda: self.actors[shard].call.remote(name, arguments))
 
     def ping(self, shard: int) -> Future[Any]:
-        """See Transport. The actor answers in a separate thread."""
+        """Ask the actor, which answers in a separate thread: Transport.ping."""
         return self._answer(lambda: self.actors[shard].ping.options(concurrency_group=PINGS).remote())
 
     def _answer(self, call: Callable[[], Any]) -> Future[Any]:
@@ -119,7 +118,7 @@ class RayTransport:
             return failed(cause_of(error))
 
     def close(self) -> None:
-        """See Transport. REQUIRES: a coordinator was called to close before."""
+        """End the actors: Transport.close. REQUIRES: a coordinator was called to close before."""
         closed = [actor.call.remote("close", ()) for actor in self.actors]
         self._ray.wait(closed, num_returns=len(closed), timeout=CLOSE_SECONDS)
         for link in self._links:

@@ -25,7 +25,7 @@ from kvemb.errors import CheckpointNotFound
 from kvemb.handle import inside
 from kvemb.offline.remote import CheckpointDescription
 from kvemb.offline.remote_checking import is_pushed
-from kvemb.offline.transfer import JOBS, Remote
+from kvemb.offline.transfer import PULLING, Pulling, Remote
 from kvemb.progress import Progress
 
 # The largest number of checkpoints that a message lists.
@@ -46,14 +46,7 @@ class Source(Protocol):
         """Return the description of a checkpoint. Raises as id_of does."""
 
     def pull(
-        self,
-        number: int,
-        target: Path,
-        have: Iterable[Checkpoint],
-        received: Path,
-        *,
-        jobs: int = JOBS,
-        progress: Progress | None = None,
+        self, number: int, target: Path, have: Iterable[Checkpoint], received: Path, how: Pulling = PULLING
     ) -> None:
         """Copy a checkpoint to a new local directory: Remote.pull."""
 
@@ -175,7 +168,7 @@ class Place:
             return
         with scratch(".kvemb-pull-", within) as folder:
             target = folder / series_name(self._number)
-            self._source.pull(self._number, target, have, folder / layout.PULLED, progress=progress)
+            self._source.pull(self._number, target, have, folder / layout.PULLED, Pulling(progress=progress))
             yield target
 
 

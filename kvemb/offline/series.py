@@ -35,7 +35,7 @@ from kvemb.handle import inside
 from kvemb.offline import leftovers
 from kvemb.offline.places import chosen, source_at
 from kvemb.offline.resuming import resume
-from kvemb.offline.transfer import JOBS, Remote, Transfer
+from kvemb.offline.transfer import JOBS, Pulling, Remote, Transfer
 from kvemb.progress import Progress
 from kvemb.shared_docs import described_as
 from kvemb.store import Store
@@ -410,7 +410,7 @@ class CheckpointManager:
             if local.id != remote.id_of(number):
                 raise FileExistsError(f"{local.path} is not the same checkpoint as at {url}; pull into another root")
             return local
-        remote.pull(number, self.path(number), self.list(), self.root / layout.PULLED, jobs=jobs, progress=progress)
+        remote.pull(number, self.path(number), self.list(), self.root / layout.PULLED, Pulling(jobs, progress))
         return Checkpoint(self.path(number))
 
     def remote_numbers(

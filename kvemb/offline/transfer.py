@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from kvemb.durability import epochs, fresh_files, inventory, layout, manifest
 from kvemb.durability.checkpoint import Checkpoint, atomic_directory, complete
@@ -24,21 +25,24 @@ from kvemb.offline.delta_file import DeltaFile
 from kvemb.offline.pushing import JOBS, Pusher, Transfer
 from kvemb.progress import Meter, Progress
 
-__all__ = ["JOBS", "Remote", "Transfer"]
+__all__ = ["JOBS", "PULLING", "Pulling", "Remote", "Transfer"]
+
+
+class Pulling(NamedTuple):
+    """How files are copied from a URL. jobs: so many at a time. progress(done, total): called with bytes."""
+
+    jobs: int = JOBS
+    progress: Progress | None = None
+
+
+PULLING = Pulling()
 
 
 class Remote(Pusher):
     """Checkpoints at a URL, with push, prune and pull."""
 
     def pull(
-        self,
-        number: int,
-        target: Path,
-        have: Iterable[Checkpoint],
-        received: Path,
-        *,
-        jobs: int = JOBS,
-        progress: Progress | None = None,
+        self, number: int, target: Path, have: Iterable[Checkpoint], received: Path, how: Pulling = PULLING
     ) -> None:
         """Copy a checkpoint from the URL to a new local directory.
 
@@ -56,7 +60,7 @@ class Remote(Pusher):
         local = {entry.sha256: path for path, entry in candidates if _has_size(path, entry)}
         wanted = [*named.values(), *(delta.file for delta in todo)]
         entries = {entry.sha256: entry for entry in wanted if entry.sha256 not in local}
-        self._receive(pushed, number, entries, received, jobs, progress)
+        self._receive(pushed, number, entries, received, how)
         with atomic_directory(target) as folder:
             if begin is not None:
                 layout.unpack(begin.path, folder, [])
@@ -81,15 +85,14 @@ class Remote(Pusher):
         number: int,
         entries: Mapping[str, FileEntry],
         received: Path,
-        jobs: int = JOBS,
-        progress: Progress | None = None,
+        how: Pulling = PULLING,
     ) -> None:
         """Copy files that a checkpoint needs to a folder, named by checksum, unless an earlier call has done so."""
         if not received.is_dir() or received.is_symlink():
             fresh_files.remove(received)
         fresh_files.make_directory(received)
         missing = [(received / sha256, entry) for sha256, entry in entries.items()]
-        meter = Meter(sum(entry.bytes for _, entry in missing), progress)
+        meter = Meter(sum(entry.bytes for _, entry in missing), how.progress)
 
         def receive(path: Path, entry: FileEntry) -> None:
             source = self._file_at(entry.sha256)
@@ -110,7 +113,7 @@ class Remote(Pusher):
 
         try:
             with self._translated("read", resumable=True):
-                streams.move_all(receive, missing, jobs)
+                streams.move_all(receive, missing, how.jobs)
         except Corruption as error:
             if number in self.numbers():
                 raise
@@ -122,7 +125,7 @@ class Remote(Pusher):
         return id in self._read(number)[1].ids
 
     def pull_changes(
-        self, number: int, since: str, folder: Path, *, jobs: int = JOBS, progress: Progress | None = None
+        self, number: int, since: str, folder: Path, how: Pulling = PULLING
     ) -> tuple[Manifest, list[DeltaFile]]:
         """Copy a checkpoint without its rows to a folder, and the deltas that lead to it from an earlier one.
 
@@ -139,7 +142,7 @@ class Remote(Pusher):
             if name in later or not name.startswith((f"{layout.ROWS}/", f"{layout.CHANGES}/"))
         }
         wanted, received = [*named.values(), *(delta.file for delta in todo)], folder / layout.PULLED
-        self._receive(pushed, number, {entry.sha256: entry for entry in wanted}, received, jobs, progress)
+        self._receive(pushed, number, {entry.sha256: entry for entry in wanted}, received, how)
         for name, entry in named.items():
             (folder / name).parent.mkdir(exist_ok=True)
             fresh_files.remove(folder / name)

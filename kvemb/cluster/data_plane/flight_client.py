@@ -7,13 +7,13 @@ from contextlib import suppress
 from typing import Any
 
 from kvemb.cluster.data_plane import flight_parts
-from kvemb.cluster.data_plane.channel import Keeper, unanswered, unconnected
+from kvemb.cluster.data_plane.channel import Channel, Keeper, unanswered, unconnected
 from kvemb.cluster.data_plane.encoding import Message
 from kvemb.cluster.data_plane.serving import outcome
 from kvemb.threads.pool import Threads
 
 
-class FlightChannel:
+class FlightChannel(Channel):
     """See Channel. address: of a FlightServer. threads: those in which calls wait. Raises Unanswered."""
 
     def __init__(self, address: str, token: bytes, threads: Threads) -> None:
@@ -32,11 +32,9 @@ class FlightChannel:
             raise unconnected(error) from error
 
     def call(self, message: Message, keeper: Keeper) -> Future[Any]:
-        """See Channel."""
         return self._threads.submit(self.exchange, message, keeper)
 
     def exchange(self, message: Message, keeper: Keeper) -> Any:
-        """See Channel."""
         try:
             flight_parts.send(self._writer, message)
             answer = flight_parts.receive(self._reader)
@@ -50,11 +48,9 @@ class FlightChannel:
         return result
 
     def ready(self) -> bool:
-        """See Channel. Another call waits in the stream until the one before is done."""
-        return True
+        return True  # another call waits in the stream until the one before is done
 
     def close(self) -> None:
-        """See Channel."""
         for end in (self._reader.cancel, self._writer.close, self._client.close):
             with suppress(*self._errors):  # it is broken, or closed already
                 end()

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
-from kvemb.cluster.data_plane.channel import Channel
+from kvemb.cluster.data_plane.channel import Channel, Keeper
 from kvemb.cluster.data_plane.encoding import Message
 from kvemb.cluster.data_plane.flight_client import FlightChannel
 from kvemb.cluster.data_plane.flight_parts import SCHEME
@@ -24,7 +24,7 @@ from kvemb.threads.pool import Threads
 MAX_FREE = 16
 
 
-class Link:
+class Link(Keeper):
     """See the module. reach(): asks the shard for its address; raises Unanswered. token: the cluster's.
 
     threads: in which calls wait that cannot be sent at once.
@@ -74,14 +74,12 @@ class Link:
         return channel.exchange(message, self)
 
     def release(self, channel: Channel) -> None:
-        """See Keeper."""
         if self._closed or len(self._free) >= MAX_FREE:
             channel.close()
         else:
             self._free.append(channel)
 
     def broken(self, channel: Channel) -> None:
-        """See Keeper."""
         self._address = None
         channel.close()
         self._end_free()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from kvemb.cluster.data_plane.channel import Keeper, unanswered, unconnected
+from kvemb.cluster.data_plane.channel import Channel, Keeper, unanswered, unconnected
 from kvemb.cluster.data_plane.encoding import Message
 from kvemb.cluster.data_plane.serving import outcome
 from kvemb.cluster.data_plane.unix_peer import CALL, FREE, HELD, SPENT, UnixPeer
@@ -18,7 +18,7 @@ from kvemb.cluster.transport import failed
 CONNECT_SECONDS = 10.0
 
 
-class UnixChannel:
+class UnixChannel(Channel):
     """See Channel. address: of a UnixServer. held: whether the shard uses the bytes of the last call until it says so.
 
     Raises Unanswered.
@@ -40,7 +40,6 @@ class UnixChannel:
             raise unconnected(error) from error
 
     def call(self, message: Message, keeper: Keeper) -> Future[Any]:
-        """See Channel."""
         try:
             self.peer.write(message)
             self.peer.announce(CALL)
@@ -50,11 +49,9 @@ class UnixChannel:
         return UnixAnswer(self, keeper)
 
     def exchange(self, message: Message, keeper: Keeper) -> Any:
-        """See Channel."""
         return self.call(message, keeper).result()
 
     def ready(self) -> bool:
-        """See Channel."""
         if not self.held:
             return True
         if not self.peer.readable():
@@ -69,7 +66,6 @@ class UnixChannel:
         return True
 
     def close(self) -> None:
-        """See Channel."""
         self.peer.close()
 
     def __del__(self) -> None:
@@ -90,24 +86,21 @@ class UnixAnswer(Future[Any]):
         self._keeper, self._receiving = keeper, threading.Lock()
 
     def result(self, timeout: float | None = None) -> Any:
-        """See Future."""
         self._receive(timeout)
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """See Future."""
         self._receive(timeout)
         return super().exception(timeout)
 
     def done(self) -> bool:
-        """See Future."""
         channel = self._channel
         if channel is None or super().done():
             return True
         return channel.peer.readable()
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
-        """See Future. Starts a thread, which waits for the answer."""
+        """Start a thread, which waits for the answer: Future.add_done_callback."""
         super().add_done_callback(fn)
         threading.Thread(target=self.exception, name="kvemb-answer", daemon=True).start()
 

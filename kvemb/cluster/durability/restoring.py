@@ -24,19 +24,20 @@ from kvemb.durability.layout import series_name
 from kvemb.durability.sightings.sizes import SightingsSize
 from kvemb.errors import Corruption
 from kvemb.handle import inside
+from kvemb.offline.places import Source
 from kvemb.offline.remote import SHARDS, CheckpointDescription
-from kvemb.offline.transfer import JOBS
-from kvemb.progress import Meter, Progress
+from kvemb.offline.transfer import PULLING, Pulling
+from kvemb.progress import Meter
 from kvemb.store import Store
 
 RECEIVED = "received"
 
 
-class ClusterRemote(ClusterSeries):
-    """The checkpoints of a cluster, with the interface of kvemb.offline.places.Source."""
+class ClusterRemote(ClusterSeries, Source):
+    """The checkpoints of a cluster, from which checkpoints of a single store are pulled."""
 
     def described(self, number: int) -> CheckpointDescription:
-        """See Source. The files are those of all shards."""
+        """Return the description: Source.described. The files are those of all shards."""
         found, files, attached = self.read(number), dict[str, int](), dict[str, int]()
         sightings: dict[str, SightingsSize] = {}
         for at, shard in enumerate(found.shards):
@@ -51,25 +52,17 @@ class ClusterRemote(ClusterSeries):
         return CheckpointDescription(kind, found.id, parent, found.created, *how, sightings=sightings)
 
     def id_of(self, number: int) -> str:
-        """See Source."""
         return self.read(number).id
 
     def pull(
-        self,
-        number: int,
-        target: Path,
-        have: Iterable[Checkpoint],
-        received: Path,
-        *,
-        jobs: int = JOBS,
-        progress: Progress | None = None,
+        self, number: int, target: Path, have: Iterable[Checkpoint], received: Path, how: Pulling = PULLING
     ) -> None:
-        """See Source. progress(done, total): called with bytes transferred, then with rows.
+        """Copy a checkpoint: Source.pull. how.progress is called with bytes transferred, then with rows.
 
         If one of `have` is an earlier checkpoint of the cluster from which all shards have deltas, only the deltas are
         transferred.
         """
-        wanted, how = Published(number, self.read(number)), dict[str, Any](jobs=jobs, progress=progress)
+        wanted = Published(number, self.read(number))
         store, shards = wanted.described.store, wanted.described.shards
         earlier = [each for each in have if inside(each).store == store and inside(each).point < number]
         newest_first = sorted(earlier, key=lambda each: inside(each).point, reverse=True)
@@ -79,31 +72,25 @@ class ClusterRemote(ClusterSeries):
             parts, deltas = [], []
             for shard, since in ids.items():
                 folder = received / shard.store
-                found, leading = self.of_shard(shard.store).pull_changes(number, since, folder, **how)
+                found, leading = self.of_shard(shard.store).pull_changes(number, since, folder, how)
                 parts.append(self._checked(ShardPart(shard, folder, found), wanted))
                 deltas.append(leading)
             gather_changes(parts, deltas, wanted, target, before, received)
         else:
-            parts = self.pulled(wanted, list(shards), received, **how)
-            gather(parts, wanted, target, Meter(wanted.rows, progress), before)
+            parts = self.pulled(wanted, list(shards), received, how)
+            gather(parts, wanted, target, Meter(wanted.rows, how.progress), before)
         fresh_files.remove(received)
 
     def pulled(
-        self,
-        wanted: Published,
-        shards: list[ShardEntry],
-        folder: Path,
-        *,
-        jobs: int = JOBS,
-        progress: Progress | None = None,
+        self, wanted: Published, shards: list[ShardEntry], folder: Path, how: Pulling = PULLING
     ) -> list[ShardPart]:
         """Copy some shards' checkpoints to folders of `folder`, except those that are already there.
 
         Raises Corruption if one does not belong to the cluster's checkpoint.
         """
         number, parts = wanted.number, []
-        nbytes = sum(self.of_shard(shard.store).nbytes(number) for shard in shards) if progress is not None else 0
-        meter = Meter(nbytes, progress)
+        nbytes = sum(self.of_shard(shard.store).nbytes(number) for shard in shards) if how.progress is not None else 0
+        meter = Meter(nbytes, how.progress)
         for shard in shards:
             fresh_files.make_directory(folder / shard.store)
             target, before = folder / shard.store / series_name(number), 0
@@ -115,7 +102,7 @@ class ClusterRemote(ClusterSeries):
 
             if not layout.is_checkpoint(target):
                 received = folder / shard.store / layout.PULLED
-                self.of_shard(shard.store).pull(number, target, [], received, jobs=jobs, progress=count)
+                self.of_shard(shard.store).pull(number, target, [], received, Pulling(how.jobs, count))
             parts.append(self._checked(ShardPart(shard, target, manifest.read(target)), wanted))
         return parts
 
