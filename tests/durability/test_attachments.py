@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 
@@ -11,6 +12,7 @@ import pytest
 import kvemb
 from kvemb.durability.attachments import MAX_EXTRA_CHARACTERS
 from kvemb.errors import Corruption
+from kvemb.tools.cli import run
 
 
 @pytest.fixture
@@ -155,19 +157,18 @@ def test_a_writer_may_read_the_store_but_not_checkpoint_it(store, users, tmp_pat
 
 
 def test_files_are_those_of_the_call_whatever_changes_later(store, users, tmp_path):
-    weights, source = bytearray(b"before"), tmp_path / "source"
+    weights, source, threads = bytearray(b"before"), tmp_path / "source", []
     source.write_bytes(b"before")
-    given = {"bytes": weights, "path": source, "function": lambda file: file.write(weights)}
+
+    def write(file):
+        threads.append(threading.current_thread())
+        file.write(weights)
+
+    given = {"bytes": weights, "path": source, "function": write}
     pending = store.checkpoint(tmp_path / "checkpoint", block=False, files=given)
     weights[:] = b"after!"
     source.write_bytes(b"after!")
     assert {path.read_bytes() for path in pending.result().files.values()} == {b"before"}
-
-
-def test_the_function_runs_in_the_calling_thread(store, users, tmp_path):
-    threads = []
-    given = {"model": lambda file: threads.append(threading.current_thread())}
-    store.checkpoint(tmp_path / "checkpoint", block=False, files=given).result()
     assert threads == [threading.current_thread()]
 
 
@@ -188,3 +189,14 @@ def test_damage_is_named_when_a_file_is_asked_for(store, users, tmp_path):
     assert not kvemb.verify(checkpoint)
     (tmp_path / "checkpoint" / "files" / "strange").touch()
     assert any("files/strange is not in manifest.json" in line for line in kvemb.verify(checkpoint).findings)
+
+
+def test_info_shows_them(store, users, tmp_path, capsys):
+    path = store.checkpoint(tmp_path / "checkpoint", files={"model.pt": b"dense 4"}, extra={"step": 4}).path
+    assert run(["info", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "file model.pt" in shown
+    assert '{"step": 4}' in shown
+    assert run(["info", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["attached"], found["extra"]) == ({"model.pt": 7}, {"step": 4})

@@ -56,15 +56,6 @@ def test_a_file_that_is_not_in_the_manifest_is_told(checkpoint, name):
     assert findings(checkpoint, deep=False) == [f"{checkpoint}/{name} is not in manifest.json"]
 
 
-def test_a_variable_that_only_one_side_names_is_told(made):
-    described = manifest.read(made)
-    variables = {"users": described.variables["users"], "others": described.variables["items"]}
-    (told,) = findings(made, replace(described, variables=variables))
-    assert told.startswith(
-        f"{made}/rows is damaged: the variable 'items' is in rows/ but not in manifest.json, and 1 more"
-    )
-
-
 def test_a_count_that_is_wrong_is_told(made):
     described = manifest.read(made)
     users = replace(described.variables["users"], rows=4)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 
@@ -14,7 +11,7 @@ from deltas import fill
 from histories import DIM
 
 import kvemb
-from kvemb.errors import Locked, StoreNotFound
+from kvemb.errors import StoreNotFound
 from kvemb.limits import Limits
 
 
@@ -151,44 +148,3 @@ def test_a_random_history_of_points_and_refreshes(open_store, tmp_path):
                 for each in names:
                     np.testing.assert_array_equal(follower.variables[each].lookup(keys), wanted[each])
     assert warm > 3000
-
-
-WRITER = """
-    import sys, time
-    import numpy as np
-    import kvemb
-    with kvemb.open(sys.argv[1], memory_budget="8MiB") as store:
-        table = store.get_variable("table", dim=3)
-        print("ready", flush=True)
-        for turn in range(1_000_000):
-            table.upsert(np.arange(500), np.full((500, 3), turn, np.float32))
-            store.flush()
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_one_writes_others_read(tmp_path):
-    """A second writer is refused; readers of a checkpoint see it unchanged; followers see whole points."""
-    with kvemb.open(tmp_path / "store") as store:
-        fill(store, np.arange(500), -1)
-        taken = store.checkpoint(tmp_path / "checkpoint")
-    command = [sys.executable, "-c", textwrap.dedent(WRITER), str(tmp_path / "store")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
-        try:
-            assert writer.stdout is not None
-            assert writer.stdout.readline() == "ready\n"
-            with pytest.raises(Locked, match="open for writing"):
-                kvemb.open(tmp_path / "store")
-            with kvemb.open(tmp_path / "store", follow=True) as follower, kvemb.open(taken, read_only=True) as reader:
-                moved, ends = 0, time.monotonic() + 300
-                while moved < 5 and time.monotonic() < ends:
-                    moved += follower.refresh()
-                    rows = follower.variables["table"].lookup(np.arange(500))
-                    assert (rows == rows[0, 0]).all()
-                    assert (reader.variables["table"].lookup(np.arange(500)) == -1).all()
-                assert moved == 5
-        finally:
-            writer.kill()
-    with kvemb.open(tmp_path / "store") as again:
-        rows = again.variables["table"].lookup(np.arange(500))
-        assert (rows == rows[0, 0]).all()

@@ -9,18 +9,15 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import hostile
 import numpy as np
 import pytest
 
 import kvemb
 from kvemb import initializers, optimizers, restrict
-from kvemb.durability import journal_segments
 from kvemb.durability.journal import Journal
 from kvemb.durability.keyfile import read_keys, write_keys
 from kvemb.durability.manifest import Epoch, EpochChanges, FileEntry, Manifest, VariableEntry
 from kvemb.durability.sightings.counter_file import Counted, read_counters, write_counters
-from kvemb.errors import Corruption, UnsupportedFormat
 from kvemb.handle import inside
 from kvemb.offline.delta_file import DeltaFile, DeltaPart
 from kvemb.operations.sightings import Sightings
@@ -323,27 +320,3 @@ def test_the_example_has_files_and_values_beside_its_rows(examples):
         {},
         15,
     )
-
-
-def test_other_versions_of_key_files_and_logs_are_refused_by_name(examples):
-    for path in (*examples.glob("checkpoint-2/changes/*"), *examples.glob("store/log/*")):
-        data = bytearray(path.read_bytes())
-        data[11] = 9
-        path.write_bytes(data)
-    with pytest.raises(UnsupportedFormat, match=r"changes/\d+\.keys has format 9, this kvemb reads format 1"):
-        list(kvemb.Checkpoint(examples / "checkpoint-2").changes(examples / "checkpoint-1"))
-    with pytest.raises(UnsupportedFormat, match=r"log/\d+\.log has format 9, this kvemb reads formats 2 and 3"):
-        list(journal_segments.read(sorted(examples.glob("store/log/*")), begun=True))
-
-
-def test_a_family_that_the_manifest_does_not_name_is_damage(open_store, tmp_path):
-    store = open_store(tmp_path / "store")
-    store.get_variable("users", dim=2).upsert([1], np.ones((1, 2), np.float32))
-    store.get_variable("items", dim=2).upsert([1], np.ones((1, 2), np.float32))
-    store.checkpoint(tmp_path / "checkpoint")
-    path = tmp_path / "checkpoint" / "manifest.json"
-    data = json.loads(path.read_text())
-    del data["variables"]["items"], data["checksum"]
-    path.write_text(hostile.signed(data))
-    with pytest.raises(Corruption, match=r"the variable 'items' is in rows/ but not in manifest\.json"):
-        kvemb.restore(tmp_path / "checkpoint", tmp_path / "restored")

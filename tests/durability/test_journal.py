@@ -5,12 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
-import sys
-import textwrap
 import threading
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -146,39 +142,6 @@ def flipped(path: Path, byte: int) -> None:
     path.write_bytes(damaged)
 
 
-def with_head(path: Path, head: bytes) -> None:
-    """As after a power cut, before which the number of what was synced last did not reach the disk."""
-    path.write_bytes(head + path.read_bytes()[HEAD_BYTES:])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("noted", [False, True])
-def test_an_entry_that_was_not_wholly_written_is_dropped_unless_it_is_known_to_be_synced(open_store, tmp_path, noted):
-    store = filled(open_store, tmp_path)
-    sizes, heads = [], []
-    for key in (1, 2, 3):
-        put(store, key)
-        sizes.append(only_log(store.path).stat().st_size)
-        heads.append(only_log(store.path).read_bytes()[:HEAD_BYTES])
-    cuts = [(size, partial(os.truncate, length=size)) for size in range(sizes[1], sizes[2], 13)]
-    flips = [(byte, partial(flipped, byte=byte)) for byte in range(sizes[1], sizes[2], 11)]
-    for at, (_, damage) in enumerate([*cuts, *flips]):
-        crash = crashed(store.path, tmp_path / f"{at}")
-        log = only_log(crash)
-        damage(log)
-        if not noted:
-            with_head(log, heads[1])
-            assert kvemb.verify(crash, deep=True)
-            assert keys_in(crash) == [1, 2]
-            continue
-        assert [line.startswith(f"{log} is damaged at byte") for line in kvemb.verify(crash).findings] == [True]
-        with pytest.raises(Corruption, match=rf"{log} is damaged at byte .* had been synced"):
-            kvemb.open(crash)
-        repaired = kvemb.repair(crash, tmp_path / f"repaired-{at}")
-        assert repaired.damages
-        assert keys_in(repaired.out) == [1, 2]
-
-
 @pytest.mark.parametrize("damage", ["missing", "empty", "head"])
 def test_a_log_that_must_be_there_is_missed(open_store, tmp_path, damage):
     store = filled(open_store, tmp_path)
@@ -211,21 +174,6 @@ def test_a_store_left_without_a_flush_knows_its_whole_log(open_store, tmp_path):
     log = only_log(store.path)
     os.truncate(log, log.stat().st_size - 1)
     assert not kvemb.verify(store.path, deep=True)
-
-
-def test_damage_before_an_entry_that_tells_it_was_synced_is_reported(open_store, tmp_path):
-    store = filled(open_store, tmp_path)
-    for key in (1, 2, 3):
-        put(store, key)
-    log = only_log(store.path)
-    first = log.stat().st_size // 3
-    for at, byte in enumerate(range(20, first, 9)):
-        crash = crashed(store.path, tmp_path / f"{at}")
-        damaged = bytearray(only_log(crash).read_bytes())
-        damaged[byte] ^= 2
-        only_log(crash).write_bytes(damaged)
-        with pytest.raises(Corruption, match=str(only_log(crash))):
-            kvemb.open(crash)
 
 
 def test_a_log_is_replayed_whatever_mode_the_store_is_opened_in_and_once(open_store, tmp_path, caplog):
@@ -353,51 +301,11 @@ def test_a_missing_segment_is_damage(open_store, tmp_path):
     crash = crashed(store.path, tmp_path / "crash")
     assert keys_in(crash) == [1, 2]
     crash = crashed(store.path, tmp_path / "less")
-    first, second = sorted((crash / "log").iterdir())
-    for missing in (first, second):
-        missing.rename(tmp_path / "away")
-        assert str(missing) in kvemb.verify(crash).findings[0]
-        with pytest.raises(Corruption, match=f"{missing} is missing"):
-            kvemb.open(crash)
-        (tmp_path / "away").rename(missing)
-        with_head(missing, b"x" * HEAD_BYTES)
-        with pytest.raises(Corruption, match=f"{missing} is damaged: its head"):
-            kvemb.open(crash)
-        shutil.copy(store.path / "log" / missing.name, missing)
-    os.truncate(first, HEAD_BYTES)
-    with pytest.raises(Corruption, match=f"{first} is damaged at byte {HEAD_BYTES}"):
+    _, second = sorted((crash / "log").iterdir())
+    second.unlink()
+    assert str(second) in kvemb.verify(crash).findings[0]
+    with pytest.raises(Corruption, match=f"{second} is missing"):
         kvemb.open(crash)
-
-
-WRITER = """
-    import sys
-    import numpy as np
-    import kvemb
-    store = kvemb.open(sys.argv[1], memory_budget="4MiB", durability="write")
-    table = store.get_variable("table", dim=3, hot_rows=64)
-    for turn in range(1_000_000):
-        table.upsert(np.arange(turn, turn + 40), np.full((40, 3), turn, np.float32))
-        print(turn, flush=True)
-"""
-
-
-@pytest.mark.slow
-def test_a_killed_writer_loses_nothing_it_was_told_is_written(tmp_path):
-    command = [sys.executable, "-c", textwrap.dedent(WRITER), str(tmp_path / "store")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
-        assert writer.stdout is not None
-        told = [writer.stdout.readline() for _ in range(50)]
-        writer.kill()
-        told += writer.stdout.readlines()
-    last = int(told[-1])
-    with kvemb.open(tmp_path / "store", memory_budget=BUDGET) as store:
-        table = store.variables["table"]
-        assert table.size() - 40 in (last, last + 1)
-        keys = np.arange(table.size())
-        rows, told_of = table.lookup(keys), np.minimum(keys, last)
-        # Of the call that was under way, each row may be there or not.
-        under_way = (keys > last) & (rows == last + 1).all(axis=1)
-        assert ((rows == told_of[:, None]).all(axis=1) | under_way).all()
 
 
 def test_an_entry_that_is_added_during_a_sync_says_what_was_synced_before_it(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import numpy as np
@@ -92,18 +91,6 @@ def test_a_number_that_is_dropped_is_no_place_for_a_store(series, tmp_path):
     # A name of eight digits is one like another where no series is.
     kvemb.open("00000001", memory_budget="4MiB").close()
     kvemb.open("00000001", memory_budget="4MiB").close()
-
-
-def test_of_a_series_the_newest_is_restored_and_told(series, caplog):
-    with caplog.at_level(logging.INFO, "kvemb"), kvemb.restore("series", "new", memory_budget="4MiB") as store:
-        assert store.variables["table"].size() == 3
-    assert "restoring series/00000003, the newest checkpoint of series" in caplog.text
-    caplog.clear()
-    with caplog.at_level(logging.INFO, "kvemb"):
-        kvemb.restore("series/00000002", "older", memory_budget="4MiB").close()
-    assert caplog.text == ""
-    assert paths.newest_of(Path("store")) == Path("store")
-    assert paths.newest_of(Path("nowhere")) == Path("nowhere")
 
 
 def test_what_has_a_clusters_checkpoints_is_neither_a_store_nor_a_single_stores_series(tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 from contextlib import ExitStack
 
-import numpy as np
 import pytest
 from crashes import copy_of_open
 from manifests import ID, entry_of
@@ -16,7 +15,6 @@ from kvemb.durability.checkpoint import complete
 from kvemb.durability.lock_file import LockFile
 from kvemb.durability.points import Points, reading
 from kvemb.errors import ColdStoreError, Corruption, Locked, StoreNotFound
-from tests.histories import DIM
 
 
 @pytest.fixture
@@ -211,25 +209,6 @@ def test_an_error_is_raised_unless_the_point_was_replaced(tmp_path, error):
 def test_where_nothing_is_nothing_is_read(tmp_path):
     with pytest.raises(StoreNotFound, match="does not exist"), reading(tmp_path / "none", lambda *args: Database()):
         pass
-
-
-def test_a_point_replaced_while_it_is_opened_is_no_error(monkeypatch, open_store, tmp_path):
-    trainer = open_store(tmp_path / "store")
-    table = trainer.get_variable("table", dim=DIM)
-    table.upsert([1], np.ones((1, DIM), np.float32))
-    trainer.flush()
-    real, turns = points.layout.mirrored, [3]
-
-    def replaced(rows):
-        if turns[0]:
-            turns[0] -= 1
-            table.upsert([turns[0]], np.ones((1, DIM), np.float32))
-            trainer.flush()
-        return real(rows)
-
-    monkeypatch.setattr(points.layout, "mirrored", replaced)
-    follower = open_store(tmp_path / "store", follow=True)
-    assert follower.variables["table"].export()[0].tolist() == [0, 1, 2]
 
 
 def test_a_store_on_a_disk_that_is_read_only_says_that_it_can_be_read(tmp_path, undo, monkeypatch):

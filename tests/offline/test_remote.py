@@ -13,7 +13,6 @@ from versions import make
 import kvemb
 from kvemb.durability import manifest
 from kvemb.errors import BackendUnavailable, CheckpointNotFound, Corruption, TransferError
-from kvemb.handle import inside
 from kvemb.installed import pip_install
 from kvemb.offline import streams
 from kvemb.offline.remote import RemoteCheckpoints
@@ -38,43 +37,6 @@ def test_only_names_of_checkpoints_count_elsewhere(store, manager, tmp_path):
     assert manager.remote_numbers(url) == [1]
 
 
-def test_a_damaged_or_hostile_manifest_elsewhere_is_refused(store, manager, tmp_path):
-    url = f"memory://{tmp_path.name}"
-    (checkpoint,) = make(store, manager, 1)
-    manager.push(url)
-    files, root = fsspec.core.url_to_fs(url)
-    path = f"{root}/checkpoints/00000001.json"
-    text = files.cat_file(path)
-    described = inside(checkpoint)
-    name = next(iter(described.files))
-    for strange in ("../../escaped", "/escaped", "rows/../../escaped"):
-        described.files[strange] = described.files.pop(name)
-        manifest.write(described, tmp_path)
-        files.pipe_file(path, (tmp_path / manifest.NAME).read_bytes())
-        described.files[name] = described.files.pop(strange)
-        with (
-            kvemb.CheckpointManager(tmp_path / "copy") as copy,
-            pytest.raises(Corruption, match=r"no file of a checkpoint|paths below the directory"),
-        ):
-            copy.pull(url)
-    for sha256 in ("../../escaped", "", "x" * 64, None, 7):
-        entry = described.files[name]
-        described.files[name] = manifest.FileEntry(entry.bytes, sha256)
-        manifest.write(described, tmp_path)
-        files.pipe_file(path, (tmp_path / manifest.NAME).read_bytes())
-        described.files[name] = entry
-        with (
-            kvemb.CheckpointManager(tmp_path / "copy") as copy,
-            pytest.raises(Corruption, match="must be 64 hexadecimal digits"),
-        ):
-            copy.pull(url)
-    for damaged in (text[:-2], b"\xff" + text[1:], text.replace(b'"rows": 1000', b'"rows": 1001')):
-        files.pipe_file(path, damaged)
-        with kvemb.CheckpointManager(tmp_path / "copy") as copy, pytest.raises(Corruption, match=r"00000001\.json"):
-            copy.pull(url)
-    assert not [path for path in tmp_path.rglob("*") if "escaped" in path.name]
-
-
 @pytest.mark.slow
 def test_a_bucket_that_is_not_there_is_told_and_not_made(s3, store, manager, tmp_path):
     make(store, manager, 1)
@@ -96,13 +58,8 @@ def test_a_place_that_is_none_is_told(store, manager, tmp_path, monkeypatch):
         for url in ("s3:///x", "s3://", "s3:///"):
             with pytest.raises(ValueError, match=rf"url '{url}' names no bucket, or host; write s3://NAME"):
                 call(url, options=s3)
-        with pytest.raises(ValueError, match="one slash after its colon"):
-            call(Path("s3://bucket/x"), options=s3)
-        with pytest.raises(ValueError, match="url must not be empty or contain a null character"):
-            call("")
-        for strange in (7, None, b"remote"):
-            with pytest.raises(TypeError, match="url must be a str or a path, got"):
-                call(strange)
+        with pytest.raises(TypeError, match="url must be a str or a path, got"):
+            call(7)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["series", "store"]
     done = manager.push(Path("remote"))
     assert manager.remote_numbers(Path("remote/")) == [done.number]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import os
-import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 from versions import fill, make, rows_of
 
 import kvemb
-from kvemb.durability import changes, fresh_files, inventory, point_writer
+from kvemb.durability import changes, fresh_files, inventory
 from kvemb.errors import CheckpointNotFound, Locked, TransferError
 from kvemb.offline import series, streams
 
@@ -72,49 +71,6 @@ def test_saving_behind_keeps_as_many_as_saving_does(store, tmp_path):
             assert not pending.reported
 
 
-def test_what_a_save_behind_failed_with_is_raised_by_the_next(monkeypatch, open_store, tmp_path):
-    store = open_store(tmp_path / "store")
-    fill(store, 1)
-    manager = kvemb.CheckpointManager(tmp_path / "series")
-
-    def refuse(*args: Any) -> None:
-        raise OSError("no")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(fresh_files, "sync_tree", refuse)
-        pending = manager.save(store, block=False)
-        while not pending.done():
-            pass
-    with pytest.raises(kvemb.KvembError):
-        manager.save(store)
-    assert manager.numbers() == []
-    manager.close()
-
-
-def test_a_save_behind_tells_how_far_it_is(monkeypatch, store, tmp_path):
-    fill(store, 1)
-    going = threading.Event()
-    link = point_writer.PointWriter._write_checkpoint
-
-    def waiting(self, target):
-        assert going.wait(60)
-        if target.name == "broken":
-            raise point_writer.TargetFailed(FileExistsError("it is there"))
-        link(self, target)
-
-    monkeypatch.setattr(point_writer.PointWriter, "_write_checkpoint", waiting)
-    with kvemb.CheckpointManager(tmp_path / "series") as manager:
-        pending = manager.save(store, block=False)
-        assert repr(pending) == "<kvemb.PendingCheckpoint being written>"
-        going.set()
-        saved = pending.result()
-        assert repr(pending) == f"<kvemb.PendingCheckpoint complete: {saved!r}>"
-    failing = store.checkpoint(tmp_path / "broken", block=False)
-    with pytest.raises(FileExistsError):
-        failing.result()
-    assert repr(failing) == "<kvemb.PendingCheckpoint failed: it is there>"
-
-
 def test_a_save_is_due_when_time_has_gone(monkeypatch, store, tmp_path):
     now = 1_000_000.0
     monkeypatch.setattr(series.time, "time", lambda: now)
@@ -147,8 +103,9 @@ def test_a_first_save_is_due_whatever_the_clock_says(monkeypatch, store, tmp_pat
     monkeypatch.setattr(series.time, "time", lambda: 5.0)
     with kvemb.CheckpointManager(tmp_path / "series", every=60) as manager:
         fill(store, 1)
-        assert manager.save_if_due(store, block=True).path == manager.path(1)
-        assert manager.save_if_due(store) is None
+        saved = manager.save_if_due(store, block=True, files={"model": b"1"}, extra={"n": 1})
+        assert (saved.path, saved.files["model"].read_bytes(), saved.extra) == (manager.path(1), b"1", {"n": 1})
+        assert manager.save_if_due(store, files={"model": pytest.fail}) is None
 
 
 def test_arguments_are_checked(store, tmp_path):

@@ -133,34 +133,6 @@ def test_an_interrupted_pull_shows_nothing_and_the_next_goes_on(failing, store, 
             assert sorted(path.name for path in copy.root.iterdir()) == ["00000001", "LOCK"]
 
 
-def file_there(url: str, checkpoint: kvemb.Checkpoint) -> tuple[Any, str, bytes]:
-    """A table file of a checkpoint at a URL in memory: the filesystem, its path there, its bytes."""
-    files, root = fsspec.core.url_to_fs(url)
-    tables = [entry for name, entry in checkpoint.inventory.items() if name.endswith(".sst")]
-    entry = max(tables, key=lambda table: table.bytes)
-    path = f"{root}/files/{entry.sha256[:2]}/{entry.sha256}"
-    return files, path, files.cat_file(path)
-
-
-@pytest.mark.parametrize("how", ["flipped", "cut", "missing"])
-def test_a_damaged_file_elsewhere_is_named_and_nothing_is_pulled(store, manager, tmp_path, how):
-    url = f"memory://{tmp_path.name}"
-    make(store, manager, 1)
-    manager.push(url)
-    files, path, data = file_there(url, manager.latest())
-    files.rm_file(path)
-    if how != "missing":
-        files.pipe_file(path, data[:-1] if how == "cut" else data[:-1] + bytes([data[-1] ^ 1]))
-    with kvemb.CheckpointManager(tmp_path / "copy") as copy:
-        with pytest.raises(Corruption, match=path.rpartition("/")[2]):
-            copy.pull(url)
-        assert copy.numbers() == []
-    if how == "cut":
-        # A push that was interrupted may leave this: the next one puts the whole file there.
-        files.rm_file(f"{fsspec.core.url_to_fs(url)[1]}/checkpoints/00000001.json")
-        assert manager.push(url).files == 1
-
-
 def test_another_checkpoint_of_the_number_is_not_replaced(open_store, manager, tmp_path):
     url = f"memory://{tmp_path.name}"
     with kvemb.CheckpointManager(tmp_path / "other") as other:
@@ -273,15 +245,19 @@ def test_a_damaged_file_here_is_not_pushed(store, manager, tmp_path, place, how,
         assert kvemb.verify(copy.pull(url, options=options), deep=True)
 
 
-def test_a_file_of_the_wrong_size_elsewhere_is_replaced_by_every_push(store, manager, tmp_path, place):
+@pytest.fixture
+def shared(store, manager, place) -> tuple[list[kvemb.Checkpoint], Any, str]:
+    """Two checkpoints, the first of which is pushed: they, the filesystem, and the path there of a file of both."""
     url, options = place
     made = make(store, manager, 2)
     manager.push(url, number=1, options=options)
     files, root = fsspec.core.url_to_fs(url, **(options or {}))
-    shared = {entry.sha256 for entry in made[0].inventory.values()} & {
-        entry.sha256 for entry in made[1].inventory.values()
-    }
-    path = f"{root}/files/{min(shared)[:2]}/{min(shared)}"
+    one, other = ({entry.sha256 for entry in each.inventory.values()} for each in made)
+    return made, files, f"{root}/files/{min(one & other)[:2]}/{min(one & other)}"
+
+
+def test_a_file_of_the_wrong_size_elsewhere_is_replaced_by_every_push(shared, manager, tmp_path, place):
+    (url, options), (_, files, path) = place, shared
     for number in (1, 2, 2):
         files.pipe_file(path, files.cat_file(path)[:-1] + b"more")
         told: list[tuple[int, int]] = []
@@ -293,15 +269,8 @@ def test_a_file_of_the_wrong_size_elsewhere_is_replaced_by_every_push(store, man
             assert kvemb.verify(copy.pull(url, number=number, options=options), deep=True)
 
 
-def test_what_changed_elsewhere_is_found_and_replaced_when_asked(store, manager, tmp_path, place):
-    url, options = place
-    made = make(store, manager, 2)
-    manager.push(url, number=1, options=options)
-    files, root = fsspec.core.url_to_fs(url, **(options or {}))
-    shared = {entry.sha256 for entry in made[0].inventory.values()} & {
-        entry.sha256 for entry in made[1].inventory.values()
-    }
-    path = f"{root}/files/{min(shared)[:2]}/{min(shared)}"
+def test_what_changed_elsewhere_is_found_and_replaced_when_asked(shared, manager, tmp_path, place):
+    (url, options), (made, files, path) = place, shared
     sound = files.cat_file(path)
     for number in (1, 2):
         files.pipe_file(path, sound[:-1] + bytes([sound[-1] ^ 1]))

@@ -11,16 +11,6 @@ from kvemb.operations.sightings import Counters, Sightings
 from kvemb.restrict import Admission
 
 
-@given(st.lists(st.lists(st.integers(-20, 20), min_size=1, max_size=8), max_size=20))
-def test_a_key_is_admitted_at_its_nth_sighting(batches):
-    sightings, seen = Sightings(Admission(3, 1 << 16)), dict.fromkeys(range(-20, 21), 0)
-    for batch in batches:
-        keys, counts = np.unique(np.array(batch), return_counts=True)
-        for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
-            seen[key] += count
-        assert sightings.sight(keys, counts).tolist() == [seen[key] >= 3 for key in keys.tolist()]
-
-
 def test_with_few_counters_keys_are_admitted_early_but_never_late():
     sightings, seen = Sightings(Admission(4, 1024)), np.zeros(300, np.int64)
     keys, draw = np.arange(300) - 150, np.random.default_rng(1)
