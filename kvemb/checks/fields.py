@@ -11,6 +11,10 @@ from typing import Any
 
 from kvemb.checks.brief import brief
 
+# Patterns of Fields.text and texts, with their descriptions: the identity of a store or checkpoint; a checksum.
+ID = (r"[0-9a-f]{32}", "32 hexadecimal digits")
+SHA256 = (r"[0-9a-f]{64}", "64 hexadecimal digits")
+
 
 class Fields:
     """An object's fields. where: its path in messages, empty for the outermost object. Raises ValueError."""

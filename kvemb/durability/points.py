@@ -199,37 +199,28 @@ def delete_store(store: Path) -> None:
             entry.unlink(missing_ok=True)
 
 
-class PointHistory:
-    """A store's history of durable points: whether a newer point follows from the one that a reader reads.
+@contextmanager
+def held_history(store: Path) -> Iterator[Callable[[], bool]]:
+    """Yield a function that says whether the store at a path still has the history of durable points that it has now.
 
     A store that was restored in place of another begins a new history: numbers of points and names of key files may be
     those of the old one, with other content. Its directory of points is then another one. It is held open, because
-    filesystems give the inode number of a deleted directory to the next one. handle: of the directory; None: there is
-    none.
+    filesystems give the inode number of a deleted directory to the next one. Without such a directory there is no
+    history.
     """
-
-    def __init__(self, handle: int | None) -> None:
-        self._handle = handle
-
-    def is_at(self, store: Path) -> bool:
-        """Whether the store at this path has this history. REQUIRES: held_history() is open."""
-        if self._handle is None:
-            return False
-        try:
-            return os.path.samestat(os.fstat(self._handle), os.stat(store / layout.POINTS))
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-
-
-@contextmanager
-def held_history(store: Path) -> Iterator[PointHistory]:
-    """Yield the history of the store at a path, which can be recognised until the block ends."""
+    points = store / layout.POINTS
     try:
-        handle = os.open(store / layout.POINTS, os.O_RDONLY | os.O_DIRECTORY)
+        handle = os.open(points, os.O_RDONLY | os.O_DIRECTORY)
     except (FileNotFoundError, NotADirectoryError):
-        yield PointHistory(None)
+        yield lambda: False
         return
+
+    def is_there() -> bool:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            return os.path.samestat(os.fstat(handle), os.stat(points))
+        return False
+
     try:
-        yield PointHistory(handle)
+        yield is_there
     finally:
         os.close(handle)

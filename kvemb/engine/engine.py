@@ -24,7 +24,7 @@ from kvemb.durability.hotset import read_hot
 from kvemb.durability.journal import Journal
 from kvemb.durability.manifest import Manifest
 from kvemb.durability.point_writer import VariablePart
-from kvemb.durability.points import PointHistory, Points, held_history, reading
+from kvemb.durability.points import Points, held_history, reading
 from kvemb.durability.recovery import Recovery, replay
 from kvemb.engine.table import Table
 from kvemb.errors import Corruption, KvembError, UnsupportedFormat
@@ -46,11 +46,12 @@ class Engine:
     path: its directory. warm: whether opening a variable loads the rows that were hot when the durable point was made.
     recovery: the state recovered after a crash, None if there was no crash. database: the cold rows. opened_manifest:
     the manifest of the durable point from which they were opened. view: the links through which a read-only store
-    reads, and what holds the history of the points that it follows; closed with the store. tables: the open tables, by
-    name. collections: the collections, by name. spiller: the one thread that writes to the database. Only a writable
-    store has points, changes, log (None unless every write is durable) and checkpointer. hot_rows: if warm, how many
-    rows of each variable were hot when the durable point was made. closing: set as close() begins. shared: whether
-    another process may train the store at the same time.
+    reads, and what holds the history of the points that it follows; closed with the store. has_history: whether that is
+    still the history of the store at path. tables: the open tables, by name. collections: the collections, by name.
+    spiller: the one thread that writes to the database. Only a writable store has points, changes, log (None unless
+    every write is durable) and checkpointer. hot_rows: if warm, how many rows of each variable were hot when the
+    durable point was made. closing: set as close() begins. shared: whether another process may train the store at the
+    same time.
     """
 
     shared = False
@@ -58,7 +59,7 @@ class Engine:
     changes: ChangeLog
     checkpointer: Checkpointer
     view: ExitStack
-    history: PointHistory
+    has_history: Callable[[], bool]
 
     def __init__(
         self,
@@ -110,7 +111,7 @@ class Engine:
         """Open the durable point for reading, and read which rows were hot, before its owner replaces the point."""
         self._hot: dict[str, list[Ordered]] = {}
         while True:
-            self.history = self.view.enter_context(held_history(self.path))
+            self.has_history = self.view.enter_context(held_history(self.path))
             self.database, self.opened_manifest = self.view.enter_context(reading(self.path, self.open_database))
             if not self.warm:
                 return

@@ -56,24 +56,24 @@ def _refresh(engine: Engine) -> bool:
                 "follow=True"
             )
         present = layout.point(engine.path, engine.opened_manifest.point)
-        if engine.history.is_at(engine.path) and layout.current_point(engine.path) == present:
+        if engine.has_history() and layout.current_point(engine.path) == present:
             return False
         with ExitStack() as kept, ExitStack() as view:
             # Before the point, and asked after it, because the store may be restored at any time.
-            history = kept.enter_context(held_history(engine.path))
+            has_history = kept.enter_context(held_history(engine.path))
             database, described = view.enter_context(reading(engine.path, engine.open_database))
             if described.id == engine.opened_manifest.id:
-                engine.opened_manifest, engine.history = described, history
+                engine.opened_manifest, engine.has_history = described, has_history
                 engine.view.push(kept.pop_all())
                 return False
             if described.store != engine.opened_manifest.store:
                 raise StoreNotFound(
                     f"another store has taken the place of this one at {engine.path}; close this one, and open that"
                 )
-            follows_on = engine.history.is_at(engine.path)
+            follows_on = engine.has_history()
             for table in _move_tables(engine, database, described, follows_on=follows_on):
                 end_variable(engine, table)
-            engine.database, engine.opened_manifest, engine.history = database, described, history
+            engine.database, engine.opened_manifest, engine.has_history = database, described, has_history
             view.push(kept.pop_all())
             before, engine.view = engine.view, view.pop_all()
         before.close()

@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from kvemb.checks.fields import Fields
+from kvemb.checks.fields import ID, SHA256, Fields
 from kvemb.checks.ranges import MAX_FILE_BYTES, MAX_SERIES
 from kvemb.durability import layout, manifest
 from kvemb.durability.layout import series_name
@@ -20,8 +20,6 @@ from kvemb.errors import Corruption
 
 FORMAT = 4  # on disk: of an object that is not a manifest
 MAX_DELTAS = 256
-_ID = (r"[0-9a-f]{32}", "32 hexadecimal digits")
-_SHA256 = (r"[0-9a-f]{64}", "64 hexadecimal digits")
 
 
 @dataclass(frozen=True)
@@ -119,7 +117,7 @@ def parse(text: str, where: str, *, max_characters: int) -> PushedCheckpoint:
         fields.take("format")
         described = json.dumps(fields.take("manifest"))
         base = fields.fields("base")
-        begin = Base(base.integer("number", 0, MAX_SERIES), base.text("id", *_ID))
+        begin = Base(base.integer("number", 0, MAX_SERIES), base.text("id", *ID))
         base.done()
         deltas = [_delta(Fields(each, f"deltas[{at}]")) for at, each in enumerate(fields.elements("deltas"))]
         fields.done()
@@ -149,9 +147,9 @@ def _chained(text: str, max_characters: int) -> dict[str, Any] | None:
 def _delta(fields: Fields) -> Delta:
     delta = Delta(
         fields.integer("number", 0, MAX_SERIES),
-        fields.text("id", *_ID),
+        fields.text("id", *ID),
         fields.integer("bytes", 0, MAX_FILE_BYTES),
-        fields.text("sha256", *_SHA256),
+        fields.text("sha256", *SHA256),
     )
     fields.done()
     return delta

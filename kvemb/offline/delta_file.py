@@ -18,7 +18,7 @@ from typing import IO
 
 import numpy as np
 
-from kvemb.checks.fields import Fields
+from kvemb.checks.fields import ID, Fields
 from kvemb.durability.delta import epochs_since
 from kvemb.durability.epochs import dropped_variables
 from kvemb.durability.manifest import FileEntry, Manifest
@@ -35,7 +35,6 @@ _HEAD = struct.Struct(">10sHI")  # magic, version, bytes of the JSON that follow
 _FRAME = struct.Struct("<III")  # number of the variable, rows, removed keys
 _END = 0xFFFFFFFF  # instead of the number of a variable, in the last frame
 _CHECKSUM = struct.Struct("<I")
-_ID = (r"[0-9a-f]{32}", "32 hexadecimal digits")
 
 
 @dataclass(frozen=True)
@@ -146,7 +145,7 @@ class DeltaFile:
     def _described(self, text: bytes) -> tuple[str, str, dict[str, DeltaPart]]:
         try:
             fields = Fields(json.loads(text))
-            id, since, parts = fields.text("id", *_ID), fields.text("since", *_ID), []
+            id, since, parts = fields.text("id", *ID), fields.text("since", *ID), []
             for at, each in enumerate(fields.elements("variables")):
                 part = Fields(each, f"variables[{at}]")
                 name = part.text("name", r"(?s).+", "a variable's name")

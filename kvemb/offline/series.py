@@ -139,6 +139,7 @@ class CheckpointManager:
         self, store: Store, *, block: bool, files: Files = None, extra: Extra = None
     ) -> Checkpoint | PendingCheckpoint[Checkpoint]: ...
 
+    @described_as(Store.checkpoint)
     def save(
         self, store: Store, *, block: bool = True, files: Files = None, extra: Extra = None
     ) -> Checkpoint | PendingCheckpoint[Checkpoint]:
@@ -149,9 +150,6 @@ class CheckpointManager:
 
         Args:
             store: The store. A cluster has a series of its own at its URL.
-            block: Whether to wait until the checkpoint is complete.
-            files: Other files to save with the rows, such as a model's dense parameters; see ``Store.checkpoint``.
-            extra: JSON values to save with the rows; see ``Store.checkpoint``.
 
         Returns:
             The ``Checkpoint``; with ``block=False`` a ``PendingCheckpoint``, at once.
@@ -179,31 +177,20 @@ class CheckpointManager:
         self._drop_old()  # raises what it could not delete
         return checkpoint
 
+    @described_as(save)
     def save_if_due(
         self, store: Store, *, block: bool = False, files: Files = None, extra: Extra = None
     ) -> Checkpoint | PendingCheckpoint[Checkpoint] | None:
         """Save a checkpoint if ``every`` seconds have passed since the last one began, in this or any other process.
 
         Call it after each step, with the dense parameters in ``files``. Each checkpoint then has the rows and the
-        parameters of the same step.
-
-        Args:
-            store: The store.
-            block: Whether to wait until the checkpoint is complete.
-            files: Other files to save with the rows; see ``Store.checkpoint``.
-            extra: JSON values to save with the rows; see ``Store.checkpoint``.
+        parameters of the same step. It raises what ``save`` raises.
 
         Returns:
             What ``save`` returns; None if no checkpoint is due.
 
         Raises:
-            ValueError: The manager was made without ``every``; or as ``save`` raises it.
-            Locked: Another process writes to the series.
-            TypeError: ``store`` is not a ``kvemb.Store``, or an argument has the wrong type.
-            ColdStoreError: The checkpoint could not be written. The store can still be used.
-            Poisoned: A write of the store's own files failed, in this call or earlier.
-            Closed: The store is closed.
-            ReadOnly: The store is read-only.
+            ValueError: The manager was made without ``every``.
 
         Example:
             >>> with kvemb.CheckpointManager("series", every=600) as series:
@@ -413,14 +400,11 @@ class CheckpointManager:
         remote.pull(number, self.path(number), self.list(), self.root / layout.PULLED, Pulling(jobs, progress))
         return Checkpoint(self.path(number))
 
+    @described_as(pull)
     def remote_numbers(
         self, url: str | os.PathLike[str], *, options: Mapping[str, Any] | None = None
     ) -> builtins.list[int]:
         """List the numbers of the checkpoints at a URL.
-
-        Args:
-            url: A URL or a directory to which a series was pushed.
-            options: fsspec's options for the filesystem, a dict.
 
         Returns:
             The numbers, ascending.

@@ -181,6 +181,15 @@ def test_damage_of_any_link_is_named_and_a_push_mends_it(store, manager, url, tm
     }
 
 
+def test_a_new_number_does_not_follow_what_lacks_a_file(store, manager, url):
+    (base,) = chain_of(manager, store, url, 1)
+    files, root = fsspec.core.url_to_fs(url)
+    sha256 = next(sha256 for sha256, entry in base.files.items() if entry.bytes)
+    files.rm_file(f"{root}/files/{sha256[:2]}/{sha256}")
+    manager.save(store)
+    assert manager.push(url, number=2).deltas == 0
+
+
 def test_a_new_number_does_not_follow_what_is_damaged(store, manager, url, tmp_path):
     last = chain_of(manager, store, url, 3)[-1]
     files, root = fsspec.core.url_to_fs(url)
