@@ -42,11 +42,8 @@ def test_a_url_is_no_directory(series, tmp_path):
             for url in urls[1:2] if call in remote else urls:
                 with pytest.raises(ValueError, match=said):
                     call(url)
-            for strange in (7, None, b"store", ["store"]):
-                with pytest.raises(TypeError, match="must be a str or a path, got"):
-                    call(strange)
-            with pytest.raises(ValueError, match="must not be empty or contain a null character"):
-                call("")
+            with pytest.raises(TypeError, match="must be a str or a path, got"):
+                call(7)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["series", "store"]
     assert paths.local("./s3:/x") == Path("s3:/x")
 

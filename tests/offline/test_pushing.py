@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from pushed import DIM, ROWS, chain_of, contents, fill, pulled
 from quick import quick
 
 import kvemb
-from kvemb.errors import Corruption, TransferError
+from kvemb.errors import Corruption
 from kvemb.offline.transfer import Remote
 
 fsspec = pytest.importorskip("fsspec")
@@ -148,39 +147,6 @@ def test_what_a_kept_number_needs_stays(store, manager, url, tmp_path):
     }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", quick(["flipped", "cut", "missing"]))
-def test_damage_of_any_link_is_named_and_a_push_mends_it(store, manager, url, tmp_path, how):
-    last = chain_of(manager, store, url, 4)[-1]
-    wanted = contents(manager.latest())
-    files, root = fsspec.core.url_to_fs(url)
-    kinds = set()
-    for at, (sha256, entry) in enumerate(last.files.items()):
-        if entry.bytes == 0 and how != "missing":
-            continue
-        place = f"{url}-{at}"
-        for path in files.find(root):
-            files.pipe_file(fsspec.core.url_to_fs(place)[1] + path.removeprefix(root), files.cat_file(path))
-        path = f"{fsspec.core.url_to_fs(place)[1]}/files/{sha256[:2]}/{sha256}"
-        data = files.cat_file(path)
-        assert len(data) == entry.bytes
-        files.rm_file(path)
-        if how != "missing":
-            files.pipe_file(path, data[:-1] if how == "cut" else data[:-1] + bytes([data[-1] ^ 1]))
-        what = last.name_of(sha256, 4)
-        kinds.add(what.split("/")[0])
-        with pytest.raises(Corruption, match=f"{sha256}, {what}, is (damaged|missing)"):
-            pulled(place, tmp_path / f"broken{at}", 4)
-        done = manager.push(place, number=4, verify=how == "flipped")
-        assert done.files >= 1
-        assert contents(pulled(place, tmp_path / f"mended{at}", 4)) == wanted
-        assert manager.push(place, number=4).files == 0
-    assert kinds == {
-        *("the delta of checkpoint 00000002", "the delta of checkpoint 00000003", "the delta of checkpoint 00000004"),
-        *("rows", "changes", "hot"),
-    }
-
-
 def test_a_new_number_does_not_follow_what_lacks_a_file(store, manager, url):
     (base,) = chain_of(manager, store, url, 1)
     files, root = fsspec.core.url_to_fs(url)
@@ -207,61 +173,6 @@ def test_a_new_number_does_not_follow_what_is_damaged(store, manager, url, tmp_p
         pulled(url, tmp_path / "three", 3)
     assert manager.push(url, number=3).deltas == 0
     assert contents(pulled(url, tmp_path / "three", 3)) == contents(kvemb.Checkpoint(manager.path(3)))
-
-
-@pytest.mark.slow
-def test_a_push_or_pull_that_ends_at_any_file_is_continued(store, manager, url, tmp_path, monkeypatch):
-    from fsspec.implementations.memory import MemoryFileSystem
-
-    real, calls, fails_at = MemoryFileSystem.open, 0, 0
-
-    def failing(self: Any, path: str, *args: Any, **options: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == fails_at:
-            raise OSError("the network is gone")
-        return real(self, path, *args, **options)
-
-    def ends(at: int, call: Callable[[], object]) -> bool:
-        """Whether a call ended at the n-th file it opened."""
-        nonlocal calls, fails_at
-        calls, fails_at = 0, at
-        try:
-            call()
-            return False
-        except TransferError:
-            return True
-        finally:
-            fails_at = 0
-
-    chain_of(manager, store, url, 3)
-    manager.save(store)
-    wanted = contents(manager.latest())
-    files, root = fsspec.core.url_to_fs(url)
-    monkeypatch.setattr(MemoryFileSystem, "open", failing)
-    sent = set()
-    for at in range(1, 100):
-        place = f"{url}-{at}"
-        for path in files.find(root):
-            files.pipe_file(fsspec.core.url_to_fs(place)[1] + path.removeprefix(root), files.cat_file(path))
-        if not ends(at, lambda place=place: manager.push(place, jobs=1)):
-            break
-        assert manager.remote_numbers(place) == [1, 2, 3]
-        done = manager.push(place)
-        assert done.deltas == 3
-        sent.add(done.files)
-        assert manager.push(place).files == 0
-    assert len(sent) > 2, "what had been sent was not sent again"
-    received = set()
-    for at in range(1, 100):
-        with kvemb.CheckpointManager(tmp_path / f"copy{at}") as copy:
-            if not ends(at, lambda copy=copy: copy.pull(place, jobs=1)):
-                break
-            assert copy.numbers() == []
-            calls = 0
-            assert contents(copy.pull(place)) == wanted
-            received.add(calls)
-    assert len(received) > 5
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ def test_rows_come_back_in_order_and_the_last_of_equal_keys_wins(tmp_path, sort_
     sorter, expected = Sorter(SCHEMA, tmp_path, Limits(sort_bytes=sort_bytes, scan_rows=7)), {}
     for version in range(40):
         keys = chance.choice(np.arange(-300, 300), 20, replace=False) + 1000 * version * ascending
-        given = rows_of(np.sort(keys) if ascending else keys, version, score=version / 2)
+        given = rows_of(np.sort(keys) if ascending else keys, version, score=version / 2, flags=1)
         given.steps[:] = version
         sorter.add(given)
         expected |= dict.fromkeys(keys.tolist(), version)
@@ -25,6 +25,7 @@ def test_rows_come_back_in_order_and_the_last_of_equal_keys_wins(tmp_path, sort_
     assert max(map(len, blocks)) <= 7
     assert [key for block in blocks for key in block.keys.tolist()] == sorted(expected)
     for block in blocks:
+        assert not block.flags.any()
         versions = [expected[key] for key in block.keys.tolist()]
         assert block.values[:, 1].tolist() == block.steps.tolist() == (2 * block.scores).tolist() == versions
     assert bool(list(tmp_path.glob("*.run"))) == (sort_bytes < 64 << 20)
