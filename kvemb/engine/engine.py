@@ -46,12 +46,11 @@ class Engine:
     path: its directory. warm: whether opening a variable loads the rows that were hot when the durable point was made.
     recovery: the state recovered after a crash, None if there was no crash. database: the cold rows. opened_manifest:
     the manifest of the durable point from which they were opened. view: the links through which a read-only store
-    reads, and what holds the history of the points that it follows; closed with the store. has_history: whether that is
-    still the history of the store at path. tables: the open tables, by name. collections: the collections, by name.
-    spiller: the one thread that writes to the database. Only a writable store has points, changes, log (None unless
-    every write is durable) and checkpointer. hot_rows: if warm, how many rows of each variable were hot when the
-    durable point was made. closing: set as close() begins. shared: whether another process may train the store at the
-    same time.
+    reads, and what holds the history that it follows; closed with the store. has_history: whether that is still the
+    store's. tables: the open tables, by name. collections: the collections, by name. spiller: the one thread that
+    writes to the database. Only a writable store has points, changes, log (None unless every write is durable) and
+    checkpointer. hot_rows: if warm, how many rows of each variable were hot when the durable point was made. closing:
+    set as close() begins. shared: whether another process may train the store at the same time.
     """
 
     shared = False
