@@ -477,7 +477,11 @@ TESTED_BY = {
     },
     **{f"kvemb/cluster/{name}.py": "cluster/test_calls.py" for name in ("local", "transport")},
     **{f"kvemb/cluster/{name}.py": "cluster/test_ray_transport.py" for name in ("ray_actors", "ray_starting")},
-    "kvemb/cluster/making.py": "cluster/durability/test_checkpointing.py",
+    "kvemb/cluster/coordination/opened.py": "cluster/coordination/test_recovery.py",
+    **{
+        f"kvemb/cluster/{name}.py": "cluster/durability/test_checkpointing.py"
+        for name in ("making", "coordination/starting")
+    },
     **{
         f"kvemb/cluster/durability/{name}.py": "cluster/durability/test_checkpointing.py"
         for name in ("restoring", "series")

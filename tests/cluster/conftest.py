@@ -43,3 +43,19 @@ def open_cluster(limits: Limits, tmp_path: Any) -> Iterator[Callable[..., kvemb.
 def cluster(open_cluster: Callable[..., kvemb.cluster.Store]) -> kvemb.cluster.Store:
     """An empty cluster of three shards."""
     return open_cluster()
+
+
+@pytest.fixture
+def connect(
+    open_cluster: Callable[..., kvemb.cluster.Store], tmp_path: Any
+) -> Iterator[Callable[[], kvemb.cluster.Store]]:
+    """Connect one more client to the cluster that has the test's series open; it ends at teardown."""
+    made: list[kvemb.cluster.Store] = []
+
+    def connected() -> kvemb.cluster.Store:
+        made.append(kvemb.cluster.connect(tmp_path / "series", transport="local"))
+        return made[-1]
+
+    yield connected
+    for each in made:
+        each.close()

@@ -47,9 +47,9 @@ def test_a_function_that_a_shard_calls_cannot_call_its_cluster(open_cluster, tmp
     assert items.size() == 0
 
 
-def test_what_such_a_call_raises_is_the_error_of_the_step_and_no_row_changes(open_cluster, tmp_path):
+def test_what_such_a_call_raises_is_the_error_of_the_step_and_no_row_changes(open_cluster, tmp_path, connect):
     cluster = open_cluster(2, url=tmp_path / "series")
-    client = kvemb.cluster.connect(tmp_path / "series", transport="local")
+    client = connect()
 
     def constraint(values):
         return values + client.variables["users"].lookup([2])
@@ -60,4 +60,3 @@ def test_what_such_a_call_raises_is_the_error_of_the_step_and_no_row_changes(ope
     with pytest.raises(RuntimeError, match="called the cluster"):
         users.lookup([1])
     assert users.lookup([1, 2]).tolist() == [[1, 1], [1, 1]]
-    client.close()

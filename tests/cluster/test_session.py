@@ -23,12 +23,9 @@ ONES = np.ones((3, 2), np.float32)
 
 
 @pytest.fixture
-def two(open_cluster, tmp_path):
+def two(open_cluster, connect, tmp_path):
     """A cluster with two clients: the one that opened it, and another."""
-    first = open_cluster(3, url=tmp_path / "series")
-    second = kvemb.cluster.connect(tmp_path / "series", transport="local")
-    yield first, second
-    second.close()
+    return open_cluster(3, url=tmp_path / "series"), connect()
 
 
 def test_variables_are_those_of_all(two):
@@ -245,27 +242,6 @@ def test_clients_that_take_turns_are_one_store_bit_for_bit(open_cluster, tmp_pat
         twin.check_export(50)
     for client in clients[1:]:
         client.close()
-
-
-def test_a_rate_that_one_client_sets_counts_for_all(two):
-    tables = [each.get_variable("table", dim=2, optimizer=SGD) for each in two]
-    tables[0].optimizer = kvemb.optimizers.SGD(2.0)
-    tables[1].apply_gradients([1, 2, 3], ONES)
-    assert (tables[1].lookup([1, 2, 3]) == -2).all()
-
-
-def test_steps_are_counted_together(two):
-    how = {"dim": 2, "restrict_policy": kvemb.TimestampRestrictPolicy("steps")}
-    tables = [each.get_variable("table", **how) for each in two]
-    tables[0].upsert(np.arange(10), np.zeros((10, 2), np.float32))
-    for key in range(10):
-        tables[key % 2].lookup([key])
-        inside(two[key % 2]).session.exchange()
-        inside(two[1 - key % 2]).session.exchange()
-    assert tables[0].restrict_policy.status(np.arange(10)).tolist() == list(range(1, 11))
-    assert tables[1].restrict(3) == 7
-    assert tables[0].export()[0].tolist() == [7, 8, 9]
-    assert two[1].checkpoint().variables["table"].step == 10
 
 
 def test_clients_that_make_calls_hear_of_each_other_unasked(two):

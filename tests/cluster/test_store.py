@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import threading
 
 import numpy as np
 import pytest
@@ -153,22 +152,6 @@ def test_futures_give_what_the_calls_give(cluster):
         table.lookup_async([0.5]).result()
 
 
-def test_many_threads_lose_no_update(cluster):
-    table = cluster.get_variable("table", dim=1, optimizer=kvemb.optimizers.SGD(1.0))
-    keys = np.arange(50)
-
-    def train():
-        for _ in range(20):
-            table.apply_gradients(keys, np.full((50, 1), -1, np.float32))
-
-    threads = [threading.Thread(target=train) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (table.lookup(keys) == 80).all()
-
-
 def test_counts_are_those_of_all_shards(cluster):
     assert cluster.stats_by_shard == [Stats()] * 3
     table = cluster.get_variable("table", dim=2)
@@ -268,15 +251,3 @@ def test_what_close_overtakes_as_it_begins_raises_closed(open_cluster, tmp_path,
     with pytest.raises(Closed):
         table.lookup_async([1]) if begin == "lookup_async" else client.checkpoint(block=False)
     assert client.state.closed
-
-
-def test_close_saves_what_was_started_before(open_cluster, tmp_path):
-    cluster = open_cluster(2, url=tmp_path / "series")
-    table = cluster.get_variable("table", dim=2, optimizer=kvemb.optimizers.SGD(1.0))
-    started = [table.lookup_async([1, 2, 3]) for _ in range(60)]
-    table.apply_gradients([1, 2, 3], np.ones((3, 2), np.float32))
-    cluster.close()
-    assert [each.exception() for each in started] == [None] * 60
-    table = open_cluster(2, url=tmp_path / "series").variables["table"]
-    assert table.lookup([1, 3]).tolist() == [[-1, -1]] * 2
-    assert inside(table).storage.step == 61

@@ -103,13 +103,13 @@ def test_variables_stay_valid_whatever_the_checkpoint_has(open_cluster, tmp_path
         list(batches)
 
 
-def test_each_client_must_know_and_the_first_one_does_it(open_cluster, tmp_path):
+def test_each_client_must_know_and_the_first_one_does_it(open_cluster, tmp_path, connect):
     first = open_cluster(2, url=tmp_path / "series")
     table = first.get_variable("table", dim=2)
     table.upsert(KEYS, ONES)
     first.checkpoint()
     table.upsert(KEYS, 2 * ONES)
-    second = kvemb.cluster.connect(tmp_path / "series", transport="local")
+    second = connect()
     other = second.variables["table"]
     lose(first)
     with pytest.raises(ShardLost):
@@ -130,14 +130,13 @@ def test_each_client_must_know_and_the_first_one_does_it(open_cluster, tmp_path)
     assert (other.lookup(KEYS) == 1).all()
     other.upsert(KEYS, 3 * ONES)
     assert (table.lookup(KEYS) == 3).all()
-    second.close()
 
 
-def test_a_loss_that_one_client_finds_stops_the_others(open_cluster, tmp_path):
+def test_a_loss_that_one_client_finds_stops_the_others(open_cluster, tmp_path, connect):
     """Another client has not called the lost shard; it hears of the loss all the same, and no checkpoint is made."""
     first = open_cluster(2, url=tmp_path / "series")
     table = first.get_variable("table", dim=2)
-    second = kvemb.cluster.connect(tmp_path / "series", transport="local")
+    second = connect()
     other = second.variables["table"]
     inside(first).session.calls.lose(ShardLost("shard 1 cannot be reached from here"))
     with pytest.raises(ShardLost, match="cannot be reached from here"):
@@ -149,7 +148,6 @@ def test_a_loss_that_one_client_finds_stops_the_others(open_cluster, tmp_path):
     first.recover()
     second.recover()
     other.upsert(KEYS, ONES)
-    second.close()
 
 
 def take_away(folder):
@@ -311,9 +309,9 @@ def save_or_fail(cluster):
         cluster.checkpoint()
 
 
-def test_a_checkpoint_that_a_recovery_overtakes_is_not_made_of_older_rows(open_cluster, tmp_path, monkeypatch):
+def test_a_checkpoint_that_a_recovery_overtakes_is_not_made_of_older_rows(open_cluster, tmp_path, monkeypatch, connect):
     first = open_cluster(2, url=tmp_path / "series")
-    second = kvemb.cluster.connect(tmp_path / "series", transport="local")
+    second = connect()
     table = first.get_variable("table", dim=2)
     first.checkpoint()
     table.upsert(KEYS, ONES)
@@ -330,7 +328,6 @@ def test_a_checkpoint_that_a_recovery_overtakes_is_not_made_of_older_rows(open_c
     assert first.recover().number == first.last_checkpoint == 1
     assert table.size() == 0
     assert first.checkpoint().number > 1
-    second.close()
 
 
 def test_a_client_of_another_version_is_refused(open_cluster):

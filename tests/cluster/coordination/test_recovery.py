@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-import kvemb.cluster
 from kvemb.cluster.coordination.recovery import Recovery
 from kvemb.errors import Closed, ShardLost
 
@@ -18,9 +17,9 @@ def test_it_says_to_which_checkpoint_and_how_long_it_took():
     assert told == f"{begin}, in 0.2 s; lost: shard 0"
 
 
-def test_a_name_that_was_made_again_with_another_schema_is_as_in_the_checkpoint(open_cluster, tmp_path):
+def test_a_name_that_was_made_again_with_another_schema_is_as_in_the_checkpoint(open_cluster, tmp_path, connect):
     first = open_cluster(2, url=tmp_path / "series")
-    second = kvemb.cluster.connect(tmp_path / "series", transport="local")
+    second = connect()
     first.get_variable("table", dim=2).upsert([1], [[1, 2]])
     first.checkpoint()
     known, kept = second.variables["table"], second.get_variable("kept", dim=1)
@@ -34,12 +33,11 @@ def test_a_name_that_was_made_again_with_another_schema_is_as_in_the_checkpoint(
         with pytest.raises(Closed, match="dropped"):
             gone.lookup([1])
     kept.upsert([1], [[1]])
-    second.close()
 
 
-def test_the_variable_of_a_client_is_not_another_that_was_made_under_its_name(open_cluster, tmp_path):
+def test_the_variable_of_a_client_is_not_another_that_was_made_under_its_name(open_cluster, tmp_path, connect):
     first = open_cluster(2, url=tmp_path / "series")
-    second = kvemb.cluster.connect(tmp_path / "series", transport="local")
+    second = connect()
     first.get_variable("table", dim=2)
     known = second.variables["table"]
     first.drop_variable("table")
@@ -51,21 +49,21 @@ def test_the_variable_of_a_client_is_not_another_that_was_made_under_its_name(op
     with pytest.raises(Closed, match="dropped"):
         known.lookup([1])
     assert second.variables["table"].lookup([1]).tolist() == [[3, 4, 5]]
-    second.close()
 
 
 @pytest.mark.parametrize(
     "call", [lambda _, table: list(table.export_batches()), lambda client, _: client.get_variable("table", dim=2)]
 )
-def test_a_client_hears_of_a_recovery_whatever_it_calls_and_its_variables_stay_valid(open_cluster, tmp_path, call):
+def test_a_client_hears_of_a_recovery_whatever_it_calls_and_its_variables_stay_valid(
+    open_cluster, tmp_path, call, connect
+):
     first = open_cluster(2, url=tmp_path / "series")
     first.get_variable("table", dim=2).upsert([1], [[1, 2]])
     first.checkpoint()
-    second = kvemb.cluster.connect(tmp_path / "series", transport="local")
+    second = connect()
     known = second.variables["table"]
     first.recover()
     with pytest.raises(ShardLost, match="went back to its last checkpoint"):
         call(second, known)
     second.recover()
     assert known.lookup([1]).tolist() == [[1, 2]]
-    second.close()

@@ -72,8 +72,8 @@ def test_it_has_the_state_of_its_call_and_others_go_on(cluster, tmp_path, monkey
     assert kvemb.cluster.latest(tmp_path / "series")[1].extra == {"step": 1}
 
 
-def test_a_second_one_waits_for_the_first_whoever_began_it(cluster, tmp_path, monkeypatch):
-    other, second = kvemb.cluster.connect(tmp_path / "series", transport="local"), []
+def test_a_second_one_waits_for_the_first_whoever_began_it(cluster, monkeypatch, connect):
+    other, second = connect(), []
     with held(monkeypatch) as (release, _):
         first = cluster.checkpoint(block=False)
         waiting = threading.Thread(target=lambda: second.append(other.checkpoint(block=False)))
@@ -83,7 +83,6 @@ def test_a_second_one_waits_for_the_first_whoever_began_it(cluster, tmp_path, mo
         release.set()
         waiting.join()
     assert [first.result().number, second[0].result().number] == [1, 2]
-    other.close()
 
 
 @pytest.mark.parametrize("told_by", ["result", "checkpoint", "flush", "close"])
@@ -103,8 +102,8 @@ def test_a_failure_is_told_once(open_cluster, cluster, tmp_path, monkeypatch, to
     assert cluster.checkpoint().variables["table"].rows == 3
 
 
-def test_one_that_is_written_while_the_cluster_is_closed_is_complete(cluster, tmp_path, monkeypatch):
-    other = kvemb.cluster.connect(tmp_path / "series", transport="local")
+def test_one_that_is_written_while_the_cluster_is_closed_is_complete(cluster, tmp_path, monkeypatch, connect):
+    other = connect()
     with held(monkeypatch) as (release, entered):
         pending = other.checkpoint(block=False)
         assert entered.wait(60)
@@ -116,18 +115,16 @@ def test_one_that_is_written_while_the_cluster_is_closed_is_complete(cluster, tm
         closing.join()
     assert pending.result().number == 1
     assert kvemb.cluster.latest(tmp_path / "series")[0] == 1
-    other.close()
 
 
-def test_another_client_does_not_hear_of_it(cluster, tmp_path, monkeypatch):
-    other = kvemb.cluster.connect(tmp_path / "series", transport="local")
+def test_another_client_does_not_hear_of_it(cluster, monkeypatch, connect):
+    other = connect()
     with held(monkeypatch, TransferError("unreachable")):
         pending = cluster.checkpoint(block=False)
     number = other.checkpoint().number
     with pytest.raises(TransferError):
         pending.result()
     assert other.last_checkpoint == number
-    other.close()
 
 
 @pytest.mark.parametrize("error", quick([None, TransferError("unreachable")]), ids=["complete", "failed"])
