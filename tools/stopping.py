@@ -15,7 +15,6 @@ from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _received: list[int] = []
-_deferring = False
 
 
 class Terminated(KeyboardInterrupt):
@@ -35,8 +34,7 @@ def signals_handled() -> Iterator[None]:
         if number == signal.SIGINT and ignored:
             return
         _received.append(number)
-        if not (_deferring and len(_received) == 1):
-            raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+        raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
     def terminate(number: int, frame: FrameType | None) -> None:
         # By SIGINT's handler, which kvemb.threads.interrupts defers while rows move.
@@ -53,20 +51,6 @@ def signals_handled() -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, handler)
         _received.clear()
-
-
-@contextmanager
-def deferred() -> Iterator[None]:
-    """Within the block, the first signal takes effect at the next check(); a second one takes effect at once.
-
-    An exception in the middle of a batch would leave a model's variables partly updated.
-    """
-    global _deferring
-    _deferring = True
-    try:
-        yield
-    finally:
-        _deferring = False
 
 
 def check() -> None:

@@ -61,9 +61,9 @@ def test_the_demo_prints_json_and_leaves_nothing(
         shown = capsys.readouterr()
         assert shown.err == ""
         summary = json.loads(shown.out)
-        found.append([summary[name] for name in ("rows", "auc_at_checkpoint", "auc_final")])
+        found.append([summary[name] for name in ("rows", "checkpoint", "trained")])
     assert found[0] == found[1], "the same seed gives the same figures"
-    assert summary["auc_reopened"] == summary["auc_at_checkpoint"]
+    assert summary["reopened"] == summary["checkpoint"]
     assert summary["rows"] > 100
     assert summary["anonymous_bytes"] > summary["before_bytes"] > 0
     assert summary["budget_bytes"] == 8 << 20
@@ -74,7 +74,7 @@ def test_where_there_is_no_terminal_there_is_a_table_and_no_bar(capsys: pytest.C
     assert run(["demo", *TINY]) == 0
     shown = capsys.readouterr().out
     assert "half way: held-out AUC" in shown
-    assert "AUC reopened" in shown
+    assert "reopened" in shown
     assert "\x1b" not in shown
     assert "training" not in shown
     assert "rows/s" in shown
@@ -84,7 +84,7 @@ def test_quiet_leaves_the_table_only(capsys: pytest.CaptureFixture[str]) -> None
     assert run(["demo", "--quiet", *TINY]) == 0
     shown = capsys.readouterr().out
     assert "half way: " not in shown
-    assert "AUC reopened" in shown
+    assert "reopened" in shown
 
 
 @pytest.mark.slow

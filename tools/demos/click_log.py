@@ -1,13 +1,16 @@
-"""A generated click log of any length, without repetition: the demo's input.
+"""A generated click log of any length, with a hidden teacher: the input of `kvemb demo`.
 
-Users and items have Zipf popularity, new ids arrive all the time, and popularity ranks pass to other ids now and then.
-Clicks are drawn from a hidden logistic model of latent factors, so that there is something to learn. Everything is a
-pure function of (seed, position in the log): memory does not grow with the number of ids, and any part of the log can
-be drawn again. Immutable, so thread-safe.
+A line has a few numbers and one id of each field, such as the user and the item. Half of a field's lines show popular
+ids (Zipf), the other half all ids in turn, in scattered order. So new ids appear all the time, and every id has been
+seen when the log ends. Clicks are drawn from a hidden model of the ids, of pairs of them, and of the numbers.
+
+Everything is a pure function of (seed, position in the log): memory does not grow with the number of ids, and any part
+of the log can be drawn again. Immutable, so thread-safe.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,11 +20,13 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 Words = npt.NDArray[np.uint64]
 
-HIDDEN_FACTORS = 4
 TRAINING, HELD_OUT = 0, 1
+ZIPF = 0.9
+# The hidden model: the variances of all fields, of all pairs of neighbouring fields, and of a number in the log-odds.
+OF_FIELDS, OF_PAIRS, OF_NUMBER, BIAS = 2.34, 0.8125, 0.09, -1.0
 
 
-def mix(words: npt.NDArray[np.int64] | Words, salt: int) -> Words:
+def _mix(words: Ints, salt: int) -> Words:
     """Return splitmix64 of (words, salt) (Steele, Lea, Flood, OOPSLA 2014): a bijection of 64 bits for each salt."""
     z = words.astype(np.uint64) + np.uint64((salt * 0x9E3779B97F4A7C15) % 2**64)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -29,99 +34,70 @@ def mix(words: npt.NDArray[np.int64] | Words, salt: int) -> Words:
     return z ^ (z >> np.uint64(31))
 
 
-def unit(words: Words) -> npt.NDArray[np.float64]:
-    """Map 64-bit words to [0, 1)."""
-    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-@dataclass(frozen=True)
-class Population:
-    """The users, or the items: which exist at each time, and how popular each is.
-
-    salt: different for each population. at_start: number of ids when the log begins. arrivals: new ids per line of the
-    log, below 1; the same share of lines shows an id that has just arrived. zipf: exponent of popularity, not 1.
-    tenure: lines after which a popularity rank passes to another id, at different times for different ranks.
-    """
-
-    salt: int
-    at_start: int
-    arrivals: float
-    zipf: float
-    tenure: int
-
-    def arrived(self, times: Ints) -> Ints:
-        """Return how many ids have arrived by each time, at least 1."""
-        return np.maximum(1, self.at_start + (times * self.arrivals).astype(np.int64))
-
-    def draw(self, times: Ints, chance: np.random.Generator) -> Ints:
-        """Draw one id for each time: 64-bit ids (n,), spread as hashed ids are."""
-        n = len(times)
-        # The inverse of the continuous Zipf distribution on [1, arrived + 1).
-        power = 1.0 - self.zipf
-        reach = (self.arrived(times) + 1.0) ** power - 1.0
-        ranks = ((1.0 + chance.random(n) * reach) ** (1.0 / power)).astype(np.int64) - 1
-        index = self._holders(ranks, times)
-        newest = chance.random(n) < self.arrivals
-        index[newest] = self.arrived(times[newest]) - 1
-        return mix(index, self.salt).view(np.int64)
-
-    def _holders(self, ranks: Ints, times: Ints) -> Ints:
-        """Return the index of the id with each rank at each time. If an id has two ranks, their popularity adds up."""
-        phase = (mix(ranks, self.salt + 1) % np.uint64(self.tenure)).astype(np.int64)
-        turns = (times + phase) // self.tenure
-        since = np.maximum(0, turns * self.tenure - phase)
-        return (unit(mix(ranks * 1_000_003 + turns, self.salt + 2)) * self.arrived(since)).astype(np.int64)
-
-    def taste(self, ids: Ints, column: int) -> npt.NDArray[np.float64]:
-        """Return one column of the hidden model (n,): uniform, mean 0, variance 1, a function of the id alone."""
-        taste: npt.NDArray[np.float64] = (unit(mix(ids, self.salt + 3 + column)) - 0.5) * 12.0**0.5
-        return taste
-
-
 @dataclass(frozen=True)
 class Clicks:
-    """Lines of the log: users, items int64 (n,); clicked float32 (n,), 1 where the shown item was clicked."""
+    """Lines of the log: ids int64 (n, fields); numbers float32 (n, numbers); clicked float32 (n,), 0 or 1."""
 
-    users: Ints
-    items: Ints
+    ids: Ints
+    numbers: Floats
     clicked: Floats
 
 
 @dataclass(frozen=True)
 class ClickLog:
-    """A log of `lines` lines; the sizes and the drift of the populations are proportional to it."""
+    """A log of `lines` lines. sizes: the number of ids of each field, which are 0 to size - 1. numbers: of a line."""
 
     seed: int
     lines: int
+    sizes: tuple[int, ...]
+    numbers: int = 0
 
     def part(self, start: int, count: int, stream: int = TRAINING) -> Clicks:
         """Draw lines [start, start + count). HELD_OUT lines differ from the TRAINING lines of the same positions."""
         chance = np.random.default_rng([self.seed, stream, start])
-        times = np.arange(start, start + count, dtype=np.int64)
-        users, items = self.people.draw(times, chance), self.things.draw(times, chance)
-        clicked = chance.random(count) < 1.0 / (1.0 + np.exp(-self.logits(users, items)))
-        return Clicks(users, items, clicked.astype(np.float32))
+        times = np.arange(start, start + count)
+        ids = np.stack([self._draw(field, times, chance) for field in range(len(self.sizes))], axis=1)
+        numbers = chance.standard_normal((count, self.numbers), np.float32)
+        clicked = chance.random(count) < 1.0 / (1.0 + np.exp(-self.logits(ids, numbers)))
+        return Clicks(ids, numbers, clicked.astype(np.float32))
 
-    def logits(self, users: Ints, items: Ints) -> npt.NDArray[np.float64]:
+    def _draw(self, field: int, times: Ints, chance: np.random.Generator) -> Ints:
+        """Draw an id of a field for each line: popular ones and ids in turn alternate."""
+        size = self.sizes[field]
+        # The inverse of the continuous Zipf distribution on [1, size + 1).
+        power = 1.0 - ZIPF
+        drawn = (1.0 + chance.random(len(times)) * ((size + 1.0) ** power - 1.0)) ** (1.0 / power)
+        ranks = drawn.astype(np.int64) - 1
+        in_turn = (times + field) % 2 == 0
+        ranks[in_turn] = times[in_turn] // 2 % size
+        scattered: Ints = np.minimum(ranks, size - 1) * _stride(size) % size
+        return scattered
+
+    def logits(self, ids: Ints, numbers: Floats) -> npt.NDArray[np.float64]:
         """Return the hidden model's log-odds of a click (n,), the best possible ranking of the lines."""
-        people, things = self.people, self.things
-        # Users vary less than items; the match of a user and an item has as much variance as both together.
-        logits = -1.2 + 0.6 * people.taste(users, 0) + 1.0 * things.taste(items, 0)
-        for column in range(1, HIDDEN_FACTORS + 1):
-            logits += 0.6 * people.taste(users, column) * things.taste(items, column)
+        logits: npt.NDArray[np.float64] = BIAS + OF_NUMBER**0.5 * numbers.sum(axis=1, dtype=np.float64)
+        fields = len(self.sizes)
+        for field in range(fields):
+            logits += (OF_FIELDS / fields) ** 0.5 * self._taste(ids, field, 0)
+            if field % 2:
+                pair = self._taste(ids, field - 1, 1) * self._taste(ids, field, 1)
+                logits += (OF_PAIRS / (fields // 2)) ** 0.5 * pair
         return logits
 
-    @property
-    def people(self) -> Population:
-        """The users: at the start one for every eight lines; a third of this number arrive during the log."""
-        size = max(1, self.lines // 8)
-        return Population(self.seed * 64 + 1, size, 0.04, 0.7, max(1, self.lines // 2))
+    def _taste(self, ids: Ints, field: int, column: int) -> npt.NDArray[np.float64]:
+        """Return one column of the hidden model (n,): uniform, mean 0, variance 1, a function of field and id alone."""
+        salt = (self.seed * len(self.sizes) + field) * 2 + column
+        uniform = (_mix(ids[:, field], salt) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        taste: npt.NDArray[np.float64] = (uniform - 0.5) * 12.0**0.5
+        return taste
 
-    @property
-    def things(self) -> Population:
-        """The items: at the start a tenth of the number of users, a few of them very popular."""
-        size = max(1, self.lines // 80)
-        return Population(self.seed * 64 + 33, size, 0.005, 0.9, max(1, self.lines // 2))
+
+def _stride(size: int) -> int:
+    """Return a step that visits all of range(size) before it returns, and places neighbours far apart."""
+    stride = max(1, round(size * 0.6180339887))
+    while math.gcd(stride, size) > 1:
+        stride += 1
+    return stride
 
 
 def auc(scores: npt.NDArray[np.floating], clicked: Floats) -> float:

@@ -12,7 +12,6 @@ import typer
 from kvemb.tools.demos.workplace import workplace
 from kvemb.tools.limits import MAX_BATCH, MAX_DIM, MAX_ROWS, MAX_RUNS, MAX_SEED, no_nan
 from kvemb.tools.screen import Screen, local_path
-from kvemb.tools.stopping import deferred
 
 # Defaults: the memory budget for the click log and for triples, and the steps of --dlrm.
 BUDGET, STEPS = "64MiB", 1000
@@ -124,7 +123,7 @@ def demo(
     from kvemb.tools.demos import run_clicks, run_cluster, run_dlrm, run_triples
     from kvemb.tools.demos.bilinear import TUNINGS
 
-    with deferred(), workplace(directory, keep) as folder:
+    with workplace(directory, keep) as folder:
         screen, kept, checkpoint = Screen(quiet, as_json), folder if keep else None, folder / "checkpoint"
         if triples:
             name = model or "distmult"

@@ -14,7 +14,8 @@ import torch
 
 import kvemb
 import kvemb.torch as kt
-from kvemb.tools.demos.field_log import FIELDS, NUMBERS, Lines
+from kvemb.tools.demos.click_log import Clicks
+from kvemb.tools.demos.sides import FIELDS, NUMBERS
 
 RATE, DENSE_RATE, INITIAL_SPREAD = 0.05, 0.02, 0.05
 # The initial accumulator is larger than the squares of most gradients: otherwise a gradient near 0, whose sign depends
@@ -104,7 +105,7 @@ def optimizers_of(model: DLRM) -> dict[str, torch.optim.Optimizer]:
     return {"dense": dense, "tables": tables}
 
 
-def step(model: DLRM, optimizers: Mapping[str, torch.optim.Optimizer], lines: Lines) -> float:
+def step(model: DLRM, optimizers: Mapping[str, torch.optim.Optimizer], lines: Clicks) -> float:
     """Take one step on the mean log loss of lines; return it."""
     logits = model(torch.from_numpy(lines.numbers), torch.from_numpy(lines.ids))
     loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(lines.clicked))
@@ -116,7 +117,7 @@ def step(model: DLRM, optimizers: Mapping[str, torch.optim.Optimizer], lines: Li
 
 
 @torch.no_grad()
-def scores(model: DLRM, lines: Lines, at_once: int) -> Any:
+def scores(model: DLRM, lines: Clicks, at_once: int) -> Any:
     """Return the log-odds of each line (n,). Changes neither rows nor scores."""
     model.eval()
     found = [

@@ -27,10 +27,9 @@ import torch
 import kvemb
 import kvemb.torch as kt
 from kvemb.tools.demos import dlrm
-from kvemb.tools.demos.click_log import HELD_OUT, auc
-from kvemb.tools.demos.field_log import FIELDS, Lines
+from kvemb.tools.demos.click_log import HELD_OUT, Clicks, auc
 from kvemb.tools.demos.figures import tier_figures
-from kvemb.tools.demos.sides import Settings
+from kvemb.tools.demos.sides import FIELDS, Settings
 from kvemb.tools.failures import explain
 from kvemb.tools.memory import Peaks
 
@@ -43,11 +42,11 @@ class TorchSide:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self.first = 0
-        sizes = [1] * FIELDS if settings.alone else settings.log.sizes
+        sizes = [1] * FIELDS if settings.alone else list(settings.log.sizes)
         self.model = dlrm.DLRM(dlrm.TorchTables(sizes, settings.dim, settings.seed), settings.dim, settings.seed)
         self.optimizers = dlrm.optimizers_of(self.model)
 
-    def batches(self) -> Iterator[Lines]:
+    def batches(self) -> Iterator[Clicks]:
         """Yield the batches of the steps from `first` on."""
         settings = self._settings
         for step in range(self.first, settings.steps):
@@ -91,7 +90,7 @@ class StoredSide(TorchSide):
             for name, optimizer in self.optimizers.items():
                 optimizer.load_state_dict(state[name])
 
-    def batches(self) -> Iterator[Lines]:
+    def batches(self) -> Iterator[Clicks]:
         """Yield the same batches; while one trains, the cold rows of the next one are read."""
         sources = {self._variables[name]: partial(_ids_of, at=at) for at, name in enumerate(dlrm.NAMES)}
         return kt.prefetching(super().batches(), sources)
@@ -125,7 +124,7 @@ class StoredSide(TorchSide):
         }
 
 
-def _ids_of(lines: Lines, at: int) -> Any:
+def _ids_of(lines: Clicks, at: int) -> Any:
     return lines.ids[:, at]
 
 

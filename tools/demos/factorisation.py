@@ -46,29 +46,29 @@ class Factorisation:
 
     def prefetch(self, part: Clicks) -> None:
         """Start reading the rows that training on `part` will need."""
-        self._users.prefetch(part.users)
-        self._items.prefetch(part.items)
+        for variable, ids in zip(self.variables, part.ids.T, strict=True):
+            variable.prefetch(ids)
 
     def train(self, part: Clicks) -> int:
         """Take one Adagrad step on the summed log loss of all lines of `part`; returns the number of rows."""
-        users, items = self._users.lookup(part.users), self._items.lookup(part.items)
+        user_ids, item_ids = part.ids.T
+        users, items = self._users.lookup(user_ids), self._items.lookup(item_ids)
         error = (0.5 + 0.5 * np.tanh(0.5 * self._logits(users, items)) - part.clicked)[:, None]
         user_grads, item_grads = error * items, error * users
         # A bias has the gradient of 1 * error, not of the other side's bias.
         user_grads[:, -1:] = item_grads[:, -1:] = error
-        self._users.apply_gradients(part.users, user_grads)
-        self._items.apply_gradients(part.items, item_grads)
+        self._users.apply_gradients(user_ids, user_grads)
+        self._items.apply_gradients(item_ids, item_grads)
         self._rate.apply_gradients(np.zeros(1, np.int64), error.sum(axis=0, keepdims=True))
-        return 2 * len(part.users)
+        return part.ids.size
 
     def scores(self, part: Clicks) -> Floats:
         """Return the log-odds of a click of each line (n,). Changes neither rows nor scores."""
-
         scores = []
-        for start in range(0, len(part.users), EVALUATED_AT_ONCE):
-            some = slice(start, start + EVALUATED_AT_ONCE)
-            users = self._users.lookup(part.users[some], touch=False)
-            scores.append(self._logits(users, self._items.lookup(part.items[some], touch=False)))
+        for start in range(0, len(part.ids), EVALUATED_AT_ONCE):
+            user_ids, item_ids = part.ids[start : start + EVALUATED_AT_ONCE].T
+            users = self._users.lookup(user_ids, touch=False)
+            scores.append(self._logits(users, self._items.lookup(item_ids, touch=False)))
         return np.concatenate(scores)
 
     def auc(self, part: Clicks) -> float:

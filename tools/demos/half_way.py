@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
+
+import numpy as np
 
 import kvemb
 from kvemb.tools.demos.figures import Lines, memory_figures, speed_figures, tier_figures
@@ -19,26 +20,12 @@ from kvemb.tools.memory import anonymous_bytes
 from kvemb.tools.screen import Screen, Summary
 from kvemb.tools.stopping import check
 
-Judgement = TypeVar("Judgement")
-Final = TypeVar("Final")
-
-
-@dataclass
-class Outcome(Generic[Judgement, Final]):
-    """The judgements when the checkpoint was taken, of the reopened one, and of the trained model.
-
-    lines, summary: speed, tiers and memory, for the closing lines. checkpoint_seconds: how long the checkpoint took.
-    """
-
-    taken: Judgement
-    again: Judgement
-    final: Final
-    checkpoint_seconds: float
-    lines: Lines
-    summary: Summary
+# Metrics by their names.
+Judgement = Mapping[str, float]
 
 
 def run(
+    title: str,
     folder: Path,
     budget: str,
     screen: Screen,
@@ -46,12 +33,14 @@ def run(
     halves: tuple[Iterable[Any], Iterable[Any]],
     steps: int,
     judge: Callable[[Any], Judgement],
-    judge_final: Callable[[Any], Final],
-    text: Callable[[Judgement], str],
-) -> Outcome[Judgement, Final]:
-    """Train a model on the batches of both halves, `steps` in all, and judge it. folder: an empty directory to work in.
+    judge_end: Callable[[Any], Mapping[str, Judgement]],
+    lines: Lines,
+    summary: Summary,
+) -> None:
+    """Train a model on the batches of both halves, `steps` in all, judge it, and print.
 
-    make: returns the model of a store. text: a judgement in words.
+    folder: an empty directory to work in. make: returns the model of a store. lines, summary: what is printed first.
+    Raises Corruption if the reopened checkpoint judges differently.
     """
     before = anonymous_bytes()
     with kvemb.open(folder / "store", memory_budget=budget) as store:
@@ -63,17 +52,30 @@ def run(
             started = time.perf_counter()
             store.checkpoint(folder / "checkpoint")
             seconds = time.perf_counter() - started
-            screen.milestone(f"half way: {text(taken)}; checkpoint taken in {seconds:.2f} s")
+            screen.milestone(f"half way: held-out {_text(taken)}; checkpoint taken in {seconds:.2f} s")
             train(model, halves[1], meter)
         check()
         sections = [speed_figures(meter), tier_figures(model.variables, model.row_bytes)]
-        final = judge_final(model)
+        end = judge_end(model)
         table = model.row_bytes * sum(variable.size() for variable in model.variables)
         sections.append(memory_figures(before, store.budget.total, table))
     check()
     with kvemb.restore(folder / "checkpoint", folder / "restored", memory_budget=budget) as restored:
         again = judge(make(restored))
     shutil.rmtree(folder / "restored")
-    lines = [line for section, _ in sections for line in section]
-    summary = {name: value for _, section in sections for name, value in section.items()}
-    return Outcome(taken, again, final, seconds, lines, summary)
+    same = np.array_equal([*taken.values()], [*again.values()], equal_nan=True)
+    for told, figures in sections:
+        lines, summary = [*lines, *told], {**summary, **figures}
+    lines += [
+        ("half way", f"{_text(taken)} when the checkpoint was taken (in {seconds:.2f} s)"),
+        ("reopened", f"{_text(again)} from that checkpoint: {'the same' if same else 'DIFFERENT'}"),
+        *((f"at the end, {what}", _text(judgement)) for what, judgement in end.items()),
+    ]
+    summary |= {"checkpoint": taken, "reopened": again, **end, "checkpoint_seconds": round(seconds, 3)}
+    screen.close(title, lines, summary)
+    if not same:
+        raise kvemb.errors.Corruption(f"the reopened checkpoint gives {_text(again)}, but {_text(taken)} before")
+
+
+def _text(judgement: Judgement) -> str:
+    return ", ".join(f"{name} {value:.4f}" for name, value in judgement.items())

@@ -17,7 +17,7 @@ import numpy as np
 import kvemb
 import kvemb.cluster
 from kvemb.errors import ShardLost
-from kvemb.tools.demos.click_log import ClickLog, Clicks
+from kvemb.tools.demos.click_log import Clicks
 from kvemb.tools.demos.factorisation import Factorisation
 from kvemb.tools.demos.run_clicks import ClickRun
 from kvemb.tools.demos.training import FIRST_NOTE
@@ -42,7 +42,7 @@ def run(
     """
     if transport == "ray":
         start_ray()
-    log = ClickLog(settings.seed, settings.clicks)
+    log = settings.log
     starts = range(0, settings.clicks, settings.batch)
     parts: list[Callable[[], Clicks]] = [
         lambda at=at: log.part(at, min(settings.batch, settings.clicks - at))  # type: ignore[misc]

@@ -63,7 +63,7 @@ def run(settings: DlrmRun, folder: Path, screen: Screen, kept: Path | None) -> P
     trained = _train(settings, plain, stored, screen)
     alone, peer, ours, again = trained.alone, trained.peer, trained.ours, trained.again
     held_out = plain.log.part(plain.lines - plain.held_out, plain.held_out, HELD_OUT)
-    teacher = auc(plain.log.logits(held_out.numbers, held_out.ids), held_out.clicked)
+    teacher = auc(plain.log.logits(held_out.ids, held_out.numbers), held_out.clicked)
     difference = _difference(ours.losses, peer.losses)
     same = again is None or _same(again, ours)
     limit = budget + OVERHEAD_BYTES + alone.anonymous

@@ -13,11 +13,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kvemb.tools.demos.field_log import FieldLog
+from kvemb.tools.demos.click_log import ClickLog
 from kvemb.tools.failures import BadInput
 
 MODULE = "kvemb.tools.demos.dlrm_side"
 MAX_HELD_OUT = 50_000
+FIELDS, NUMBERS = 26, 4
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,10 @@ class Settings:
         return min(MAX_HELD_OUT, self.lines)
 
     @property
-    def log(self) -> FieldLog:
-        """The log."""
-        return FieldLog(self.seed, self.lines)
+    def log(self) -> ClickLog:
+        """The log: the first field is the largest, the k-th has a k-th of its ids."""
+        sizes = tuple(max(1, self.lines // 2 // (number + 1)) for number in range(FIELDS))
+        return ClickLog(self.seed, self.lines, sizes, NUMBERS)
 
     @property
     def row_bytes(self) -> int:

@@ -68,7 +68,7 @@ class Meter:
 
 
 def train(model: Model[Given], batches: Iterable[Given], meter: Meter) -> None:
-    """Train on all batches in order. Interrupts take effect between two batches."""
+    """Train on all batches in order."""
     coming = iter(batches)
     batch = next(coming, None)
     while batch is not None:

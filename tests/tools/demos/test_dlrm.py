@@ -11,7 +11,6 @@ import pytest
 
 from kvemb.installed import pip_install
 from kvemb.tools.cli import run
-from kvemb.tools.demos.field_log import FieldLog
 from kvemb.tools.demos.sides import Outcome, Settings, run_side
 
 COMMAND = ["demo", "--dlrm", "--steps", "8", "--batch", "64", "--dim", "4", "--budget", "8MiB", "--json"]
@@ -46,7 +45,7 @@ def test_kvemb_trains_as_pytorch_does_and_ends_the_same_after_a_kill(
     assert 0 < summary["resumed_at"] <= 6, "at the newest checkpoint that was complete"
     assert summary["loss_difference"] < 1e-5
     assert summary["kvemb_auc"] == pytest.approx(summary["torch_auc"], abs=1e-3)
-    assert summary["rows"] == summary["ids"] == sum(FieldLog(0, 8 * 64).sizes)
+    assert summary["rows"] == summary["ids"] == sum(Settings(8, 64, 4, 0).log.sizes)
     assert 0 < summary["kvemb_anonymous_bytes"] < summary["anonymous_limit"]
     assert not list(tmp_path.glob("kvemb-*"))
 

@@ -1,16 +1,13 @@
-"""The demo's directory is gone afterwards, nothing of the user's is touched, and interrupts wait for `check`."""
+"""The demo's directory is gone afterwards, and nothing of the user's is touched."""
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 
 import pytest
 
 from kvemb.tools.demos.workplace import workplace
 from kvemb.tools.failures import BadInput
-from kvemb.tools.stopping import Terminated, check, deferred, signals_handled
 
 
 def fill(place: Path) -> None:
@@ -55,20 +52,3 @@ def test_a_directory_with_something_in_it_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="is a file"), workplace(tmp_path / "mine", keep=False):
         pass
     assert (tmp_path / "mine").read_text() == "precious"
-
-
-@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)])
-def test_a_signal_waits_for_the_check_and_a_second_one_does_not(number: int, error: type[BaseException]) -> None:
-    reached = []
-    with signals_handled():
-        with deferred():
-            check()
-            os.kill(os.getpid(), number)
-            reached.append(True)
-            with pytest.raises(error):
-                check()
-            with pytest.raises(error):
-                os.kill(os.getpid(), number)
-        with pytest.raises(error):
-            os.kill(os.getpid(), number)
-    assert reached
