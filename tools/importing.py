@@ -14,7 +14,7 @@ import numpy as np
 import kvemb
 from kvemb import bulk
 from kvemb.tools.ahead import ahead
-from kvemb.tools.destinations import PIPE, atomic_output, fetched, is_url
+from kvemb.tools.destinations import PIPE, atomic_output, fetched
 from kvemb.tools.failures import BadInput, WrongUsage
 from kvemb.tools.formats.columns import KEY, SCALE, SCORE, STEP, VALUE, Batch, PathOrFile, SourceOptions, Table
 from kvemb.tools.formats.known import Format, format_of
@@ -93,8 +93,6 @@ def _import(
     table, batches = kind.read(origin, given)
     name = given.variable or table.metadata.get("name") or stem
     with ExitStack() as stack:
-        if is_url(os.fspath(path)):
-            raise WrongUsage(f"{path} is a URL, but a store is a directory on this machine; name a directory")
         where = Path(path) if Path(path).exists() else stack.enter_context(atomic_output(os.fspath(path), folder=True))
         store = kvemb.open(where, memory_budget=BUDGET)
         try:

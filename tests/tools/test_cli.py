@@ -70,23 +70,6 @@ def test_the_demo_prints_json_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_where_there_is_no_terminal_there_is_a_table_and_no_bar(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["demo", *TINY]) == 0
-    shown = capsys.readouterr().out
-    assert "half way: held-out AUC" in shown
-    assert "reopened" in shown
-    assert "\x1b" not in shown
-    assert "training" not in shown
-    assert "rows/s" in shown
-
-
-def test_quiet_leaves_the_table_only(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["demo", "--quiet", *TINY]) == 0
-    shown = capsys.readouterr().out
-    assert "half way: " not in shown
-    assert "reopened" in shown
-
-
 @pytest.mark.slow
 def test_on_a_terminal_there_is_a_bar_with_the_hit_rate(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
@@ -106,14 +89,6 @@ def test_on_a_terminal_there_is_a_bar_with_the_hit_rate(tmp_path: Path) -> None:
     assert b"training" in shown
     assert b"compiling kernels, once" in shown
     assert shown.index(b"compiling kernels, once") < shown.index(b"hit rate ")
-
-
-def test_keep_leaves_a_store_that_opens(tmp_path: Path) -> None:
-    assert run(["demo", "--json", *TINY, "--dir", str(tmp_path / "here"), "--keep"]) == 0
-    with library.open(tmp_path / "here" / "store", memory_budget="8MiB") as store:
-        assert sorted(store.variables) == ["click_rate", "item", "user"]
-        assert store.variables["user"].size() > 100
-    assert sorted(path.name for path in (tmp_path / "here").iterdir()) == ["checkpoint", "store"]
 
 
 @pytest.mark.slow
@@ -138,18 +113,24 @@ def test_what_the_demo_says_to_type_next_works(
     assert "next:" not in capsys.readouterr().out
 
 
-def test_the_demo_tells_where_it_keeps_what_it_made(
+def test_keep_leaves_a_store_that_opens_and_tells_where(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert run(["demo", *TINY, "--keep", "--quiet"]) == 0
     (kept,) = (path for path in tmp_path.iterdir() if path.name.startswith("kvemb-demo-"))
-    assert f"kept: {kept}\n" in capsys.readouterr().out
-    assert run(["demo", "--json", *TINY, "--keep"]) == 0
-    told = json.loads(capsys.readouterr().out)["kept"]
-    assert (Path(told) / "store").is_dir()
+    shown = capsys.readouterr().out
+    assert f"kept: {kept}\n" in shown
+    assert "half way: " not in shown
+    assert sorted(path.name for path in kept.iterdir()) == ["checkpoint", "store"]
+    with library.open(kept / "store", memory_budget="8MiB") as store:
+        assert sorted(store.variables) == ["click_rate", "item", "user"]
+        assert store.variables["user"].size() > 100
     assert run(["demo", *TINY]) == 0
-    assert "next: kvemb demo --keep --dir here" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "next: kvemb demo --keep --dir here" in shown
+    assert "half way: held-out AUC" in shown
+    assert "\x1b" not in shown, "there is no bar without a terminal"
 
 
 def test_triples_are_trained_and_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvemb.tools.cli import run
 from kvemb.tools.diff import diff
 from kvemb.tools.export import export
 from kvemb.tools.failures import BadInput
@@ -40,22 +39,6 @@ def test_how_far_great_and_tiny_rows_moved(tmp_path):
     np.testing.assert_allclose([each.l2 for each in found.most], [1e200, 2e-200], rtol=1e-12)
     np.testing.assert_allclose([each.cosine for each in found.most], [3 / np.sqrt(10), 4 / np.sqrt(20)])
     assert found.l2.counts == [0] * 7 + [1, 1]
-
-
-def test_the_table_of_a_diff_has_no_heading_of_nothing(tmp_path, capsys):
-    make(tmp_path / "a", [1], np.ones((1, 1), np.float32))
-    make(tmp_path / "b", [1], np.full((1, 1), 2, np.float32))
-    assert run(["diff", str(tmp_path / "a"), str(tmp_path / "a")]) == 0
-    told = capsys.readouterr().out
-    assert "no difference; " in told
-    assert "added" not in told
-    assert "moved" not in told
-    assert run(["diff", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
-    told = capsys.readouterr().out
-    assert "1 changed; " in told
-    assert "removed" not in told
-    assert "1 moved; " in told
-    assert "moved most:" in told
 
 
 def test_a_row_with_a_nan_or_an_infinity_has_no_direction(tmp_path):

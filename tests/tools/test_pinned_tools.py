@@ -18,7 +18,6 @@ from kvemb.errors import Locked
 from kvemb.tools.cli import run
 from kvemb.tools.export import export
 from kvemb.tools.failures import BadInput
-from kvemb.tools.importing import import_table
 from kvemb.tools.migrate import migrate, plan
 
 pytest.importorskip("pyarrow")
@@ -84,18 +83,6 @@ def test_a_store_that_appeared_since_the_plan_is_left_alone(tmp_path):
     assert rows_of(tmp_path / "out", "mine")[0] == [1]
 
 
-@pytest.mark.parametrize("about", [[], {"name": 5}, {"whole": True}, "{", b"\xff\xfe\x00{"])
-def test_a_description_that_cannot_be_is_one_line(tmp_path, capsys, about):
-    make(tmp_path / "store", [1], np.zeros((1, 1), np.float32))
-    export(tmp_path / "store", tmp_path / "out.npy")
-    text = about if isinstance(about, (str, bytes)) else json.dumps(about)
-    (tmp_path / "out.npy" / "about.json").write_bytes(text if isinstance(text, bytes) else text.encode())
-    assert run(["import", str(tmp_path / "out.npy"), str(tmp_path / "new")]) == 1
-    told = capsys.readouterr().err
-    assert "about.json has metadata that cannot be read" in told
-    assert told.count("\n") == 1
-
-
 def test_a_key_may_be_negative(tmp_path, capsys):
     make(tmp_path / "store", [-5], np.ones((1, 1), np.float32))
     assert json_of(capsys, "peek", tmp_path / "store", "--variable", "table", "-5")["rows"][0]["key"] == -5
@@ -122,7 +109,7 @@ def test_who_reads_a_store_that_was_not_closed_is_told(tmp_path, caplog, capsys)
     capsys.readouterr()
 
 
-def test_only_what_was_begun_can_be_gone_on_with(tmp_path, capsys):
+def test_a_transfer_takes_at_least_one_job(tmp_path):
     pytest.importorskip("fsspec")
     with kvemb.open(tmp_path / "store", memory_budget=BUDGET) as store:
         store.get_variable("table", dim=1).upsert([1], [[1.0]])
@@ -132,18 +119,6 @@ def test_only_what_was_begun_can_be_gone_on_with(tmp_path, capsys):
     for call in (series.push, series.pull):
         with pytest.raises(ValueError, match="jobs must be at least 1, got 0"):
             call("memory://nothing/here", jobs=0)
-    for arguments in (["push", str(tmp_path / "series"), "foo://x"], ["pull", "foo://x", str(tmp_path / "new")]):
-        assert run(arguments) == 1
-        told = capsys.readouterr().err
-        assert "Protocol not known: foo" in told
-        assert "go on" not in told
-
-
-def test_a_store_is_not_imported_to_a_url(tmp_path):
-    make(tmp_path / "store", [1], np.ones((1, 1), np.float32))
-    export(tmp_path / "store", tmp_path / "out.npy")
-    with pytest.raises(BadInput, match="memory://bucket/new is a URL, but a store is a directory on this machine"):
-        import_table(tmp_path / "out.npy", "memory://bucket/new")
 
 
 def test_a_url_that_is_written_to_is_told_as_it_was_given(tmp_path, monkeypatch, capsys):

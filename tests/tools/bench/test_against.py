@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from kvemb.tools.bench.cold.versions import environment, unpack
+from kvemb.tools.bench.cold.versions import unpack
 from kvemb.tools.bench.command import app
 from kvemb.tools.failures import BadInput
 
@@ -68,11 +68,6 @@ def test_a_folder_without_kvemb_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(BadInput, match="does not contain kvemb"):
         unpack(str(tmp_path / "empty"), tmp_path / "target")
-
-
-def test_a_process_imports_from_the_folder_and_compiles_beside_it(tmp_path: Path) -> None:
-    assert environment(tmp_path)["PYTHONPATH"] == str(tmp_path)
-    assert Path(environment(tmp_path)["NUMBA_CACHE_DIR"]).is_relative_to(tmp_path)
 
 
 TINY = ["--rows", "3000", "--dim", "8", "--batch", "256", "--hot-rows", "300", "--budget-mib", "32"]

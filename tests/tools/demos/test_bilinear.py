@@ -11,10 +11,8 @@ import pytest
 
 import kvemb
 from kvemb.tools.demos.bilinear import TUNINGS, Bilinear, TripleBatch, Tuning, batches
-from kvemb.tools.demos.ranking import Filter, Questions, filtered_ranks, questions_of, summarise
-from kvemb.tools.demos.triple_files import Graph, load_graph
+from kvemb.tools.demos.triple_files import Graph
 
-REAL = Path(__file__).parents[4] / "shared" / "data" / "wn18rr"
 SMALL = {
     model: replace(tuning, dim=4, batch=8, negatives=6, learning_rate=1.0, n3=0.1, spread=0.5)
     for model, tuning in TUNINGS.items()
@@ -88,41 +86,3 @@ def test_the_scorer_gives_the_scores_of_the_definition(model: str, tmp_path: Pat
 def test_the_dim_of_complex_is_even() -> None:
     with pytest.raises(ValueError, match="dim of ComplEx must be even, two for each complex number; got 7"):
         replace(TUNINGS["complex"], dim=7)
-
-
-@both_models
-def test_the_size_of_the_hot_tier_changes_no_bit(model: str, tmp_path: Path) -> None:
-    graph = made_up(entities=3_000, triples=800)
-    tuning = replace(TUNINGS[model], dim=8, batch=32, negatives=200)
-    found = []
-    for hot in (None, 30):
-        with kvemb.open(tmp_path / str(hot), memory_budget="16MiB") as store:
-            trained = Bilinear(store, graph, tuning, hot, seed=0)
-            for batch in batches(graph, tuning, np.random.default_rng(2)):
-                trained.prefetch(batch)
-                trained.train(batch)
-            found.append(trained.entities.lookup(graph.entities))
-    np.testing.assert_array_equal(found[0], found[1])
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not REAL.is_dir(), reason=f"the WN18RR files are not at {REAL}")
-def test_a_few_hundred_batches_of_wn18rr_are_learned(tmp_path: Path) -> None:
-    graph = load_graph([REAL / f"{split}.txt.gz" for split in ("train", "valid", "test")], seed=0)
-    assert (len(graph.entities), len(graph.relations), len(graph.train)) == (40_943, 11, 86_835)
-    known = Filter(np.concatenate([graph.train, graph.valid, graph.test]), len(graph.relations))
-    some, few = questions_of(graph.test[:250]), questions_of(graph.test[:25])
-    tuning = replace(TUNINGS["distmult"], dim=32, batch=1024, negatives=200, n3=0.05)
-
-    def mrr(model: Bilinear, questions: Questions) -> float:
-        return summarise(filtered_ranks(questions, len(graph.entities), known, model.scorer)).mrr
-
-    with kvemb.open(tmp_path / "store", memory_budget="32MiB") as store:
-        model = Bilinear(store, graph, tuning, len(graph.entities) // 10, seed=0)
-        chance = np.random.default_rng(0)
-        untrained = mrr(model, few)
-        for _ in range(3):
-            for batch in batches(graph, tuning, chance):
-                model.train(batch)
-        assert untrained < 0.01
-        assert mrr(model, some) > 0.2

@@ -73,7 +73,4 @@ def test_the_summary_of_ranks() -> None:
     found = summarise(np.array([1.0, 2.0, 4.0, 20.0]))
     assert found.mrr == pytest.approx((1 + 0.5 + 0.25 + 0.05) / 4)
     assert (found.hits_at_1, found.hits_at_3, found.hits_at_10) == (0.25, 0.5, 0.75)
-
-
-def test_no_ranks_have_no_mean() -> None:
     assert np.isnan(summarise(np.empty(0))).all()

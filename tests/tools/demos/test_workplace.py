@@ -16,12 +16,6 @@ def fill(place: Path) -> None:
     (place / "file").write_text("x")
 
 
-def test_a_temporary_directory_is_removed() -> None:
-    with workplace(None, keep=False) as place:
-        fill(place)
-    assert not place.exists()
-
-
 def test_it_is_removed_after_an_error_too(tmp_path: Path) -> None:
     def work() -> None:
         with workplace(tmp_path / "new", keep=False) as place:
@@ -31,12 +25,6 @@ def test_it_is_removed_after_an_error_too(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         work()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_keep_leaves_everything(tmp_path: Path) -> None:
-    with workplace(tmp_path / "a" / "b", keep=True) as place:
-        fill(place)
-    assert (tmp_path / "a" / "b" / "store" / "rows").exists()
 
 
 def test_an_empty_directory_of_the_users_is_emptied_and_stays(tmp_path: Path) -> None:

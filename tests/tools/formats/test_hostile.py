@@ -97,6 +97,8 @@ def npy(shape: tuple[int, ...], data: bytes = b"", descr: str = "<f4") -> bytes:
     ("name", "content", "line"),
     [
         ("value", npy((2**40, 4)), "value.npy cannot be read"),
+        ("key", b"", "key.npy cannot be read"),
+        ("key", b"\x93NUMPY\x01\x00\x76\x00" + b"{'descr': (".ljust(118), "key.npy cannot be read"),
         ("value", npy((2**62, 8), b"12345678"), "value.npy cannot be read"),
         ("value", npy((-3, 4), b"x" * 48), "value.npy cannot be read"),
         ("value", npy((3, 2**40)), "value.npy cannot be read"),

@@ -11,7 +11,6 @@ from datetime import datetime
 from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,9 +20,7 @@ from told import json_of
 import kvemb
 from kvemb.tools.cli import run
 from kvemb.tools.diff import diff
-from kvemb.tools.report.history import History
 from kvemb.tools.report.page import report
-from kvemb.tools.report.series import _dates
 
 pytest.importorskip("pyarrow")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -195,13 +192,6 @@ def test_rows_that_moved_are_apart_from_rows_that_were_only_touched(made, text):
     assert told["touched only"] > 100
 
 
-def test_checkpoints_of_one_minute_are_labelled_with_seconds():
-    start = datetime(2026, 3, 1, 12).timestamp()
-    for apart, labels in ((5, ["12:00:00", "12:00:05"]), (60, ["12:00", "12:01"]), (86400, ["Mar 01", "Mar 02"])):
-        made = [SimpleNamespace(created=start), SimpleNamespace(created=start + apart)]
-        assert [label for _, label in _dates(History(made))] == labels
-
-
 def test_growth_is_told_by_variable_and_by_date(text):
     series = section(text, "The series")
     (chart,) = re.findall(r'<svg[^>]*aria-label="rows by checkpoint".*?</svg>', series)
@@ -264,16 +254,6 @@ def test_a_series_of_which_nothing_can_be_read_has_no_page(made, tmp_path, capsy
     assert run(["report", str(series), str(tmp_path / "page.html")]) == 1
     assert "manifest.json is damaged" in capsys.readouterr().err
     assert not (tmp_path / "page.html").exists()
-
-
-def test_a_page_is_written_to_a_new_file(made, tmp_path, capsys):
-    command = ["report", str(made / "series" / "00000001"), str(tmp_path / "page.html"), "--json"]
-    assert run(command) == 0
-    assert "page.html" in capsys.readouterr().out
-    before = (tmp_path / "page.html").read_bytes()
-    assert run(command) == 1
-    assert "exists; name a new file" in capsys.readouterr().err
-    assert (tmp_path / "page.html").read_bytes() == before
 
 
 def test_one_checkpoint_and_a_store_have_pages_too(made, tmp_path):
