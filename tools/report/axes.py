@@ -6,19 +6,20 @@ Labels of one axis differ from each other, and fit side by side on a phone. Scal
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 # The most labels of a numeric axis, besides the first.
 STEPS = 5
 # The width of a letter and the smallest gap between two labels, as shares of the width of a chart of 250 pixels.
 LETTER, GAP = 0.031, 0.04
-_SECONDS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200)
-_DAYS = (1, 2, 3, 7, 14)
-_MONTHS = (1, 2, 3, 6, 12, 24, 60, 120, 600)
+_DAY, _MONDAY = 86_400, datetime(1970, 1, 5)
+_SECONDS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200]
+_SECONDS += [days * _DAY for days in (1, 2, 3, 7, 14, 30, 60, 90, 180, 360, 720, 3600, 18_000, 180_000)]
 # The limits of datetime in seconds since 1970, less a day for the time zone.
 EARLIEST, LATEST = -62_135_510_000.0, 253_402_200_000.0
 
@@ -45,30 +46,31 @@ def above(ticks: Ticks) -> bool:
     return len(ticks) <= STEPS + 1
 
 
-class Scale(Protocol):
-    """Values from low to high along an axis."""
+class Scale(ABC):
+    """Values from low to high along an axis; those of Categories are 0, 1, ..."""
 
-    @property
-    def low(self) -> float:
-        """The smallest value."""
+    low: float
+    high: float
 
-    @property
-    def high(self) -> float:
-        """The largest value."""
-
+    @abstractmethod
     def position(self, value: float) -> float:
         """Return the position of a value on the axis: 0 at low, 1 at high."""
 
+    @abstractmethod
     def ticks(self, fit: Fit = beside) -> Ticks:
         """Return the values to label, with their labels. fit: whether labels at given positions fit."""
 
+    @abstractmethod
     def format(self, value: float) -> str:
         """Return a value as text."""
 
 
 @dataclass(frozen=True)
-class Linear:
-    """A linear scale. whole: only integers are labelled. suffix: follows every label, such as " MiB"."""
+class Linear(Scale):
+    """A linear scale, with labels at multiples of 1, 2 or 5 times a power of ten.
+
+    whole: only integers are labelled. suffix: follows every label, such as " MiB".
+    """
 
     low: float
     high: float
@@ -76,16 +78,13 @@ class Linear:
     suffix: str = ""
 
     def position(self, value: float) -> float:
-        """Return the position of a value on the axis: 0 at low, 1 at high."""
         # Divided by 4 so that the difference stays finite.
         return (value / 4 - self.low / 4) / (self.high / 4 - self.low / 4)
 
     def ticks(self, fit: Fit = beside) -> Ticks:
-        """Return multiples of 1, 2 or 5 times a power of ten."""
         return _first_that_fits(self, self._ticks, range(STEPS, 0, -1), fit)
 
     def format(self, value: float) -> str:
-        """Return a number with four digits, or an integer exactly."""
         return (f"{value:,.0f}" if self.whole and abs(value) < 1e15 else number(value)) + self.suffix
 
     def _ticks(self, most: int) -> Ticks:
@@ -98,19 +97,20 @@ class Linear:
 
 
 @dataclass(frozen=True)
-class Log:
-    """A log scale; low is above 0. whole: only integers are labelled."""
+class Log(Scale):
+    """A log scale, with labels at powers of ten, and if there is room at 2 and 5 times each.
+
+    low is above 0. whole: only integers are labelled.
+    """
 
     low: float
     high: float
     whole: bool = False
 
     def position(self, value: float) -> float:
-        """Return the position of a value on the axis: 0 at low, 1 at high."""
         return (math.log(value) - math.log(self.low)) / (math.log(self.high) - math.log(self.low))
 
     def ticks(self, fit: Fit = beside) -> Ticks:
-        """Return powers of ten, as many as fit; if there is room also 2 and 5 times each."""
         first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
 
         def powers(every: int) -> Ticks:
@@ -121,7 +121,6 @@ class Log:
         return _first_that_fits(self, powers, (0, 1, 2, 3, 5, 10, 20, 50, 100, 200), fit)
 
     def format(self, value: float) -> str:
-        """Return a number with four digits, or an integer exactly."""
         return f"{value:,.0f}" if self.whole and abs(value) < 1e15 else number(value)
 
     def _labelled(self, value: float) -> bool:
@@ -129,81 +128,50 @@ class Log:
 
 
 @dataclass(frozen=True)
-class Time:
-    """A scale of seconds since 1970, labelled with local dates and times."""
+class Time(Scale):
+    """A scale of seconds since 1970, labelled with local dates and times, which are round."""
 
     low: float
     high: float
 
     def position(self, value: float) -> float:
-        """Return the position of a value on the axis: 0 at low, 1 at high."""
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self, fit: Fit = beside) -> Ticks:
-        """Return round times: seconds, minutes, hours, days, or first days of months."""
-        span = self.high - self.low
-        short: list[Callable[[], Ticks]] = [
-            *(lambda each=each: self._clock(each) for each in _SECONDS if span / each < 40),
-            *(lambda each=each: self._days(each) for each in _DAYS if span / 86400 / each < 40),
-            *(lambda each=each: self._months(each) for each in _MONTHS if span / 86400 / 28 / each < 40),
-        ]
-        if span < 4:
-            return [(self.low, f"{self.low % 60:.3f} s"), (self.high, f"{self.high % 60:.3f} s")]
-        return _first_that_fits(self, lambda each: each(), short, fit)
+        if self.high - self.low < 4:
+            return [(each, f"{each % 60:.3f} s") for each in (self.low, self.high)]
+        steps = [step for step in _SECONDS if (self.high - self.low) / step < 40]
+        return _first_that_fits(self, self._every, steps, fit)
 
     def format(self, value: float) -> str:
-        """Return a date and a time, with seconds if the axis is shorter than a day."""
-        return moment(value, seconds=self.high - self.low < 86400)
+        return moment(value, seconds=self.high - self.low < _DAY)
 
-    def _clock(self, step: int) -> Ticks:
-        start = datetime.fromtimestamp(self.low).replace(hour=0, minute=0, second=0, microsecond=0)
-        first = math.ceil((self.low - start.timestamp()) / step)
+    def _every(self, step: int) -> Ticks:
+        """Return the local times at multiples of so many seconds since the Monday after 1 January 1970."""
+        first, last = ((datetime.fromtimestamp(end) - _MONDAY).total_seconds() / step for end in (self.low, self.high))
+        times = [_MONDAY + timedelta(seconds=at * step) for at in range(math.ceil(first), math.floor(last) + 1)]
         form = "%H:%M:%S" if step < 60 else "%H:%M"
-        form = form if self.high - self.low < 86400 else f"%b %d {form}"
-        times = [start + timedelta(seconds=at * step) for at in range(first, first + 40)]
-        return self._within(times, form)
-
-    def _days(self, step: int) -> Ticks:
-        start = datetime.fromtimestamp(self.low).replace(hour=0, minute=0, second=0, microsecond=0)
-        return self._within([start + timedelta(days=at * step) for at in range(1, 41)], "%b %d")
-
-    def _months(self, step: int) -> Ticks:
-        start = datetime.fromtimestamp(self.low)
-        months = [start.year * 12 + (start.month - 1) // step * step + at * step for at in range(1, 41)]
-        return self._within([datetime(at // 12, at % 12 + 1, 1) for at in months if at < 9999 * 12], "%Y-%m")
-
-    def _within(self, times: Sequence[datetime], form: str) -> Ticks:
-        moments = [(time.timestamp(), time.strftime(form)) for time in times if time.year < 9999]
-        return [(at, label) for at, label in moments if self.low <= at <= self.high]
+        if step >= _DAY:
+            form = "%b %d" if step < 30 * _DAY else "%Y-%m-%d"
+        elif self.high - self.low >= _DAY:
+            form = f"%b %d {form}"
+        return [(time.timestamp(), time.strftime(form)) for time in times]
 
 
 @dataclass(frozen=True)
-class Categories:
-    """Places 0, 1, ... side by side, each with its label."""
+class Categories(Scale):
+    """Places 0, 1, ... side by side, each with its label; every second, third, ... label if they do not fit."""
 
     labels: tuple[str, ...]
 
-    @property
-    def low(self) -> float:
-        """The left edge of the first place."""
-        return -0.5
-
-    @property
-    def high(self) -> float:
-        """The right edge of the last place."""
-        return len(self.labels) - 0.5
-
     def position(self, value: float) -> float:
-        """Return the position of a place on the axis."""
         return (value + 0.5) / len(self.labels)
 
     def ticks(self, fit: Fit = beside) -> Ticks:
-        """Return all places with their labels, or every second, third, ... if they do not fit."""
         places: Ticks = [(float(at), label) for at, label in enumerate(self.labels)]
         return _first_that_fits(self, lambda every: places[::every], range(1, len(places) + 1), fit)
 
     def format(self, value: float) -> str:
-        """Return the label of a place."""
         return self.labels[round(value)]
 
 
