@@ -77,9 +77,10 @@ class RocksSortedFile(SortedFile):
 def splits(family: Any, parts: int) -> list[int]:
     """See contracts.ColdStore. Assumes that the rows of a file are evenly distributed over its range of keys."""
     listed = str(family.property_value("rocksdb.sstables") or "")
-    # A range deletion may end above the last key.
+    # A range deletion may begin with no bytes, and end above the last key.
     files = [
-        (int(size), *(min(int(end, 16), LAST_KEY) for end in ends)) for size, *ends in _FILE_LISTED.findall(listed)
+        (int(size), *(min(int(end or "0", 16), LAST_KEY) for end in ends))
+        for size, *ends in _FILE_LISTED.findall(listed)
     ]
     if not files or parts == 1:
         return []

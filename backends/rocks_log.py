@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from kvemb.errors import UnsupportedFormat
 from kvemb.kernels.compiling import inlined, kernel
 
 BLOCK_BYTES = 32 << 10
@@ -68,7 +69,7 @@ def _first_damaged(data: Any, table: Any) -> int:
 
 
 def records(data: bytes) -> Iterator[bytes]:
-    """Yield the records of a log. Raises ValueError, naming the byte, if one is damaged."""
+    """Yield the records of a log. Raises ValueError, naming the byte, if one is damaged; UnsupportedFormat."""
     if (damaged := _first_damaged(np.frombuffer(data, np.uint8), _TABLE)) >= 0:
         raise ValueError(f"its record at byte {damaged:,} is cut off, or has another checksum")
     at, parts = 0, list[bytes]()
@@ -78,12 +79,16 @@ def records(data: bytes) -> Iterator[bytes]:
             continue
         _, nbytes, kind = _HEAD.unpack_from(data, at)
         if kind not in (_WHOLE, _FIRST, _MIDDLE, _LAST):
-            raise ValueError(f"its record at byte {at:,} is of the kind {kind}, which this kvemb does not know")
-        part = data[at + _HEAD.size : at + _HEAD.size + nbytes]
-        parts = [part] if kind in (_WHOLE, _FIRST) else [*parts, part]
+            raise UnsupportedFormat(f"has a record of the kind {kind}, which this kvemb does not know")
+        if (kind in (_MIDDLE, _LAST)) != bool(parts):
+            raise ValueError(f"its record at byte {at:,} does not continue the one before")
+        parts.append(data[at + _HEAD.size : at + _HEAD.size + nbytes])
         if kind in (_WHOLE, _LAST):
             yield b"".join(parts)
+            parts.clear()
         at += _HEAD.size + nbytes
+    if parts:
+        raise ValueError("its last record is cut off")
 
 
 def framed(record: bytes, at: int) -> bytes:

@@ -10,18 +10,22 @@ from __future__ import annotations
 import os
 import re
 import struct
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
 from kvemb.backends.rocks_log import framed, number, numbers, records, sized
 from kvemb.backends.rocks_scan import translated
 from kvemb.contracts import SortedFile
-from kvemb.errors import Corruption
+from kvemb.errors import Corruption, UnsupportedFormat
 
 # Tags of an edit. On disk; do not renumber.
 COMPARATOR, NEXT_FILE, LAST_SEQUENCE, DELETED_FILE, NEW_FILE = 1, 3, 4, 6, 103
 FAMILY, FAMILY_ADDED, FAMILY_DROPPED = 200, 201, 202
-# Those that one number follows. A length and as many bytes follow a comparator and all tags from 2**13 on.
+# Those that one number follows. A length and as many bytes follow a comparator, and each tag with the bit _SIZED, which
+# a RocksDB that does not know it leaves out.
 _NUMBERS, _SIZED = {2, NEXT_FILE, LAST_SEQUENCE, 9, 10, FAMILY, 203, 300}, 1 << 13
 _END, _EPOCH = 1, 13  # tags of a new file
 # Kinds of entries. Of two of one key and sequence number a value comes before a deletion.
@@ -45,9 +49,9 @@ class RocksAmendment:
         with translated(f"drop {name!r} from {self._path}"):
             copy, family = self._copy, self._copy.family(name)
             self._edits.append(numbers(FAMILY, family, FAMILY_DROPPED))
-            for file in copy.files(family):
+            for file in copy.files[family]:
                 copy.path_of(file).unlink(missing_ok=True)
-            copy.forget(family)
+            del copy.families[name]
 
     def ingest(self, name: str, file: SortedFile) -> None:
         """See contracts.Amendment.
@@ -81,7 +85,10 @@ class RocksAmendment:
 
 
 class _Copy:
-    """A database, as its MANIFEST describes it. last_file: the highest number of a file. Raises Corruption, OSError."""
+    """A database, as its MANIFEST describes it. last_file: a number that no file has exceeded, in use or deleted.
+
+    Raises Corruption, UnsupportedFormat, OSError.
+    """
 
     def __init__(self, rows: Path) -> None:
         self._rows = rows
@@ -92,48 +99,54 @@ class _Copy:
                 f"{rows / 'CURRENT'} is damaged: it must name a MANIFEST, got {named!r}; use another checkpoint"
             )
         self.manifest = rows / named[:-1].decode()
-        numbered = (_NUMBERED.fullmatch(path.name) for path in rows.iterdir())
-        self.last_file = max(int(found[1]) for found in numbered if found is not None)
-        self._families: dict[str, int] = {}
-        try:
+        with self._parsing():
             self._records = list(records(self.manifest.read_bytes()))
-            self._read_families()
-            self.last_sequence = self._read_sequence()
+            self.families = self._read_families()
+            self.last_sequence, next_file = self._read_last()
+        numbered = (_NUMBERED.fullmatch(path.name) for path in rows.iterdir())
+        self.last_file = max(next_file - 1, *(int(found[1]) for found in numbered if found is not None))
+
+    @contextmanager
+    def _parsing(self) -> Iterator[None]:
+        try:
+            yield
+        except UnsupportedFormat as error:
+            raise UnsupportedFormat(f"{self.manifest} {error}; use the kvemb that wrote it") from error
         except (ValueError, IndexError) as error:
             raise Corruption(f"{self.manifest} is damaged: {error}; use another checkpoint") from error
 
-    def _read_families(self) -> None:
-        """Read which families there are. Edits of files are not parsed: there may be 30,000."""
-        added, dropped = numbers(FAMILY_ADDED), numbers(FAMILY_DROPPED)
+    def _read_families(self) -> dict[str, int]:
+        """Return the numbers of the families by name. Edits of files are not parsed: there may be 30,000."""
+        added, dropped, names = numbers(FAMILY_ADDED), numbers(FAMILY_DROPPED), dict[int, str]()
         for record in self._records:
             if added in record or dropped in record:
                 edit = _Edit(record)
                 if edit.added is not None:
-                    self._families[edit.added] = edit.family
+                    names[edit.family] = edit.added
                 elif edit.dropped:
-                    self.forget(edit.family)
+                    names.pop(edit.family, None)
+        return {name: family for family, name in names.items()}
 
-    def _read_sequence(self) -> int:
-        """Return the last sequence number, which every edit that RocksDB writes to an open database has."""
-        found = (_Edit(record).last_sequence for record in reversed(self._records))
-        return next((sequence for sequence in found if sequence is not None), 0)
+    def _read_last(self) -> tuple[int, int]:
+        """Return the last sequence number, and the next number of a file. RocksDB puts both into an edit of files."""
+        for edit in map(_Edit, reversed(self._records)):
+            if edit.last_sequence is not None and edit.next_file is not None:
+                return edit.last_sequence, edit.next_file
+        raise ValueError("it has no number of a file")
 
     def family(self, name: str) -> int:
         """Return the number of a family."""
-        if name not in self._families:
+        if name not in self.families:
             raise Corruption(f"{self.manifest} is damaged: it has no {name!r}; use another checkpoint")
-        return self._families[name]
+        return self.families[name]
 
-    def forget(self, family: int) -> None:
-        """Leave out a family."""
-        self._families = {name: each for name, each in self._families.items() if each != family}
-
-    def files(self, family: int) -> set[int]:
-        """Return the numbers of a family's table files."""
-        files = set[int]()
-        for edit in map(_Edit, self._records):
-            if edit.family == family:
-                files = files - edit.deleted_files | edit.new_files
+    @cached_property
+    def files(self) -> defaultdict[int, set[int]]:
+        """The numbers of each family's table files."""
+        files = defaultdict[int, set[int]](set)
+        with self._parsing():
+            for edit in map(_Edit, self._records):
+                files[edit.family] = files[edit.family] - edit.deleted_files | edit.new_files
         return files
 
     def path_of(self, file: int) -> Path:
@@ -142,12 +155,13 @@ class _Copy:
 
 
 class _Edit:
-    """One edit of a MANIFEST: the family that it is about. Raises ValueError, IndexError."""
+    """One edit of a MANIFEST: the family that it is about. Raises UnsupportedFormat, ValueError, IndexError."""
 
     def __init__(self, record: bytes) -> None:
         self.family, self.dropped = 0, False
         self.added: str | None = None  # the name of a new family
         self.last_sequence: int | None = None
+        self.next_file: int | None = None
         self.new_files, self.deleted_files = set[int](), set[int]()
         at = 0
         while at < len(record):
@@ -160,6 +174,7 @@ class _Edit:
             value, at = number(record, at)
             self.family = value if tag == FAMILY else self.family
             self.last_sequence = value if tag == LAST_SEQUENCE else self.last_sequence
+            self.next_file = value if tag == NEXT_FILE else self.next_file
         elif tag == NEW_FILE:
             _, at = number(record, at)  # its level
             file, at = number(record, at)
@@ -169,13 +184,13 @@ class _Edit:
             _, at = number(record, at)  # its level
             file, at = number(record, at)
             self.deleted_files.add(file)
-        elif tag in (COMPARATOR, FAMILY_ADDED) or tag >= _SIZED:
+        elif tag in (COMPARATOR, FAMILY_ADDED) or tag & _SIZED:
             text, at = sized(record, at)
             self.added = text.decode() if tag == FAMILY_ADDED else self.added
         elif tag == FAMILY_DROPPED:
             self.dropped = True
         else:
-            raise ValueError(f"it has the tag {tag}, which this kvemb does not know")
+            raise UnsupportedFormat(f"has the tag {tag}, which this kvemb does not know")
         return at
 
 

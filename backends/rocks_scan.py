@@ -14,7 +14,7 @@ from typing import Any
 
 from kvemb.backends.rocks_forks import keep_in_forks
 from kvemb.checks import few_files
-from kvemb.errors import Closed, ColdStoreError, Corruption
+from kvemb.errors import Closed, ColdStoreError, Corruption, KvembError
 from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import decode_rows
 from kvemb.rows.schema import Schema
@@ -25,7 +25,7 @@ def translated(what: str) -> Iterator[None]:
     """Translate rocksdict's errors, which are plain Exceptions, into kvemb's. what: the operation, for messages."""
     try:
         yield
-    except (Corruption, ColdStoreError, Closed, StopIteration):
+    except (KvembError, StopIteration):
         raise
     except Exception as error:
         # A database that is read in place is opened through links: name the files that they lead to.

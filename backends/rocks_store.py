@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, pairwise
 from typing import Any
 from weakref import WeakSet
@@ -132,32 +132,32 @@ class RocksStore(ColdStore):
             kept = part.select(~removed) if any_removed else part
             deletes = encode_keys(part.keys[removed], self._schema) if any_removed else []
             keys, records = encode_keys(kept.keys, self._schema), encode_records(kept)
-            with translated(f"write {len(part)} rows of {self._name!r}"):
-                while not self._try_write(deletes, keys, records):
-                    time.sleep(STALL_SECONDS)
+            self._write(f"write {len(part)} rows of {self._name!r}", partial(self._put, deletes, keys, records))
         self._bound_metadata()
 
-    def _try_write(self, deletes: list[bytes], keys: list[bytes], records: list[bytes]) -> bool:
-        """Write one batch; returns False if RocksDB stalls writes.
-
-        rocksdict holds the GIL while it writes, so waiting inside RocksDB would stop every thread, and with a full disk
-        it would deadlock: RocksDB's recovery waits for the writer, and the writer for the recovery.
-        """
+    def _put(self, deletes: list[bytes], keys: list[bytes], records: list[bytes]) -> None:
         batch = rd.WriteBatch(raw_mode=True)
         batch.set_default_column_family(self._handles[1])
         deque(map(batch.delete, deletes), maxlen=0)
         deque(map(batch.put, keys, records), maxlen=0)
-        try:
-            self._families.db.write(batch, self._unlogged)
-        except Exception as error:
-            if "Write stall" not in str(error):
-                raise
-            if self.family.property_int_value("rocksdb.background-errors"):
-                raise ColdStoreError(
-                    f"write to {self._name!r}: RocksDB's background work failed; is the disk full?"
-                ) from error
-            return False
-        return True
+        self._families.db.write(batch, self._unlogged)
+
+    def _write(self, what: str, write: Callable[[], None]) -> None:
+        """Call a function that writes, again and again as long as RocksDB stalls writes. what: it, for messages.
+
+        rocksdict holds the GIL while it writes, so waiting inside RocksDB would stop every thread, and with a full disk
+        it would deadlock: RocksDB's recovery waits for the writer, and the writer for the recovery.
+        """
+        with translated(what):
+            while True:
+                try:
+                    return write()
+                except Exception as error:
+                    if "Write stall" not in str(error):
+                        raise
+                    if self.family.property_int_value("rocksdb.background-errors"):
+                        raise ColdStoreError(f"{what}: RocksDB's background work failed; is the disk full?") from error
+                time.sleep(STALL_SECONDS)
 
     def scan(self, batch_rows: int, first: int = 0, last: int = LAST_KEY) -> Iterator[RowBlock]:
         # Its snapshot's files stay on disk until the scan is exhausted or deleted.
@@ -194,8 +194,7 @@ class RocksStore(ColdStore):
     def clear(self) -> None:
         if not self.made:
             return
-        with translated(f"clear {self._name!r}"):
-            self.family.delete_range(b"", b"\xff" * 9, self._unlogged)
+        self._write(f"clear {self._name!r}", lambda: self.family.delete_range(b"", b"\xff" * 9, self._unlogged))
 
     def disk_bytes(self) -> int:
         names = ("rocksdb.total-sst-files-size", "rocksdb.cur-size-all-mem-tables")

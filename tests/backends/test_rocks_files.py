@@ -96,7 +96,33 @@ def test_one_part_or_no_file_is_not_split():
     assert splits(listing((100, 0, 1000)), 1) == []
 
 
-def test_the_end_of_a_range_deletion_is_no_key():
-    """It may be one byte longer than a key, and so far above the last."""
+def test_the_ends_of_a_range_deletion_are_no_keys(tmp_path):
+    """The first has no bytes; the other is one byte longer than a key, and so far above the last."""
     family = listing((100, 0, 0xFF << 64))
     assert splits(family, 2) == [1 << 63]
+    opened = database(tmp_path / "rows")
+    store = opened.create("table", schema_of(dim=2), RocksDBCreator())
+    store.write(rows_of(schema_of(dim=2), np.arange(9)))
+    store.clear()
+    opened.flush()
+    store.compact(lambda *_: None)
+    assert store.splits(2) == []
+    opened.close()
+
+
+def test_a_clear_waits_as_long_as_rocksdb_stalls_writes(tmp_path):
+    opened = database(tmp_path / "rows")
+    store = opened.create("table", schema_of(dim=2), RocksDBCreator())
+    store.write(rows_of(schema_of(dim=2), np.arange(9)))
+    family, stalls = store.family, iter([True, True])
+
+    def delete_range(*given):
+        if next(stalls, False):
+            raise Exception("Result incomplete: Write stall")
+        family.delete_range(*given)
+
+    store.family = SimpleNamespace(delete_range=delete_range, property_int_value=lambda name: 0)
+    store.clear()
+    store.family = family
+    assert next(store.scan(10), None) is None
+    opened.close()
