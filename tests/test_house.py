@@ -473,7 +473,7 @@ TESTED_BY = {
     # What a cluster's variable does is compared with what a store's does.
     **{
         f"kvemb/cluster/{name}.py": "cluster/test_same_results.py"
-        for name in ("cluster", "messages", "operations", "ranking", "scans", "shard", "storage", "variable")
+        for name in ("catalog", "cluster", "messages", "operations", "ranking", "scans", "shard", "storage", "variable")
     },
     **{f"kvemb/cluster/{name}.py": "cluster/test_calls.py" for name in ("local", "transport")},
     **{f"kvemb/cluster/{name}.py": "cluster/test_ray_transport.py" for name in ("ray_actors", "ray_starting")},

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from kvemb.cluster.folders import delete, new_folder
+from kvemb.cluster.durability.folders import delete, new_folder
 from kvemb.cluster.in_flight.steps import Accepted
 from kvemb.cluster.making import Plan
 from kvemb.cluster.shard import Shard

@@ -20,7 +20,7 @@ from kvemb.cluster.calls import MAX_ATTEMPTS, Timeouts
 from kvemb.cluster.coordination.starting import OpenRequest
 from kvemb.cluster.coordination.starting import start as start_here
 from kvemb.cluster.data_plane.served import Served
-from kvemb.cluster.folders import delete, new_folder, probe
+from kvemb.cluster.durability.folders import delete, new_folder, probe
 from kvemb.cluster.making import Plan
 from kvemb.cluster.ray_answers import cause_of
 from kvemb.cluster.ray_transport import CLOSE_SECONDS, PINGS, RayTransport, node_here, ray_here, ray_package

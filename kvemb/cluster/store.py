@@ -10,26 +10,23 @@ import logging
 from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any, Literal, NoReturn, cast, overload
 
 import numpy.typing as npt
 
-from kvemb.catalog import variable_of
 from kvemb.checks.numeric import as_int
 from kvemb.checks.ranges import MAX_SERIES
+from kvemb.cluster.catalog import OpenVariables, counts_of, get_or_make, lines_of, storage_of
 from kvemb.cluster.cluster import Cluster, LookupPart, StepPart
 from kvemb.cluster.coordination.recovery import Recovery
 from kvemb.cluster.durability.checkpointing import Checkpoint, Dropped
-from kvemb.cluster.storage import ClusterStorage
-from kvemb.cluster.variable import OpenVariables, Variable, arguments_of, counts_of, lines_of
+from kvemb.cluster.variable import Variable
 from kvemb.defaults import DefaultStore
 from kvemb.durability.attachments import Attachments, Extra, Files
 from kvemb.durability.checkpointer import PendingCheckpoint
-from kvemb.engine.agreement import agreed_optimizer, completed
-from kvemb.engine.arguments import Arguments, GraphKeys
+from kvemb.engine.arguments import Arguments
 from kvemb.engine.engine import Engine
-from kvemb.engine.specification import check_name, specify
-from kvemb.engine.table import Table
 from kvemb.errors import Closed, ShardLost
 from kvemb.handle import inside
 from kvemb.many_tables import arguments as call_arguments
@@ -120,29 +117,7 @@ class Store(DefaultStore[Cluster]):
         """
         self.state.check_open()
         with self._inside.lock:
-            return cast(Variable, get_in_scope(arguments, cast(Engine, self._inside), self._got))
-
-    def _got(self, arguments: Arguments) -> Variable:
-        session = self._inside.begin_call()
-        token, entry, mine = session.ask("described", check_name(arguments.name))
-        known = self._inside.tables.get(arguments.name)
-        if known is not None and session.is_opened(known, token):
-            if (optimizer := agreed_optimizer(known, arguments)) is not None:
-                known.set_optimizer(optimizer, writable=False)
-            return cast(Variable, variable_of(known))
-        if known is not None:  # another client has dropped it
-            _storage(known).keep_stats()
-            self._inside.forget(known)
-        specification = specify(completed(arguments, mine), entry)
-        variable = Variable(self, specification)
-        self._inside.add(
-            inside(variable), session.ask_once("open_variable", arguments.name, arguments_of(specification))
-        )
-        for collection in specification.collections:
-            self._inside.collect(collection, variable)
-        if arguments.regularizer is not None and (loss := arguments.regularizer(variable)) is not None:
-            self._inside.collect(GraphKeys.REGULARIZATION_LOSSES, loss)
-        return variable
+            return cast(Variable, get_in_scope(arguments, cast(Engine, self._inside), partial(get_or_make, self)))
 
     @described_as(OneStore.drop_variable)
     def drop_variable(self, name: str) -> None:
@@ -156,7 +131,7 @@ class Store(DefaultStore[Cluster]):
         self.state.check_open()
         with self._inside.lock:
             table = inside(self.variables[name])  # raises KeyError
-            _storage(table).keep_stats()
+            storage_of(table).keep_stats()
             self._inside.session.ask_once("drop_variable", name)
             self._inside.forget(table)
 
@@ -167,16 +142,7 @@ class Store(DefaultStore[Cluster]):
         Raises:
             KeyError: There is no variable of this name.
         """
-        return OpenVariables(self._inside, self._opened)
-
-    def _opened(self, name: str) -> OneStoresVariable:
-        self.state.check_here()
-        with self._inside.lock:
-            if (known := self._inside.tables.get(name)) is not None and self._inside.session.has(known):
-                return variable_of(known)
-            if self._inside.begin_call().ask("described", name)[1] is None:
-                raise KeyError(f"there is no variable {name!r}: it was dropped")
-            return self._got(Arguments(name))
+        return OpenVariables(self)
 
     @described_as(OneStore.get_collection)
     def get_collection(self, name: str) -> list[Any]:
@@ -446,7 +412,7 @@ class Store(DefaultStore[Cluster]):
                         self._warn(dropped)
             with suppress(ShardLost, Closed):
                 for table in self._inside.tables.values():
-                    _storage(table).keep_stats()
+                    storage_of(table).keep_stats()
             self._inside.end(owner=self._owner)
 
     def _warn(self, dropped: Dropped) -> None:
@@ -476,7 +442,3 @@ class Store(DefaultStore[Cluster]):
         state = "closed" if self.state.gone else "lost" if self._inside.session.calls.lost is not None else "open"
         first = f"<kvemb.cluster.Store {self.path} {state}, {self.shards} shards>"
         return "\n".join([first, *(lines_of(self._inside) if state == "open" else [])])
-
-
-def _storage(table: Table) -> ClusterStorage:
-    return cast(ClusterStorage, table.storage)

@@ -2,68 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, NoReturn, cast
 
 import numpy.typing as npt
 
 from kvemb import registry
-from kvemb.catalog import VariableMap, variable_of
 from kvemb.cluster.cluster import Cluster
 from kvemb.cluster.operations import ClusterOperations
 from kvemb.cluster.storage import ClusterStorage
 from kvemb.contracts import HotTable
-from kvemb.durability.manifest import VariableEntry
 from kvemb.engine.specification import Specification
 from kvemb.engine.table import Table
 from kvemb.errors import Closed, ShardLost
 from kvemb.handle import Handle, StoreHandle, inside
 from kvemb.memory.budget import Budget
-from kvemb.options import format_count
 from kvemb.shared_docs import described_as
 from kvemb.stats import Stats
 from kvemb.tiers.hot_tables import HotTables
 from kvemb.variable import Variable as OneStoresVariable
-
-
-class OpenVariables(VariableMap):
-    """A client's variables, by name: those that this client has open are found without asking the coordinator.
-
-    If another client has dropped it since, the call raises Closed, because its token is unknown (coordination.opened).
-    The next call finds the variable that was made again under that name.
-    """
-
-    def __init__(self, cluster: Cluster, get: Callable[[str], OneStoresVariable]) -> None:
-        super().__init__(cluster.names, get)
-        self._cluster = cluster
-
-    def __getitem__(self, name: str) -> OneStoresVariable:
-        known = self._cluster.tables.get(name)
-        if known is None or not self._cluster.begin_call().has(known):
-            return super().__getitem__(name)
-        return variable_of(known)
-
-
-def counts_of(cluster: Cluster) -> Iterator[list[Stats]]:
-    """Yield the counts of each variable of a client, by shard; not of one that another client has dropped."""
-    for table in list(cluster.tables.values()):
-        try:
-            yield cast(ClusterStorage, table.storage).stats_by_shard()
-        except Closed:
-            cluster.state.check_open()
-
-
-def lines_of(cluster: Cluster) -> Iterator[str]:
-    """Yield a line for each variable of a cluster, for its repr."""
-    catalog: dict[str, VariableEntry | None] = cluster.begin_call().ask("catalog")
-    for name, entry in sorted(catalog.items()):
-        if name in cluster.tables:
-            yield f"  {cluster.tables[name].variable!r}"
-        elif entry is None:
-            yield f"  {name}: open in another client"
-        else:
-            yield f"  {name}: {format_count(entry.rows, 'row')} of dim {entry.dim} {entry.value_dtype}, not opened yet"
 
 
 class Variable(OneStoresVariable):

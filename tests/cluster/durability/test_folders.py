@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from kvemb.cluster.folders import SETTLED_SECONDS, delete, new_folder
+from kvemb.cluster.durability.folders import SETTLED_SECONDS, delete, new_folder
 
 
 def aged(folder):
