@@ -24,9 +24,9 @@ from kvemb.cluster import ray_starting, ray_transport
 from kvemb.cluster.calls import Calls
 from kvemb.cluster.cluster import Cluster
 from kvemb.cluster.coordination.starting import OpenRequest, start
-from kvemb.cluster.local import DirectTransport, LocalTransport, failed, make_in_process
+from kvemb.cluster.local import DirectTransport, LocalTransport, make_in_process
 from kvemb.cluster.messages import ChangeRequest
-from kvemb.cluster.transport import GateClosed, Unanswered
+from kvemb.cluster.transport import GateClosed, Unanswered, failed
 from kvemb.handle import inside
 from kvemb.tools.stress.groups import GROUPS, KEYS, NAME, gradients
 from kvemb.tools.stress.traps import MAX_PASSED, OF_CLIENTS, OF_SHARDS, spring
