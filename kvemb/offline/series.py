@@ -309,8 +309,9 @@ class CheckpointManager:
             What was sent.
 
         Raises:
-            CheckpointNotFound: The series has no such checkpoint, or the root is not a series.
-            FileExistsError: Another checkpoint has the number at the URL, or the URL is a store or a checkpoint.
+            CheckpointNotFound: The series has no such checkpoint.
+            FileExistsError: Another checkpoint has the number at the URL, or the URL or the root is a store or a
+                checkpoint.
             TransferError: The URL could not be read or written, for example because the bucket does not exist.
             Corruption: A local file is damaged; the message names it.
             BackendUnavailable: fsspec, or what it needs for the URL, is not installed.
@@ -324,15 +325,6 @@ class CheckpointManager:
         """
         keep, jobs = None if keep is None else as_int(keep, "keep", 1, MAX_SERIES), as_int(jobs, "jobs", 1, MAX_JOBS)
         number = None if number is None else as_int(number, "number", 0, MAX_SERIES)
-        if layout.is_checkpoint(self.root):
-            name, advice = self.root.name, f"move it to a new folder, as FOLDER/{series_name(1)}, and push the folder"
-            if name.isdecimal() and name == series_name(int(name)):
-                advice = f"push {self.root.parent}, number {int(name)}"
-            raise CheckpointNotFound(f"{self.root} is a checkpoint, not a series of them; {advice}")
-        if layout.is_store(self.root):
-            raise CheckpointNotFound(
-                f"{self.root} is a store, not a series of checkpoints; save a checkpoint in a series, and push that"
-            )
         paths.check_series_root(self.root)
         number = chosen(number, self.numbers(), str(self.root))
         remote = Remote(url, options)

@@ -8,6 +8,7 @@ import os
 import threading
 from copy import deepcopy
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -337,10 +338,7 @@ def test_a_store_that_could_not_record_changes_makes_no_checkpoint_without_them(
     table.upsert(np.arange(10), np.ones((10, DIM), np.float32))
     store.checkpoint(tmp_path / "before")
     table.upsert(np.arange(10, 20), np.ones((10, DIM), np.float32))
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+    refuse = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     with monkeypatch.context() as patch:
         patch.setattr(where, what, refuse)
         with pytest.raises(Poisoned, match="No space left"):

@@ -6,6 +6,7 @@ import threading
 import time
 from concurrent.futures import Future
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,9 +18,7 @@ from kvemb.errors import CheckpointNotFound, ColdStoreError, Poisoned
 from kvemb.handle import inside
 from tests.histories import DIM
 
-
-def too_full(*args: Any) -> None:
-    raise ColdStoreError("too full")
+too_full = Mock(side_effect=ColdStoreError("too full"))
 
 
 class Made:

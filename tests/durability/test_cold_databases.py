@@ -21,7 +21,7 @@ from manifests import entry_of, manifest_of
 import kvemb
 from kvemb import registry
 from kvemb.contracts import Family
-from kvemb.durability import cold_databases, layout, manifest
+from kvemb.durability import cold_databases, manifest
 from kvemb.errors import ColdStoreError, Corruption, UnsupportedFormat
 from kvemb.options import RocksDBCreator
 from kvemb.tools.cli import run
@@ -188,15 +188,3 @@ def test_a_checkpoint_of_other_variables_than_its_manifest_says(made, tmp_path, 
     assert run(["restore", str(checkpoint), str(tmp_path / "typed")]) == 1
     assert line in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint"]
-
-
-@pytest.mark.parametrize("change", BENT, ids=lambda change: change.__name__)
-def test_a_store_of_other_variables_than_its_manifest_says(made, tmp_path, change):
-    store = tmp_path / "store"
-    shutil.copytree(made / "store", store)
-    bend(layout.current_point(store), change)
-    for read_only in (False, True):
-        with pytest.raises(Corruption) as told:
-            kvemb.open(store, read_only=read_only, memory_budget=BUDGET)
-        assert BENT[change] in str(told.value)
-        assert str(told.value).startswith(str(store))

@@ -66,48 +66,6 @@ def test_refreshing_beside_lookups_never_shows_a_mixture(open_store, tmp_path):
 
 
 @pytest.mark.slow
-def test_only_rows_that_went_leave_the_hot_tier(open_store, tmp_path):
-    trainer = open_store(tmp_path / "store")
-    table = fill(trainer, np.arange(1000), 0)
-    fill(trainer, np.arange(1000), 0, "other")
-    trainer.flush()
-    follower = open_store(tmp_path / "store", follow=True)
-    seen, other = follower.variables["table"], follower.variables["other"]
-    seen.lookup(np.arange(1000))
-    other.lookup(np.arange(1000))
-    changes = [
-        (lambda: fill(trainer, np.arange(10), 1), 0),
-        (lambda: table.remove(np.arange(5, 15)), 10),
-        (lambda: fill(trainer, np.arange(2000, 2010), 3), 0),
-        (lambda: (fill(trainer, [20], 4), trainer.checkpoint(tmp_path / "one"), fill(trainer, [21], 4)), 0),
-        *((lambda each=each: fill(trainer, [each], 5), 0) for each in range(30, 55)),
-        (lambda: [(fill(trainer, [each], 6), trainer.flush()) for each in range(30, 34)], 0),
-        (lambda: trainer.checkpoint(tmp_path / "two"), 0),
-        (table.clear, 1000),
-    ]
-    for change, gone in changes:
-        assert follower.stats.rows_hot == seen.size() + 1000
-        before = follower.stats.rows_hot
-        change()
-        trainer.flush()
-        assert follower.refresh()
-        assert follower.stats.rows_hot == max(1000, before - gone)
-        counts, some = seen.stats, np.arange(20, 500)
-        np.testing.assert_array_equal(seen.lookup(some), table.lookup(some, touch=False))
-        absent = len(some) if gone == 1000 else 0
-        assert (seen.stats.misses, seen.stats.absent) == (counts.misses, counts.absent + absent)
-        keys = np.arange(2010)
-        np.testing.assert_array_equal(seen.lookup(keys), table.lookup(keys, touch=False))
-    # A reader that was away for long.
-    for turn in range(25):
-        fill(trainer, [turn], 7)
-        trainer.flush()
-    assert follower.refresh()
-    assert follower.stats.rows_hot >= 1000
-    np.testing.assert_array_equal(seen.lookup(keys), table.lookup(keys, touch=False))
-
-
-@pytest.mark.slow
 def test_a_random_history_of_points_and_refreshes(open_store, tmp_path):
     """The model: each point's rows. Followers of their own pace, warm throughout, show the point they refreshed to."""
     chance, path = np.random.default_rng(7), tmp_path / "store"

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from manifests import manifest_of
@@ -124,9 +125,7 @@ def test_a_file_that_cannot_be_read_is_told(folder):
 
 
 def test_too_few_file_descriptors_are_no_damage(folder, monkeypatch):
-    def refuse(*given):
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
+    refuse = Mock(side_effect=OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
     monkeypatch.setattr(inventory, "open", refuse, raising=False)
     with pytest.raises(ColdStoreError, match=r"cannot read .*Too many open files"):
         damages(folder)

@@ -9,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -248,10 +249,7 @@ def test_an_interrupted_sync_leaves_every_segment_to_the_next(monkeypatch, open_
     log.prepare(100)
     log.rotate()
     synced: list[int] = []
-
-    def interrupt(file: int) -> None:
-        raise KeyboardInterrupt
-
+    interrupt = Mock(side_effect=KeyboardInterrupt)
     with monkeypatch.context() as patch:
         patch.setattr(journal.os, "fdatasync", interrupt)
         with pytest.raises(KeyboardInterrupt):
@@ -266,10 +264,7 @@ def test_an_interrupted_sync_leaves_every_segment_to_the_next(monkeypatch, open_
 def test_a_log_that_cannot_be_written_poisons_the_store(monkeypatch, open_store, tmp_path, call):
     store = filled(open_store, tmp_path)
     put(store, 1)
-
-    def refuse(*args: Any, **kwargs: Any) -> int:
-        raise OSError(28, "No space left on device")
-
+    refuse = Mock(side_effect=OSError(28, "No space left on device"))
     with monkeypatch.context() as patch:
         patch.setattr(journal.os, call, refuse)
         with pytest.raises(Poisoned, match="No space left"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -61,9 +62,7 @@ def test_a_checkpoint_of_links_is_restored_as_files(open_store, linked, tmp_path
 
 
 def test_a_checkpoint_of_links_is_copied_across_filesystems(monkeypatch, linked, tmp_path):
-    def refuse(*paths: Path) -> None:
-        raise OSError(18, "Invalid cross-device link")
-
+    refuse = Mock(side_effect=OSError(18, "Invalid cross-device link"))
     monkeypatch.setattr(os, "link", refuse)
     layout.unpack(linked, tmp_path / "copy", inside(kvemb.Checkpoint(linked)).named_files)
     assert links_below(tmp_path / "copy") == []

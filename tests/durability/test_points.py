@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from contextlib import ExitStack
+from unittest.mock import Mock
 
 import pytest
 from crashes import copy_of_open
@@ -93,10 +94,7 @@ def test_a_log_that_current_names_must_be_there(tmp_path, undo):
 
 def test_a_point_that_cannot_be_made_current_leaves_the_one_before(tmp_path, undo, monkeypatch):
     owner = Points(published(tmp_path / "store", 1).store, undo)
-
-    def refuse(*args, **options):
-        raise OSError(28, "No space left on device")
-
+    refuse = Mock(side_effect=OSError(28, "No space left on device"))
     with monkeypatch.context() as patch:
         patch.setattr(layout, "set_current", refuse)
         with pytest.raises(ColdStoreError, match=r"cannot write .*/CURRENT: .*No space left"):
@@ -197,10 +195,7 @@ def test_an_error_is_raised_unless_the_point_was_replaced(tmp_path, error):
     with reading(store, refuse_twice) as (_, described):
         assert described.point == 3
     assert opened == [1, 2, 3]
-
-    def refuse(rows, described):
-        raise error
-
+    refuse = Mock(side_effect=error)
     for place in (store, layout.current_point(store)):
         with pytest.raises(type(error), match="unreadable"), reading(place, refuse):
             pass
@@ -213,10 +208,7 @@ def test_where_nothing_is_nothing_is_read(tmp_path):
 
 def test_a_store_on_a_disk_that_is_read_only_says_that_it_can_be_read(tmp_path, undo, monkeypatch):
     published(tmp_path / "store", 1)
-
-    def refused(*_):
-        raise OSError(errno.EROFS, "Read-only file system")
-
+    refused = Mock(side_effect=OSError(errno.EROFS, "Read-only file system"))
     monkeypatch.setattr(points.layout, "lock", refused)
     monkeypatch.setattr(points.os, "access", lambda path, mode: False)
     with pytest.raises(ColdStoreError, match=r"store for writing, only with read_only=True: .*Read-only file system"):

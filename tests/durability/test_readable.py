@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 from blocks import SCHEMA, rows_of, values_of
@@ -110,9 +112,6 @@ def test_an_error_of_opening_gets_the_name_of_the_damaged_table_file(made):
     data[3] ^= 1
     file.unlink()
     file.write_bytes(data)
-
-    def refuse(rows, described):
-        raise Corruption("block checksum mismatch")
-
+    refuse = Mock(side_effect=Corruption("block checksum mismatch"))
     with pytest.raises(Corruption, match=rf"{file} is damaged.*: block checksum mismatch"):
         in_place(made, refuse)

@@ -12,6 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -116,9 +117,7 @@ def test_ages_are_by_the_clock_of_the_filesystem(tmp_path, monkeypatch):
 
 
 def test_where_the_filesystem_knows_no_locks_nothing_is_deleted(tmp_path, monkeypatch):
-    def refuse(*_: object) -> None:
-        raise OSError(95, "Operation not supported")
-
+    refuse = Mock(side_effect=OSError(95, "Operation not supported"))
     stale = old(tmp_path / f"{PREFIX}stale123")
     monkeypatch.setattr(fcntl, "flock", refuse)
     with scratch(PREFIX, tmp_path) as made:

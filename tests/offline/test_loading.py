@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -85,10 +86,7 @@ def test_a_disk_that_refuses_poisons_and_the_store_is_as_it_was(monkeypatch, ope
     table = table_of(store)
     table.upsert([1], np.ones((1, DIM), np.float32))
     store.flush()
-
-    def refuse(*args: Any) -> None:
-        raise ColdStoreError("no")
-
+    refuse = Mock(side_effect=ColdStoreError("no"))
     with monkeypatch.context() as patch:
         patch.setattr(RocksDatabase, "ingest", refuse)
         with pytest.raises(Poisoned):
@@ -139,10 +137,7 @@ def test_a_load_that_is_interrupted_changes_nothing(monkeypatch, store, tmp_path
     table = table_of(store)
     before = store.checkpoint(tmp_path / "before")
     batches = [rows([1, 2, 3], 1), rows([2, 9], 2)]
-
-    def interrupt(*args: Any) -> None:
-        raise KeyboardInterrupt
-
+    interrupt = Mock(side_effect=KeyboardInterrupt)
     for place, name in (
         (sorter.Sorter, "blocks"),
         (table_files.TableFiles, "finish"),

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -158,9 +159,7 @@ def test_a_resume_that_could_not_delete_is_completed_by_another(tmp_path, manage
     train(store, [1], 1.0)
     manager.save(store)
     store.close()
-
-    def refuse(*given: Any, **options: Any) -> None:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    refuse = Mock(side_effect=OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
 
     def fail(path: Path, **options: Any) -> None:
         (path / layout.LIVE / layout.ROWS).mkdir(parents=True)
@@ -183,9 +182,7 @@ def test_a_disk_that_does_no_more_than_delete_keeps_nothing_of_a_restore_that_fa
     train(store, [1], 1.0)
     saved = manager.save(store)
     store.close()
-
-    def refuse(*given: Any, **options: Any) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    refuse = Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO)))
 
     def fail(path: Path, **options: Any) -> None:
         monkeypatch.setattr(os, "rename", refuse)

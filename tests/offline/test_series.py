@@ -229,27 +229,14 @@ def test_a_store_or_a_checkpoint_is_no_place_for_a_series(open_store, manager, t
         (checkpoint.path / "new", "is inside the checkpoint"),
     ):
         wrong = kvemb.CheckpointManager(root)
-        for call in (lambda wrong=wrong: wrong.pull(url), lambda wrong=wrong: wrong.save(store)):
+        for call in (
+            lambda wrong=wrong: wrong.pull(url),
+            lambda wrong=wrong: wrong.save(store),
+            lambda wrong=wrong: wrong.push(url),
+        ):
             with pytest.raises((FileExistsError, ValueError), match=told):
                 call()
         if "inside the checkpoint" not in told:
             with pytest.raises((FileExistsError, ValueError, TransferError), match=r"is a |is inside|exists|directory"):
                 manager.push(root)
-    with pytest.raises(CheckpointNotFound, match="is a store, not a series of checkpoints"):
-        kvemb.CheckpointManager(tmp_path / "store").push(url)
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_pushing_one_checkpoint_advises_what_can_be_done(open_store, manager, tmp_path):
-    store = open_store(tmp_path / "store")
-    (checkpoint,) = make(store, manager, 1)
-    url = str(tmp_path / "remote")
-    with pytest.raises(CheckpointNotFound, match=f"; push {manager.root}, number 1$"):
-        kvemb.CheckpointManager(checkpoint.path).push(url)
-    alone = store.checkpoint(tmp_path / "ck1").path
-    advice = "; move it to a new folder, as FOLDER/00000001, and push the folder$"
-    with pytest.raises(CheckpointNotFound, match=advice):
-        kvemb.CheckpointManager(alone).push(url)
-    (tmp_path / "folder").mkdir()
-    alone.rename(tmp_path / "folder" / "00000001")
-    assert kvemb.CheckpointManager(tmp_path / "folder").push(url).number == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -68,10 +68,7 @@ def test_a_small_file_is_read_as_far_as_asked(there):
 def test_too_few_file_descriptors_are_no_damage(there, tmp_path, monkeypatch, number, error):
     files, target = there
     (tmp_path / "here").write_bytes(b"x")
-
-    def refuse(*given: Any) -> None:
-        raise OSError(number, os.strerror(number))
-
+    refuse = Mock(side_effect=OSError(number, os.strerror(number)))
     monkeypatch.setattr(streams, "open", refuse, raising=False)
     with pytest.raises(error, match="read"):
         streams.send(tmp_path / "here", entry_of(b"x"), files, target)
@@ -80,10 +77,7 @@ def test_too_few_file_descriptors_are_no_damage(there, tmp_path, monkeypatch, nu
 def test_a_damaged_file_that_cannot_be_removed_there_is_seen_by_its_size(there, tmp_path, monkeypatch):
     files, target = there
     (tmp_path / "here").write_bytes(b"y" * 100)
-
-    def refuse(path: str) -> None:
-        raise OSError("no")
-
+    refuse = Mock(side_effect=OSError("no"))
     monkeypatch.setattr(files, "rm_file", refuse)
     with pytest.raises(Corruption, match="is damaged"):
         streams.send(tmp_path / "here", entry_of(b"x" * 100), files, target)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from versions import fill, make, rows_of
@@ -324,10 +325,7 @@ def test_a_full_disk_leaves_no_checkpoint(monkeypatch, store, manager, tmp_path)
     url = f"memory://{tmp_path.name}"
     make(store, manager, 1)
     manager.push(url)
-
-    def full(*args: Any) -> None:
-        raise OSError(28, os.strerror(28))
-
+    full = Mock(side_effect=OSError(28, os.strerror(28)))
     with kvemb.CheckpointManager(tmp_path / "copy") as copy:
         with monkeypatch.context() as patch:
             patch.setattr(fresh_files, "link_or_copy", full)
