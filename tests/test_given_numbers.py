@@ -220,8 +220,8 @@ RESULTS = {"Repair", "Saved", "Stats", "Transfer", "Verification", "Loaded"}
 OWN = {
     *("Slot.width", "Slot.initial", "Optimizer.shapes.dim", "Optimizer.step.count"),
     *("Optimizer.clip_value", "Optimizer.clip_norm"),
-    *("RestrictPolicy.now.step", "RestrictPolicy.checked_score.now", "Initializer.check.dim", "Initializer.rows.dim"),
-    *("Initializer.agrees_with.dim", "Fixed.rows.dim", "Random.rows.dim"),
+    *("RestrictPolicy.now.step", "Initializer.check.dim", "Initializer.rows.dim"),
+    *("Fixed.rows.dim", "Random.rows.dim"),
     *(
         f"{kind}RestrictPolicy.score.now"
         for kind in ("", "Timestamp", "Frequency", "EpochTimestamp", "EpochFrequency", "Norm")

@@ -26,6 +26,7 @@ from kvemb.restrict import (
     policy_class_name,
     policy_from_json,
 )
+from kvemb.restrict.policy import checked_score
 
 BUILT_IN = [
     *(TimestampRestrictPolicy(), TimestampRestrictPolicy("steps")),
@@ -74,7 +75,7 @@ def score_of(policy, *uses):
     """The score of one row after uses (count, now)."""
     score = np.array([policy.initial_score])
     for count, now in uses:
-        score = policy.checked_score(score, np.array([count]), now)
+        score = checked_score(policy, score, np.array([count]), now)
     return float(score[0])
 
 
@@ -132,9 +133,9 @@ def test_decayed_scores_do_not_overflow_however_late_it_is():
 def test_a_score_does_not_depend_on_its_batch(policy):
     generator = np.random.default_rng(3)
     old, count = generator.random(1000) * 40, generator.integers(1, 50, 1000)
-    scores = policy.checked_score(old, count, 1234.0)
+    scores = checked_score(policy, old, count, 1234.0)
     for at in [*range(40), 997, 998, 999]:
-        assert policy.checked_score(old[at : at + 1], count[at : at + 1], 1234.0)[0] == scores[at]
+        assert checked_score(policy, old[at : at + 1], count[at : at + 1], 1234.0)[0] == scores[at]
 
 
 @pytest.mark.parametrize("policy", BUILT_IN, ids=repr)
@@ -209,12 +210,12 @@ def test_a_users_score_gets_copies_and_returns_any_real_numbers():
             old_score += count
             return old_score
 
-    assert Doubling().checked_score(OLD, COUNT, 0.0).tolist() == [3.0, 7.0]
-    assert Doubling().checked_score(OLD[:0], COUNT[:0], 0.0).shape == (0,)
-    assert InPlace().checked_score(OLD, COUNT, 0.0).tolist() == [2.0, 5.0]
+    assert checked_score(Doubling(), OLD, COUNT, 0.0).tolist() == [3.0, 7.0]
+    assert checked_score(Doubling(), OLD[:0], COUNT[:0], 0.0).shape == (0,)
+    assert checked_score(InPlace(), OLD, COUNT, 0.0).tolist() == [2.0, 5.0]
     assert OLD.tolist() == [1.0, 2.0]
     for result in (np.array([1, 2], np.int32), np.array([1, 2], np.float32), [1, 2], [math.inf, -math.inf]):
-        scores = returning(result).checked_score(OLD, COUNT, 0.0)
+        scores = checked_score(returning(result), OLD, COUNT, 0.0)
         assert (scores.dtype, scores.tolist()) == (np.float64, [float(each) for each in result])
 
 
@@ -234,7 +235,7 @@ def test_a_users_score_gets_copies_and_returns_any_real_numbers():
 )
 def test_other_scores_are_refused_by_name(result, error, message):
     with pytest.raises(error, match=rf"Given\.score\(\) {message}"):
-        returning(result).checked_score(OLD, COUNT, 0.0)
+        checked_score(returning(result), OLD, COUNT, 0.0)
 
 
 # The argument of get_variable.

@@ -20,6 +20,7 @@ from kvemb.durability.manifest_fields import is_name
 from kvemb.engine.arguments import AnyArguments, GraphKeys, UnsetFlag, UnsetInt, UnsetName, check_given
 from kvemb.errors import SchemaMismatch
 from kvemb.initializers import Initializer, as_initializer, initializer_from_json
+from kvemb.initializers.base import agree
 from kvemb.initializers.seeding import seeded, seeded_like
 from kvemb.operations.constraining import Constraint
 from kvemb.optimizers import Optimizer, as_optimizer, optimizer_from_json
@@ -207,7 +208,7 @@ def _check_stored(
         raise SchemaMismatch(name, "value_dtype", stored.value_dtype, values.name)
     if initializer is not None:
         kept = initializer_from_json(stored.initializer)
-        if not kept.agrees_with(seeded_like(initializer, kept), dim, values):
+        if not agree(kept, seeded_like(initializer, kept), dim, values):
             raise SchemaMismatch(name, "initializer", kept, initializer)
     if optimizer is not None:
         check_optimizer(name, stored_optimizer(stored), optimizer)

@@ -58,29 +58,6 @@ class Initializer(Declared, abc.ABC):
             ValueError: A value does not fit dtype, or the number of values is not dim.
         """
 
-    def agrees_with(self, other: Initializer, dim: int, dtype: npt.DTypeLike) -> bool:
-        """Return whether both give every key the same row, bit for bit: Zeros() agrees with Constant(0).
-
-        REQUIRES: check(dim, dtype) passes for both.
-
-        Args:
-            other: The initializer to compare with.
-            dim: The number of columns.
-            dtype: The dtype of the rows.
-
-        Returns:
-            True if they do.
-
-        Raises:
-            ValueError: A fixed row does not have dim values.
-        """
-        if self.to_json() == other.to_json():
-            return True
-        if not (isinstance(self, Fixed) and isinstance(other, Fixed)):
-            return False
-        key = np.zeros(1, np.int64)
-        return self.rows(key, dim, dtype).tobytes() == other.rows(key, dim, dtype).tobytes()
-
     def to_json(self) -> dict[str, Any]:
         """Return the initializer as plain JSON.
 
@@ -154,3 +131,16 @@ class Random(Initializer):
         drawn = np.empty((len(keys), dim), dtype if dtype == np.float32 else np.float64)
         self._fill(drawn, np.ascontiguousarray(keys, np.int64), np.uint64(self.seed))
         return rounded(drawn, dtype)
+
+
+def agree(one: Initializer, other: Initializer, dim: int, dtype: npt.DTypeLike) -> bool:
+    """Whether both give every key the same row, bit for bit: Zeros() agrees with Constant(0).
+
+    REQUIRES: check(dim, dtype) passes for both.
+    """
+    if one.to_json() == other.to_json():
+        return True
+    if not (isinstance(one, Fixed) and isinstance(other, Fixed)):
+        return False
+    key = np.zeros(1, np.int64)
+    return one.rows(key, dim, dtype).tobytes() == other.rows(key, dim, dtype).tobytes()

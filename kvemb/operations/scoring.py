@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from kvemb.restrict import FrequencyRestrictPolicy, MissingPolicy, RestrictPolicy, ScoreRule, Scores
+from kvemb.restrict.policy import checked_score
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.hashing import Keys, Positions, Unique
 from kvemb.tiers.hot_tables import HotTables, Owners
@@ -78,4 +79,4 @@ class Scorer:
         """Return scores (n,) after counts (n,) uses."""
         if self.rule is ScoreRule.COUNT:
             return scores + counts
-        return self._policy.checked_score(scores, counts, now)
+        return checked_score(self._policy, scores, counts, now)

@@ -124,39 +124,6 @@ class RestrictPolicy(Declared):
         moment = current_moment()
         return time.time() if moment is None else moment.seconds
 
-    def checked_score(self, old_score: Scores, count: Counts, now: float) -> Scores:
-        """Return the result of score(), checked.
-
-        Args:
-            old_score: As for score().
-            count: As for score().
-            now: As for score().
-
-        Returns:
-            A new contiguous float64 array (n,).
-
-        Raises:
-            TypeError: score() did not return real numbers. The message names the policy.
-            ValueError: score() returned another shape, or NaN.
-        """
-        what = f"{type(self).__name__}.score()"
-        result = np.asarray(self.score(old_score.copy(), count, now))
-        if result.dtype.kind not in "iuf":
-            raise TypeError(f"{what} must return real numbers, got dtype {result.dtype}; return a float64 array")
-        if result.shape != old_score.shape:
-            raise ValueError(
-                f"{what} must return one score for each row, shape {old_score.shape}, got {result.shape}; "
-                "compute element by element, or fill with np.full_like(old_score, value)"
-            )
-        scores = np.array(result, np.float64, order="C")
-        if np.isnan(scores).any():
-            at = int(np.flatnonzero(np.isnan(scores))[0])
-            raise ValueError(
-                f"{what} must not return NaN, got it from old_score={old_score[at]}, count={count[at]}, now={now}; "
-                "return -inf for a row that should leave first"
-            )
-        return scores
-
     def min_score(self, now: float) -> float:
         """Return the score below which rows have expired, so that any restriction removes them.
 
@@ -268,3 +235,24 @@ class RestrictPolicy(Declared):
         if made.__module__.startswith(f"{__package__}."):
             return as_json(self, "kind", self.kind)
         return {"kind": "custom", "class": f"{made.__module__}.{made.__qualname__}"}
+
+
+def checked_score(policy: RestrictPolicy, old_score: Scores, count: Counts, now: float) -> Scores:
+    """Return the result of a policy's score() as a new contiguous float64 array. Raises TypeError, ValueError."""
+    what = f"{type(policy).__name__}.score()"
+    result = np.asarray(policy.score(old_score.copy(), count, now))
+    if result.dtype.kind not in "iuf":
+        raise TypeError(f"{what} must return real numbers, got dtype {result.dtype}; return a float64 array")
+    if result.shape != old_score.shape:
+        raise ValueError(
+            f"{what} must return one score for each row, shape {old_score.shape}, got {result.shape}; "
+            "compute element by element, or fill with np.full_like(old_score, value)"
+        )
+    scores = np.array(result, np.float64, order="C")
+    if np.isnan(scores).any():
+        at = int(np.flatnonzero(np.isnan(scores))[0])
+        raise ValueError(
+            f"{what} must not return NaN, got it from old_score={old_score[at]}, count={count[at]}, now={now}; "
+            "return -inf for a row that should leave first"
+        )
+    return scores

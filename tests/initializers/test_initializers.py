@@ -26,6 +26,7 @@ from kvemb.initializers import (
     as_initializer,
     initializer_from_json,
 )
+from kvemb.initializers.base import agree
 
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 INTEGERS = ("int8", "int32", "int64")
@@ -328,16 +329,16 @@ def test_unknown_json_is_refused():
 
 
 def test_agreement_is_that_of_the_rows():
-    assert Zeros().agrees_with(Constant(0.0), 2, "float32")
-    assert Ones().agrees_with(Row((1, 1.0)), 2, "float32")
-    assert Constant(math.nan).agrees_with(Constant(float("nan")), 2, "float32")
-    assert Constant(0.1).agrees_with(Constant(np.float32(0.1)), 2, "float32")
-    assert not Constant(0.1).agrees_with(Constant(np.float32(0.1)), 2, "float64")
-    assert not Zeros().agrees_with(Constant(-0.0), 2, "float32")
-    assert not Row((1, 2)).agrees_with(Row((1, 3)), 2, "float32")
-    assert not Zeros().agrees_with(RandomUniform(0, 0), 2, "float32")
-    assert RandomNormal(seed=1).agrees_with(RandomNormal(seed=1), 2, "float32")
-    assert not RandomNormal(seed=1).agrees_with(RandomNormal(seed=2), 2, "float32")
+    assert agree(Zeros(), Constant(0.0), 2, "float32")
+    assert agree(Ones(), Row((1, 1.0)), 2, "float32")
+    assert agree(Constant(math.nan), Constant(float("nan")), 2, "float32")
+    assert agree(Constant(0.1), Constant(np.float32(0.1)), 2, "float32")
+    assert not agree(Constant(0.1), Constant(np.float32(0.1)), 2, "float64")
+    assert not agree(Zeros(), Constant(-0.0), 2, "float32")
+    assert not agree(Row((1, 2)), Row((1, 3)), 2, "float32")
+    assert not agree(Zeros(), RandomUniform(0, 0), 2, "float32")
+    assert agree(RandomNormal(seed=1), RandomNormal(seed=1), 2, "float32")
+    assert not agree(RandomNormal(seed=1), RandomNormal(seed=2), 2, "float32")
 
 
 def test_initializers_are_frozen_and_abstract():
