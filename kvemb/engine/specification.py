@@ -200,12 +200,9 @@ def _check_stored(
     policy: RestrictPolicy | None,
 ) -> None:
     """Raise SchemaMismatch if a request differs from what is stored; None requests nothing."""
-    if stored.dim != dim:
-        raise SchemaMismatch(name, "dim", stored.dim, dim)
-    if stored.key_dtype != keys.name:
-        raise SchemaMismatch(name, "key_dtype", stored.key_dtype, keys.name)
-    if stored.value_dtype != values.name:
-        raise SchemaMismatch(name, "value_dtype", stored.value_dtype, values.name)
+    for field, asked in {"dim": dim, "key_dtype": keys.name, "value_dtype": values.name}.items():
+        if (kept_as := getattr(stored, field)) != asked:
+            raise SchemaMismatch(name, field, kept_as, asked)
     if initializer is not None:
         kept = initializer_from_json(stored.initializer)
         if not agree(kept, seeded_like(initializer, kept), dim, values):
