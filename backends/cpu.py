@@ -2,7 +2,7 @@
 
 Address space is reserved for the largest size; memory is committed as the table grows and given back as it shrinks,
 in small steps. Not thread-safe: the caller holds the variable's lock. Within a call, a large batch is split over the
-cores. The layout is described in cpu_probe. Longer than 300 lines: each method of the contract is here.
+cores. The layout is described in cpu_probe.
 """
 
 from __future__ import annotations
@@ -11,18 +11,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kvemb.backends import cpu_bags, cpu_insert, cpu_probe
 from kvemb.backends.cpu_formulas import take_step, take_step_in_parts
 from kvemb.backends.cpu_rows import CpuRows
 from kvemb.backends.cpu_threads import even_bounds, joined_parts, part_count, run_parts
-from kvemb.contracts import HOST, HotTable, Memory, PlannedChange
+from kvemb.contracts import HOST, Flags, HotTable, Memory, PlannedChange
 from kvemb.limits import DEFAULT, Limits
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import ScoreRule, Scores
 from kvemb.rows.bags import Bags, RowsBeside
-from kvemb.rows.block import DIRTY, PENDING, SNAPSHOT_FLAGS, WRITING, ReservedBlock, RowBlock
+from kvemb.rows.block import DIRTY, ReservedBlock, RowBlock
 from kvemb.rows.hashing import Keys, Positions, Sums
 from kvemb.rows.schema import Schema
 from kvemb.threads.parallel import cores
@@ -31,6 +30,8 @@ from kvemb.threads.parallel import cores
 STEP, MIN_STEP = 64, 4
 # If it may, the table grows before it is fuller than this, because fuller buckets make lookups slower.
 DENSE = 0.875
+# The number of cells whose flags are searched at a time.
+PART_CELLS = 1 << 20
 
 
 class CpuTable(HotTable):
@@ -175,8 +176,8 @@ class CpuTable(HotTable):
         )  # fmt: skip
         return stopped, count
 
-    def keys(self) -> Keys:
-        return self._rows.keys[self.occupied()]
+    def keys(self, cells: Positions | None = None) -> Keys:
+        return self._rows.keys[self.occupied() if cells is None else cells]
 
     def sample(self, at: float, count: int) -> tuple[Keys, Scores]:
         # Takes consecutive cells, a random sample because the hash mixes the keys.
@@ -261,53 +262,27 @@ class CpuTable(HotTable):
         rows.release(self.capacity_rows, before)
         return left.part(0, count)
 
-    # Dirty rows, and the rows marked by a snapshot.
+    # Flags.
 
-    def dirty_batches(self, limit: int) -> Iterator[tuple[Positions, RowBlock]]:
-        limit = min(limit, self.capacity_rows)
-        cells = np.empty(limit, np.int64)
-        at = 0
-        while at < self.capacity_rows:
-            count, at = cpu_insert.dirty_cells(self._rows.flags, at, self.capacity_rows, limit, cells)
-            if count:
-                found = cells[:count].copy()
-                yield found, self._rows.select(found)
+    def flags(self, cells: Positions) -> Flags:
+        return self._rows.flags[cells]
 
-    def mark_clean(self, cells: Positions) -> None:
-        self._rows.flags[cells] &= ~np.uint8(DIRTY)
+    def flagged(self, flag: int) -> Iterator[Positions]:
+        for at in range(0, self.capacity_rows, PART_CELLS):
+            cells = np.flatnonzero(self._flags_now()[at : at + PART_CELLS] & flag)
+            cells += at
+            yield cells
 
-    def mark_dirty_pending(self) -> Keys:
-        flags = self._flags_now()
-        dirty = np.flatnonzero(flags & DIRTY)
-        flags[dirty] |= np.uint8(PENDING)
-        return self._rows.keys[dirty]
-
-    def release_pending(self, cells: Positions) -> RowBlock:
-        flags = self._rows.flags
-        cells = cells[cells >= 0]
-        marked = np.unique(cells[flags[cells] & SNAPSHOT_FLAGS != 0])
-        pending = self._rows.select(marked[flags[marked] & PENDING != 0])
-        flags[marked] &= ~SNAPSHOT_FLAGS
-        return pending
-
-    def take_pending(self, cells: Positions) -> tuple[Positions, RowBlock]:
-        flags = self._rows.flags
-        positions = np.flatnonzero((cells >= 0) & (flags[cells] & PENDING != 0))
-        taken = self._rows.select(cells[positions])
-        flags[cells[positions]] ^= SNAPSHOT_FLAGS  # from PENDING to WRITING
-        return positions, taken
-
-    def mark_written(self, cells: Positions) -> None:
-        flags = self._rows.flags
-        cells = cells[cells >= 0]
-        written = cells[flags[cells] & WRITING != 0]
-        flags[written] &= ~np.uint8(WRITING | DIRTY)
-
-    def release_all(self) -> None:
-        self._flags_now()[:] &= ~SNAPSHOT_FLAGS
+    def change_flags(self, cells: Positions | None, where: int, *, keep: int, more: int = 0) -> None:
+        flags, kept, added = self._flags_now(), np.uint8(keep & 0xFF), np.uint8(more)
+        if cells is None:
+            np.copyto(flags, flags & kept | added, where=flags & where != 0)
+            return
+        chosen = cells[flags[cells] & where != 0]
+        flags[chosen] = flags[chosen] & kept | added
 
     def _worth_threads(self, keys: int) -> bool:
         return keys >= self._parallel_keys and cores() > 1
 
-    def _flags_now(self) -> npt.NDArray[np.uint8]:
+    def _flags_now(self) -> Flags:
         return self._rows.flags[: self.capacity_rows]

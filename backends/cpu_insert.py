@@ -235,16 +235,3 @@ def merge(buckets: int, least: int, tags: Any, digests: Any, columns: Any, used:
             digests[c] = 0
             flags[c] = 0
     return buckets, end, used
-
-
-@kernel
-def dirty_cells(flags: Any, start: int, stop: int, limit: int, cells: Any) -> Any:
-    """Collect up to `limit` dirty cells from start on. Returns (their number, the cell to continue from)."""
-    count = 0
-    c = start
-    while c < stop and count < limit:
-        if flags[c] & DIRTY:
-            cells[count] = c
-            count += 1
-        c += 1
-    return count, c

@@ -62,18 +62,17 @@ class Columns:
         if n := len(cells):
             self._cells.run("put_scores", n, self._buffers.put("cells", cells), n, self._buffers.put("values", scores))
 
-    def change_flags(self, cells: Positions, where: int, *, keep: int, more: int = 0) -> None:
-        """For cells that have one of the bits `where`, clear all bits but `keep`, then set the bits `more`."""
+    def change_flags(self, cells: Positions | None, where: int, *, keep: int, more: int = 0) -> None:
+        """See contracts.HotTable."""
         buffers = self._buffers
+        if cells is None:
+            self._cells.run("change_all_flags", self._chunks.buckets * CELLS, where, keep & _ALL_FLAGS, more)
+            return
         for part in buffers.parts(len(cells), cells=8):
             n = part.stop - part.start
             self._cells.run("change_flags", n, buffers.put("cells", cells[part]), n, where, keep & _ALL_FLAGS, more)
 
     # Of all cells.
-
-    def change_all_flags(self, where: int, *, keep: int, more: int = 0) -> None:
-        """Do what change_flags() does, for all cells of the table."""
-        self._cells.run("change_all_flags", self._chunks.buckets * CELLS, where, keep & _ALL_FLAGS, more)
 
     def occupied(self, first: int = 0, stop: int | None = None) -> Positions:
         """Return the cells in use from cell `first` to `stop` (excluded, None: the last), ascending."""

@@ -20,12 +20,12 @@ from kvemb.backends.cuda.cupy_device import open_device
 from kvemb.backends.cuda.device import Device
 from kvemb.backends.cuda.memory import CELLS, bytes_per_cell, chunk_shift
 from kvemb.backends.cuda.steps import GivenSums, Steps
-from kvemb.contracts import HotTable, Memory, PlannedChange
+from kvemb.contracts import Flags, HotTable, Memory, PlannedChange
 from kvemb.limits import DEFAULT, Limits
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import ScoreRule, Scores
 from kvemb.rows.bags import Bags, RowsBeside
-from kvemb.rows.block import DIRTY, PENDING, SNAPSHOT_FLAGS, WRITING, RowBlock
+from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.hashing import Keys, Positions, Sums
 from kvemb.rows.schema import Schema
 
@@ -225,8 +225,8 @@ class CudaTable(HotTable):
         self._buffers.get_rows(left, pitch, rows)
         return rows.select(np.argsort(at))
 
-    def keys(self) -> Keys:
-        return self._columns.keys(self.occupied())
+    def keys(self, cells: Positions | None = None) -> Keys:
+        return self._columns.keys(self.occupied() if cells is None else cells)
 
     def sample(self, at: float, count: int) -> tuple[Keys, Scores]:
         # Takes consecutive cells, a random sample because the hash mixes the keys.
@@ -372,39 +372,13 @@ class CudaTable(HotTable):
         chunks.resize(least)
         return left.part(0, count)
 
-    # Dirty rows, and the rows marked by a snapshot.
+    # Flags.
 
-    def dirty_batches(self, limit: int) -> Iterator[tuple[Positions, RowBlock]]:
-        for dirty in self._columns.flagged(DIRTY):
-            for at in range(0, len(dirty), limit):
-                cells = dirty[at : at + limit]
-                cells = cells[self._columns.flags(cells) & DIRTY != 0]  # rows that were taken since are clean
-                if len(cells):
-                    yield cells, self.read(cells)
+    def flags(self, cells: Positions) -> Flags:
+        return self._columns.flags(cells)
 
-    def mark_clean(self, cells: Positions) -> None:
-        self._columns.change_flags(cells, DIRTY, keep=~DIRTY)
+    def flagged(self, flag: int) -> Iterator[Positions]:
+        return self._columns.flagged(flag)
 
-    def mark_dirty_pending(self) -> Keys:
-        keys = self._columns.keys(np.concatenate(list(self._columns.flagged(DIRTY))))
-        self._columns.change_all_flags(DIRTY, keep=~0, more=PENDING)
-        return keys
-
-    def release_pending(self, cells: Positions) -> RowBlock:
-        cells = np.unique(cells[cells >= 0])
-        pending = self.read(cells[self._columns.flags(cells) & PENDING != 0])
-        self._columns.change_flags(cells, int(SNAPSHOT_FLAGS), keep=~int(SNAPSHOT_FLAGS))
-        return pending
-
-    def take_pending(self, cells: Positions) -> tuple[Positions, RowBlock]:
-        hot = np.flatnonzero(cells >= 0)
-        positions = hot[self._columns.flags(cells[hot]) & PENDING != 0]
-        taken = self.read(cells[positions])
-        self._columns.change_flags(cells[positions], PENDING, keep=~PENDING, more=WRITING)
-        return positions, taken
-
-    def mark_written(self, cells: Positions) -> None:
-        self._columns.change_flags(cells[cells >= 0], WRITING, keep=~(WRITING | DIRTY))
-
-    def release_all(self) -> None:
-        self._columns.change_all_flags(int(SNAPSHOT_FLAGS), keep=~int(SNAPSHOT_FLAGS))
+    def change_flags(self, cells: Positions | None, where: int, *, keep: int, more: int = 0) -> None:
+        self._columns.change_flags(cells, where, keep=keep, more=more)

@@ -6,6 +6,7 @@ Keys are int64 (n,) everywhere (rows.host_arrays.as_keys).
 from kvemb.contracts.cold import Amendment, ColdDatabase, ColdStore, Family, Gap, Mask, Recorder, SortedFile, WriteLog
 from kvemb.contracts.device import DeviceCounts, DeviceRows, MissingKeys
 from kvemb.contracts.hot import HOST, HotTable, Memory, PlannedChange, RowKernels, Values
+from kvemb.contracts.marks import Flags
 
 __all__ = [
     "HOST",
@@ -15,6 +16,7 @@ __all__ = [
     "DeviceCounts",
     "DeviceRows",
     "Family",
+    "Flags",
     "Gap",
     "HotTable",
     "Mask",

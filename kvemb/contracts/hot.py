@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy.typing as npt
 
 from kvemb.contracts.device import DeviceRows
+from kvemb.contracts.marks import MarkedRows
 from kvemb.limits import DEFAULT, Limits
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import ScoreRule, Scores
@@ -88,16 +89,15 @@ class PlannedChange(NamedTuple):
     matching: Optimizer | None = None
 
 
-class HotTable(Protocol):
+class HotTable(MarkedRows, Protocol):
     """A hash table of rows in cells, in memory of its own. A full bucket evicts the row with the lowest score.
 
     Callers do not access its columns: rows are copied in and out, by key or by cell. A cell is an int64 number that
     find() returns; it is valid until the next insert, remove, clear, grow or shrink. Where a method takes cells (n,),
     entries < 0 are skipped, unless it says otherwise.
 
-    Rows have flags (kvemb.rows.block): a change makes a row DIRTY, and an evicted dirty row is returned to the caller.
-    A snapshot marks dirty rows PENDING and, once it has taken them, WRITING (kvemb.tiers.dirty_snapshot); a row that
-    leaves keeps its marks.
+    Rows have flags (kvemb.contracts.marks): a change makes a row DIRTY, and an evicted dirty row is returned to the
+    caller.
     """
 
     cells_per_bucket: ClassVar[int]
@@ -201,9 +201,6 @@ class HotTable(Protocol):
         that were evicted. If a device has no memory for the call, rows are treated as inserted and evicted at once.
         """
 
-    def keys(self) -> Keys:
-        """Return the keys of all rows, in the order of their cells."""
-
     def sample(self, at: float, count: int) -> tuple[Keys, Scores]:
         """Return the keys and scores of the rows in min(count, capacity_rows) cells, chosen independently of both.
 
@@ -214,9 +211,6 @@ class HotTable(Protocol):
 
     def occupied(self) -> Positions:
         """Return the cells in use, ascending."""
-
-    def read(self, cells: Positions) -> RowBlock:
-        """Return the whole rows in cells, which are all in use, in that order."""
 
     def put(self, cells: Positions, rows: RowBlock) -> None:
         """Overwrite the rows in cells, which are all in use, with rows of the same keys."""
@@ -272,29 +266,3 @@ class HotTable(Protocol):
         smallest step would leave fewer, or if there is no memory for the result. If there is no room for a row, it or a
         row that it outscores is evicted.
         """
-
-    # Dirty rows, and rows marked by a snapshot.
-
-    def dirty_batches(self, limit: int) -> Iterator[tuple[Positions, RowBlock]]:
-        """Yield the cells and copies of the dirty rows, at most `limit` at a time, in the order of cells."""
-
-    def mark_clean(self, cells: Positions) -> None:
-        """Mark the rows in cells, which are all in use, as clean: the cold store has them as they are."""
-
-    def mark_dirty_pending(self) -> Keys:
-        """Mark every dirty row PENDING; return their keys."""
-
-    def release_pending(self, cells: Positions) -> RowBlock:
-        """Clear all marks of the rows in cells, which are about to change; return, once each, those that were PENDING.
-
-        Raises MemoryError; then nothing has changed.
-        """
-
-    def take_pending(self, cells: Positions) -> tuple[Positions, RowBlock]:
-        """Mark the PENDING rows in distinct cells WRITING; return their positions in cells, and the rows."""
-
-    def mark_written(self, cells: Positions) -> None:
-        """Make the rows in cells that are still marked WRITING clean, and clear the mark."""
-
-    def release_all(self) -> None:
-        """Clear all marks of all rows."""

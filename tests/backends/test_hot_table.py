@@ -16,6 +16,7 @@ from hot_suite import (
     schema_of,
 )
 
+from kvemb.backends.cpu import PART_CELLS, CpuTable
 from kvemb.restrict import ScoreRule
 from kvemb.rows.bags import Bags
 from kvemb.rows.block import DIRTY, PENDING, WRITING, RowBlock
@@ -245,8 +246,18 @@ def flags_of(table: Any, keys: Any) -> Any:
 def test_dirty_rows_are_marked_pending_and_others_are_not(kind):
     table = marked_table(kind, schema_of())
     assert flags_of(table, [0, 1]) == [DIRTY | PENDING, 0]
+    table.take_pending(table.find(np.array([4])))
     table.release_all()
-    assert flags_of(table, [0, 1]) == [DIRTY, 0]
+    assert flags_of(table, [0, 1, 4]) == [DIRTY, 0, DIRTY]
+
+
+def test_dirty_rows_of_a_large_table_are_found_part_by_part():
+    table = CpuTable(schema_of(dim=1, widths=()), 2 * PART_CELLS, 2 * PART_CELLS)
+    table.insert(rows_of(table.schema, random_keys(1000), dirty=np.arange(1000) % 2 == 0))
+    batches = list(table.dirty_batches(300))
+    assert np.concatenate([rows.keys for _, rows in batches]).tolist() == [
+        key for key, flags in zip(table.keys(), table.flags(table.occupied()), strict=True) if flags & DIRTY
+    ]
 
 
 def test_pending_rows_are_taken_once_and_are_clean_when_written(kind):

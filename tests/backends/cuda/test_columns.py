@@ -58,5 +58,5 @@ def test_flags_are_changed_in_the_cells_that_have_one_of_some_bits(table: CudaTa
     np.testing.assert_array_equal(found.flags(cells), expected)
     marked = np.concatenate(list(found.flagged(PENDING)))
     np.testing.assert_array_equal(marked, np.sort(cells[:300][dirty[:300]]))
-    found.change_all_flags(PENDING, keep=~int(DIRTY))
+    found.change_flags(None, PENDING, keep=~int(DIRTY))
     np.testing.assert_array_equal(found.flags(cells), np.where(expected & PENDING, PENDING, expected))
