@@ -8,20 +8,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def never_compiled(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+def never_compiled(function: Function) -> Function:
     """Return a function that is not traced, nor what it calls."""
-    disabled: Callable[Arguments, Result] | None = None
+    disabled: Callable[..., Any] | None = None
 
     @wraps(function)
-    def call(*args: Arguments.args, **named: Arguments.kwargs) -> Result:
+    def call(*args: Any, **named: Any) -> Any:
         nonlocal disabled
         if "torch._dynamo" not in sys.modules:  # nothing is compiled
             return function(*args, **named)
@@ -29,4 +28,4 @@ def never_compiled(function: Callable[Arguments, Result]) -> Callable[Arguments,
             disabled = torch.compiler.disable(function)
         return disabled(*args, **named)
 
-    return call
+    return cast(Function, call)
