@@ -116,7 +116,7 @@ def imports(path: Path) -> list[tuple[str, bool]]:
 
 OTHER_CONTRACTS = [Device, GivenKeys, Transport, Channel, Keeper, Source, Future]
 CONTRACTS = {
-    name: {member for member in vars(kind) if inspect.getdoc(getattr(kind, member, None))}
+    name: {each for base in kind.__mro__[:-1] for each in vars(base) if inspect.getdoc(getattr(kind, each, None))}
     for name, kind in [*vars(kvemb.contracts).items(), *((kind.__name__, kind) for kind in OTHER_CONTRACTS)]
     if inspect.isclass(kind)
 }
