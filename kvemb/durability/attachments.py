@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -25,7 +26,6 @@ Content = bytes | bytearray | memoryview | str | os.PathLike[str] | Callable[[IO
 Files = Mapping[str, Content] | None
 Extra = Mapping[str, Any] | None
 MAX_EXTRA_CHARACTERS = 1 << 20
-_COPY_BYTES = 8 << 20
 
 
 class Attachments:
@@ -68,16 +68,12 @@ class Attachments:
         if self._files:
             folder.mkdir()
         for name, content in self._files.items():
-            if self._linked and isinstance(content, (str, os.PathLike)):
-                fresh_files.link_or_copy(Path(content), folder / name)
+            if isinstance(content, (str, os.PathLike)):
+                (fresh_files.link_or_copy if self._linked else shutil.copyfile)(Path(content), folder / name)
                 continue
             with open(folder / name, "xb") as file:
                 if isinstance(content, (bytes, bytearray, memoryview)):
                     file.write(content)
-                elif isinstance(content, (str, os.PathLike)):
-                    with open(content, "rb") as source:
-                        while part := source.read(_COPY_BYTES):
-                            file.write(part)
                 else:
                     content(file)
 

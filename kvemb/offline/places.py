@@ -20,10 +20,9 @@ from kvemb.durability import layout, paths
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.layout import series_name
 from kvemb.durability.scratch import scratch
-from kvemb.durability.sightings.sizes import sizes_of
 from kvemb.errors import CheckpointNotFound
 from kvemb.handle import inside
-from kvemb.offline.remote import CheckpointDescription
+from kvemb.offline.remote import CheckpointDescription, description_of
 from kvemb.offline.remote_checking import is_pushed
 from kvemb.offline.transfer import PULLING, Pulling, Remote
 from kvemb.progress import Progress
@@ -128,12 +127,9 @@ class Place:
         if self._source is not None:
             return self._source.described(self._number)
         assert self.here is not None
-        found = Checkpoint.at(self.here)
-        files = {name: entry.bytes for name, entry in sorted(found.inventory.items())}
-        attached = {name: files[f"{layout.FILES}/{name}"] for name in found.files}
+        found = inside(Checkpoint.at(self.here))
         kind = "checkpoint" if layout.is_checkpoint(self.here) else "store"
-        described = kind, found.id, found.parent, found.created, found.variables, files, attached, found.extra
-        return CheckpointDescription(*described, found.tiers, sizes_of(inside(found).sightings, files))
+        return description_of(kind, found, {name: entry.bytes for name, entry in found.files.items()})
 
     @contextmanager
     def readable(

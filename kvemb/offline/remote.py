@@ -17,7 +17,7 @@ from typing import Any
 
 from kvemb.durability import manifest, paths
 from kvemb.durability.layout import series_name
-from kvemb.durability.manifest import HotRows, VariableEntry
+from kvemb.durability.manifest import HotRows, Manifest, VariableEntry
 from kvemb.durability.sightings.sizes import SightingsSize, sizes_of
 from kvemb.errors import BackendUnavailable, CheckpointNotFound, Corruption, KvembError, TransferError
 from kvemb.installed import pip_install
@@ -50,6 +50,22 @@ class CheckpointDescription:
     extra: dict[str, Any]
     tiers: Mapping[str, Mapping[str, HotRows]] = field(default_factory=dict)
     sightings: Mapping[str, SightingsSize] = field(default_factory=dict)
+
+
+def description_of(kind: str, found: Manifest, files: Mapping[str, int]) -> CheckpointDescription:
+    """Return the description of a checkpoint with this manifest, which needs these files."""
+    return CheckpointDescription(
+        kind,
+        found.id,
+        found.parent,
+        found.created,
+        found.variables,
+        files=dict(sorted(files.items())),
+        attached={name.partition("/")[2]: files[name] for name in sorted(found.attached)},
+        extra=found.extra,
+        tiers=found.tiers,
+        sightings=sizes_of(found.sightings, files),
+    )
 
 
 class RemoteCheckpoints:
@@ -119,10 +135,7 @@ class RemoteCheckpoints:
         found = pushed.described
         files = {name: entry.bytes for name, entry in found.files.items()}
         files |= {f"the delta of checkpoint {series_name(delta.number)}": delta.bytes for delta in pushed.deltas}
-        attached = {name.partition("/")[2]: files[name] for name in sorted(found.attached)}
-        how = found.variables, dict(sorted(files.items())), attached, found.extra, found.tiers
-        counted = sizes_of(found.sightings, files)
-        return CheckpointDescription("checkpoint", found.id, found.parent, found.created, *how, counted)
+        return description_of("checkpoint", found, files)
 
     @property
     def is_of_cluster(self) -> bool:

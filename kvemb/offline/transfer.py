@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,8 +59,7 @@ class Remote(Pusher):
         candidates = ((other.path / name, entry) for other in have for name, entry in other.inventory.items())
         local = {entry.sha256: path for path, entry in candidates if _has_size(path, entry)}
         wanted = [*named.values(), *(delta.file for delta in todo)]
-        entries = {entry.sha256: entry for entry in wanted if entry.sha256 not in local}
-        self._receive(pushed, number, entries, received, how)
+        self._receive(pushed, number, [entry for entry in wanted if entry.sha256 not in local], received, how)
         with atomic_directory(target) as folder:
             if begin is not None:
                 layout.unpack(begin.path, folder, [])
@@ -83,7 +82,7 @@ class Remote(Pusher):
         self,
         pushed: PushedCheckpoint,
         number: int,
-        entries: Mapping[str, FileEntry],
+        entries: Iterable[FileEntry],
         received: Path,
         how: Pulling = PULLING,
     ) -> None:
@@ -91,7 +90,7 @@ class Remote(Pusher):
         if not received.is_dir() or received.is_symlink():
             fresh_files.remove(received)
         fresh_files.make_directory(received)
-        missing = [(received / sha256, entry) for sha256, entry in entries.items()]
+        missing = [(received / sha256, entry) for sha256, entry in {each.sha256: each for each in entries}.items()]
         meter = Meter(sum(entry.bytes for _, entry in missing), how.progress)
 
         def receive(path: Path, entry: FileEntry) -> None:
@@ -142,7 +141,7 @@ class Remote(Pusher):
             if name in later or not name.startswith((f"{layout.ROWS}/", f"{layout.CHANGES}/"))
         }
         wanted, received = [*named.values(), *(delta.file for delta in todo)], folder / layout.PULLED
-        self._receive(pushed, number, {entry.sha256: entry for entry in wanted}, received, how)
+        self._receive(pushed, number, wanted, received, how)
         for name, entry in named.items():
             (folder / name).parent.mkdir(exist_ok=True)
             fresh_files.remove(folder / name)
@@ -158,7 +157,7 @@ class Remote(Pusher):
         entries = {name.partition("/")[2]: pushed.described.files[name] for name in pushed.described.attached}
         with atomic_directory(target) as folder:
             received = folder / layout.PULLED
-            self._receive(pushed, number, {entry.sha256: entry for entry in entries.values()}, received)
+            self._receive(pushed, number, entries.values(), received)
             for name, entry in entries.items():
                 fresh_files.link_or_copy(received / entry.sha256, folder / name)
             fresh_files.remove(received)
