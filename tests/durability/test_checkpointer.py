@@ -10,6 +10,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from quick import quick
 
 import kvemb
 from kvemb.durability import layout, point_writer, points
@@ -101,7 +102,7 @@ def change_all_and_write(table):
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("durability", ["checkpoint", "write"])
+@pytest.mark.parametrize("durability", quick(["checkpoint", "write"]))
 def test_a_flush_makes_a_point_only_if_something_changed(open_store, tmp_path, change, durability):
     store = open_store(tmp_path / "store", memory_budget="4MiB", durability=durability)
     optimizer, policy = kvemb.optimizers.Adam(0.1, bias_correction="global"), kvemb.FrequencyRestrictPolicy()

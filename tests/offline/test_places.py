@@ -58,10 +58,10 @@ def saved(tmp_path, memory, kind):
     return str(tmp_path / "ones") if kind == "local" else url
 
 
-KINDS = ["cluster at a URL", "at a URL", "local", "pushed", "cluster"]
+KINDS = ["at a URL", "local", "cluster at a URL", "pushed", "cluster"]
 
 
-@pytest.mark.parametrize("kind", quick(KINDS, 3))
+@pytest.mark.parametrize("kind", quick(KINDS, 2))
 def test_a_place_is_described_and_read(tmp_path, memory, scratch, kind):
     url = saved(tmp_path, memory, kind)
     for place, rows in ((url, 20), (f"{url}/00000002", 20), (f"{url}/00000001/", 10)):
@@ -88,7 +88,7 @@ def test_a_place_is_described_and_read(tmp_path, memory, scratch, kind):
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".kvemb")]
 
 
-@pytest.mark.parametrize("kind", quick([kind for kind in KINDS if kind != "local"], 2))
+@pytest.mark.parametrize("kind", quick([kind for kind in KINDS if kind != "local"]))
 def test_damage_and_missing_files_are_named(tmp_path, memory, scratch, kind):
     url = saved(tmp_path, memory, kind)
     files, root = fsspec.core.url_to_fs(url)

@@ -12,6 +12,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from quick import quick
 
 import kvemb
 from kvemb import opening
@@ -104,7 +105,7 @@ kvemb.CheckpointManager(sys.argv[1]).resume(sys.argv[2], memory_budget="4MiB")
 """
 
 
-@pytest.mark.parametrize("at", [("layout", "set_current"), ("layout", "unpack")], ids=str)
+@pytest.mark.parametrize("at", quick([("layout", "set_current"), ("layout", "unpack")]), ids=str)
 def test_training_goes_on_after_a_resume_that_was_killed(tmp_path, manager, at):
     with kvemb.open(tmp_path / "first", **BUDGET) as store:
         train(store, [1], 1.0)
