@@ -129,23 +129,12 @@ def test_exists_of_the_wrong_kind(table, exists, error):
     assert_refused(table, error, "exists must", lambda: table.accum([7, 5000], good, good, exists))
 
 
-def test_numbers_of_a_restriction(table):
-    for reserved, trigger, error in ((True, None, TypeError), (-1, None, ValueError), (1, -1, ValueError)):
-        message = "num_reserved must be|trigger must be"
-        assert_refused(table, error, message, lambda: table.restrict(reserved, trigger=trigger))  # noqa: B023
-
-
 def test_unknown_options_of_a_call(table):
     for call in (
         *(lambda: table.restrict(1, triger=5), lambda: table.lookup([1], use=True), lambda: table.export(slots=True)),
         *(lambda: table.upsert([1], ONE, True), lambda: table.lookup([1], False, True)),
     ):
         assert_refused(table, TypeError, "argument", call)
-
-
-@pytest.mark.parametrize(("n", "error"), [(0, ValueError), (-1, ValueError), (1.0, TypeError), (True, TypeError)])
-def test_sizes_of_a_batch(table, n, error):
-    assert_refused(table, error, "n must be", lambda: table.export_batches(n))
 
 
 def test_a_partitioner_out_of_range(table):

@@ -191,12 +191,6 @@ MISMATCHES = [
     ("initializer", {"initializer": RandomUniform()}, kvemb.Constant(0.5), RandomUniform()),
     ("optimizer", {"optimizer": SGD(0.5)}, Adagrad(), SGD(0.5)),
     ("restrict_policy", {"restrict_policy": TimestampRestrictPolicy}, "frequency", "timestamp"),
-    (
-        "restrict_policy",
-        {"restrict_policy": FrequencyRestrictPolicy(half_life=100)},
-        FrequencyRestrictPolicy(),
-        FrequencyRestrictPolicy(half_life=100),
-    ),
 ]
 
 

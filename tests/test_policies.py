@@ -51,12 +51,6 @@ def test_a_policy_is_stored_and_opened_again(open_store, tmp_path, policy):
     assert policy_from_json(policy.to_json()) == policy
 
 
-def test_a_subclass_is_the_users_own():
-    for policy in POLICIES:
-        own = type("Own", (type(policy),), {})()
-        assert own.to_json()["kind"] == "custom"
-
-
 def test_later_epochs_outlive_frequent_rows_of_earlier_ones(make):
     table = make(kvemb.EpochFrequencyRestrictPolicy)
     for _ in range(5):

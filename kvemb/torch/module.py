@@ -37,19 +37,7 @@ def processes() -> int:
 class RowsModule(torch.nn.Module):
     """The base of the modules over variables, which have no parameters: rows are trained by kvemb.torch.Optimizer.
 
-    Args:
-        variables: The variables of the rows. One may be there several times.
-        fused: Take the optimizer's step during each backward pass, one step for each call of the module. Its gradients
-            are not accumulated, not clipped by ``clip_grad_norm_`` and not unscaled by a ``GradScaler``. A fused module
-            cannot be in a part of the model that activation checkpointing computes again.
-        check_finite: Raise ValueError for a step whose gradients have a NaN or an infinity. Such a step changes
-            nothing.
-        output_dtype: The dtype of results. None: float32, or float64 for float64 values, also under autocast; after
-            ``half()`` and the like, theirs.
-
-    Raises:
-        ValueError: For a variable of integers, another output_dtype, or ``fused=True`` for a variable without an
-            optimizer.
+    variables: of the rows; one may be there several times. The other arguments are those of kvemb.torch.Embedding.
     """
 
     def __init__(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cuda_devices import device_of
-from cuda_on_cpu import CudaOnCpuTable
+from cuda_devices import device_of, table_on
 from short_device import ShortDevice
 
 from kvemb.backends.cuda.columns import Columns
@@ -22,9 +21,7 @@ def table(request: pytest.FixtureRequest) -> CudaTable:
     """Of 16 buckets, with 800 rows, the even keys' dirty; with little memory, of half of the buckets at a time."""
     device_of("cpu")
     device = ShortDevice()
-    table: CudaTable = type("Table", (CudaOnCpuTable,), {"open_device": staticmethod(lambda name: device)})(
-        SCHEMA, 16 * 128, 16 * 128
-    )
+    table = table_on(device, SCHEMA, 16 * 128, 16 * 128)
     rows = RowBlock(SCHEMA, len(KEYS))
     rows.keys[:], rows.scores[:] = KEYS, KEYS * 0.5
     rows.flags[:] = np.where(KEYS % 2 == 0, DIRTY, 0)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from arrays_on_device import ArrayOnDevice
-from cuda_devices import device_of
-from cuda_on_cpu import CpuDevice, CudaOnCpuTable
+from cuda_devices import device_of, table_on
+from cuda_on_cpu import CpuDevice
 from every_optimizer import assert_same
 
 from kvemb.backends.cuda.steps import MANY
@@ -35,12 +35,11 @@ def batch() -> Any:
 
 def table_of(device: CpuDevice, dtype: str, dim: int, optimizer: Optimizer) -> CudaTable:
     """With the rows of all keys."""
-    kind = type("Table", (CudaOnCpuTable,), {"open_device": staticmethod(lambda name: device)})
     schema = Schema(dtype_of("int64"), dtype_of(dtype), dim, optimizer.shapes(dim))
     rows = RowBlock(schema, len(TIMES))
     rows.keys[:] = np.arange(len(TIMES))
     rows.values[:, :dim] = values_of(schema, len(TIMES)).view(schema.kernel_dtype)
-    table: CudaTable = kind(schema, 128, 128)
+    table = table_on(device, schema, 128, 128)
     table.insert(rows)
     return table
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 from counting_device import CountingDevice
-from cuda_devices import DEVICES, device_of
+from cuda_devices import DEVICES, device_of, table_on
 from cuda_life import Life
-from cuda_on_cpu import CpuDevice, CudaOnCpuTable
+from cuda_on_cpu import CpuDevice
 
 from kvemb.backends.cuda.device import Memory
 from kvemb.backends.cuda.table import CudaTable
@@ -39,11 +39,6 @@ def _on_cpu() -> None:
     device_of("cpu")
 
 
-def table_on(device: Any, first: int, most: int) -> CudaTable:
-    kind = type("Table", (CudaOnCpuTable,), {"open_device": staticmethod(lambda name: device)})
-    return kind(SCHEMA, first, most)  # type: ignore[no-any-return]
-
-
 def rows_of(keys: Any) -> RowBlock:
     rows = RowBlock(SCHEMA, len(keys))
     rows.keys[:], rows.scores[:], rows.flags[:] = keys, np.arange(len(keys)), DIRTY
@@ -53,7 +48,7 @@ def rows_of(keys: Any) -> RowBlock:
 
 @pytest.mark.usefixtures("_on_cpu")
 def test_a_large_table_comes_and_goes_in_chunks():
-    table = table_on(CpuDevice(), 1, 128 * 5000)
+    table = table_on(CpuDevice(), SCHEMA, 1, 128 * 5000)
     assert (table.capacity_rows, table.max_capacity_rows) == (8 * 128, 5000 * 128), "a 1024th of the largest"
     assert CudaTable.first_rows(1, 128 * 5000) == 8 * 128
     assert CudaTable.first_rows(128, 128 * 1024) == 128
@@ -72,7 +67,7 @@ def test_a_large_table_comes_and_goes_in_chunks():
 
 @pytest.mark.usefixtures("_on_cpu")
 def test_the_last_chunk_of_a_table_may_be_smaller():
-    table = table_on(CpuDevice(), 128 * 1500, 128 * 1500)
+    table = table_on(CpuDevice(), SCHEMA, 128 * 1500, 128 * 1500)
     assert (table.capacity_rows, table.step_rows) == (1500 * 128, 0)
     assert len(table.shrink(1, 1)) == 0
     assert (table.capacity_rows, table.step_rows) == (1498 * 128, 2 * 128)
@@ -97,7 +92,7 @@ class FullDevice(CpuDevice):
 @pytest.mark.usefixtures("_on_cpu")
 def test_without_memory_for_growth_nothing_has_changed():
     device = FullDevice()
-    table = table_on(device, 128, 1024)
+    table = table_on(device, SCHEMA, 128, 1024)
     rows = rows_of(np.arange(100))
     table.insert(rows)
     device.spent = True
@@ -110,7 +105,7 @@ def test_without_memory_for_growth_nothing_has_changed():
 @pytest.mark.usefixtures("_on_cpu")
 def test_without_memory_for_growth_rows_are_evicted_and_it_is_said_once(caplog):
     device = FullDevice()
-    table = table_on(device, 128, 1024)
+    table = table_on(device, SCHEMA, 128, 1024)
     rows = rows_of(np.arange(128 + 64))
     device.spent = True
     left = table.insert(rows, reserve=lambda cells: True)
@@ -149,7 +144,7 @@ def test_threads_of_kernels_do_not_race():
 @pytest.mark.usefixtures("_on_cpu")
 def test_of_a_call_on_hot_rows_the_host_gets_the_rows_and_eight_bytes():
     device = CountingDevice()
-    table = table_on(device, 256, 256)
+    table = table_on(device, SCHEMA, 256, 256)
     table.insert(rows_of(np.arange(100)))
     out, cells = np.empty((100, 1), np.float32), table.find(np.arange(100))
     device.start()
