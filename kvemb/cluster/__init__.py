@@ -12,7 +12,7 @@ process opens a cluster; other processes connect to it (coordination).
 
 from kvemb.cluster.coordination.recovery import Recovery
 from kvemb.cluster.durability.checkpointing import Checkpoint
-from kvemb.cluster.durability.offline import is_series, latest, verify
+from kvemb.cluster.durability.offline import latest, verify
 from kvemb.cluster.durability.resharding import reshard
 from kvemb.cluster.durability.restoring import pull_files
 from kvemb.cluster.opening import connect, open
@@ -25,7 +25,6 @@ __all__ = [
     "Store",
     "Variable",
     "connect",
-    "is_series",
     "latest",
     "open",
     "pull_files",

@@ -50,11 +50,11 @@ def start(request: OpenRequest, scratch: str | None, progress: Progress | None) 
     way = RayTransport([actor])
     opened = actor.open.remote(request, scratch, kvemb.__version__)
     try:
-        while not ray.wait([opened], timeout=_PROGRESS_SECONDS)[0]:
+        is_open = False
+        while not is_open:
+            is_open = bool(ray.wait([opened], timeout=_PROGRESS_SECONDS)[0])
             if progress is not None and (found := ray.get(actor.progress.remote())) is not None:
                 progress(*found)
-        if progress is not None and (found := ray.get(actor.progress.remote())) is not None:
-            progress(*found)
         ray.get(opened)
     except ray.exceptions.RayError as error:
         ray.kill(actor)

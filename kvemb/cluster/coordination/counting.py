@@ -81,15 +81,11 @@ class ClientSteps:
         """The uses of this client since the last agreement."""
         return self._since
 
-    def agree(self, uses: int) -> StepCounts:
-        """Count these uses of ranks in step, instead of this client's own since the last agreement.
-
-        Returns the steps of all clients.
-        """
+    def agree(self, uses: int) -> None:
+        """Count these uses of ranks in step, instead of this client's own since the last agreement."""
         with self._lock:
             self._own = self._own.plus(StepCounts(uses - self._since))
             self._since = 0
-            return self._sum()
 
     def follow(self, steps: StepCounts) -> None:
         """Take over the steps on which ranks agreed, and count no own uses any more."""

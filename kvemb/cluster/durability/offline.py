@@ -10,27 +10,11 @@ from typing import Any
 from kvemb.checks.numeric import as_int
 from kvemb.checks.ranges import MAX_SERIES
 from kvemb.cluster.durability.series import ClusterSeries, Published
-from kvemb.durability import paths
 from kvemb.durability.layout import series_name
 from kvemb.errors import CheckpointNotFound, Corruption, UnsupportedFormat
 from kvemb.offline.remote_checking import RemoteChecking
 from kvemb.offline.verification import Verification
 from kvemb.progress import Progress
-
-
-def is_series(path: str | os.PathLike[str]) -> bool:
-    """Say whether a path is a directory with checkpoints of a cluster.
-
-    Args:
-        path: A local path.
-
-    Returns:
-        True if it is.
-
-    Raises:
-        TypeError, ValueError: It is not a path.
-    """
-    return paths.is_cluster_series(paths.local(path))
 
 
 def latest(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 
 import fsspec
@@ -100,33 +99,6 @@ def test_a_holder_of_this_machine_that_does_not_run_any_more_is_not_waited_for(f
         begun = clock.now
         Lease(*files, "memory://here").close()
         assert (clock.now - begun > SETTLE_SECONDS) == is_waited_for
-
-
-KILLED = """
-import os, signal, sys
-import fsspec
-from kvemb.cluster.coordination.lease import Lease
-Lease(fsspec.filesystem("file"), sys.argv[1], "file://here", renew_seconds=0.3, settle_seconds=0)
-print("taken", flush=True)
-sys.stdin.read()
-"""
-
-
-@on_linux
-@pytest.mark.slow
-def test_one_of_this_machine_that_was_killed_is_not_waited_for(tmp_path, monkeypatch):
-    path = str(tmp_path / "LEASE")
-    command = [sys.executable, "-c", KILLED, path]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout.readline() == b"taken\n"
-        again = fsspec.filesystem("file"), path, "file://here"
-        with pytest.raises(Locked, match=f"by process {holder.pid} on"):
-            Lease(*again, renew_seconds=20, settle_seconds=0)  # waits for a renewal for a minute
-        holder.kill()
-    clock = Clock()
-    monkeypatch.setattr(lease, "time", clock)
-    Lease(*again).close()
-    assert clock.now == SETTLE_SECONDS
 
 
 def test_one_whose_file_was_deleted_writes_it_again(files):
