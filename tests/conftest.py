@@ -123,6 +123,14 @@ def store(open_store: Opener, tmp_path: Path) -> kvemb.Store:
     return open_store(tmp_path / "store")
 
 
+@pytest.fixture(scope="session")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints and stores of which tests copy one and damage it (damage.make)."""
+    from damage import make
+
+    return make(tmp_path_factory.mktemp("places"))
+
+
 @pytest.fixture(params=["rocks", "memory", "two devices"])
 def make(request: pytest.FixtureRequest, store: kvemb.Store) -> Callable[..., kvemb.Variable]:
     """A function that makes a variable with 16 hot rows, with one of several kinds of cold stores and devices."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from damage import ADMISSION, BUDGET, DIM, KEYS, damages, make, values_of
+from damage import ADMISSION, BUDGET, DIM, KEYS, damages, values_of
 from quick import quick
 
 import kvemb
@@ -31,12 +31,6 @@ def rows_of(store: kvemb.Store) -> Rows:
         arrays = (keys, values, *(slots[slot] for slot in sorted(slots)), scores, looked, exists)
         rows[name] = tuple(np.ascontiguousarray(array).tobytes() for array in arrays)
     return rows
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Path:
-    """See damage.make."""
-    return make(tmp_path_factory.mktemp("made"))
 
 
 def ways(checkpoint: Path, parent: Path, scratch: Path) -> dict[str, Callable[[], object]]:
@@ -85,10 +79,10 @@ def attempt(way: Callable[[], Any]) -> tuple[Any, str]:
 @pytest.mark.parametrize(
     "kind", quick(["manifest.json", "rows/*.sst", "changes/*", "hot/*", "sightings/*", "rows/[!0-9]*"])
 )
-def test_a_damaged_file_of_a_checkpoint_is_named_and_no_row_is_wrong(made, tmp_path, kind):
+def test_a_damaged_file_of_a_checkpoint_is_named_and_no_row_is_wrong(places, tmp_path, kind):
     checkpoint = tmp_path / "checkpoint"
-    shutil.copytree(made / "checkpoint", checkpoint)
-    reading = ways(checkpoint, made / "parent", tmp_path / "scratch")
+    shutil.copytree(places / "checkpoint", checkpoint)
+    reading = ways(checkpoint, places / "parent", tmp_path / "scratch")
     truth = {name: way() for name, way in reading.items()}
     assert truth["counting"] == ([True], 0)
     files = sorted(checkpoint.glob(kind))
@@ -106,9 +100,9 @@ def test_a_damaged_file_of_a_checkpoint_is_named_and_no_row_is_wrong(made, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("which", ["closed", "crashed"])
-def test_a_damaged_file_of_a_store_is_named_and_no_row_is_wrong(made, tmp_path, which):
+def test_a_damaged_file_of_a_store_is_named_and_no_row_is_wrong(places, tmp_path, which):
     store = tmp_path / "store"
-    shutil.copytree(made / which, store)
+    shutil.copytree(places / which, store)
 
     def read() -> Rows:
         scratch = tmp_path / "scratch"
@@ -132,23 +126,26 @@ def test_a_damaged_file_of_a_store_is_named_and_no_row_is_wrong(made, tmp_path, 
                 assert rows == truth, (path, damage)
 
 
-def test_a_manifest_of_another_version_is_refused_by_name(made, tmp_path):
-    shutil.copytree(made / "checkpoint", tmp_path / "checkpoint")
+def test_a_manifest_of_another_version_is_refused_by_name(places, tmp_path):
+    shutil.copytree(places / "checkpoint", tmp_path / "checkpoint")
     path = tmp_path / "checkpoint" / manifest.NAME
     data = json.loads(path.read_text())
     data["format"] = 99
     path.write_text(json.dumps(data))
-    for way in (*ways(path.parent, made / "parent", tmp_path / "scratch").values(), lambda: kvemb.verify(path.parent)):
+    for way in (
+        *ways(path.parent, places / "parent", tmp_path / "scratch").values(),
+        lambda: kvemb.verify(path.parent),
+    ):
         with pytest.raises(UnsupportedFormat, match=rf"{path} has format 99, this kvemb reads formats 2, 3, 5"):
             way()
     with pytest.raises(UnsupportedFormat, match="99"):
         kvemb.repair(path.parent, tmp_path / "out")
 
 
-def test_an_error_that_is_kept_does_not_keep_the_store_open(made, tmp_path):
+def test_an_error_that_is_kept_does_not_keep_the_store_open(places, tmp_path):
     """Its traceback holds frames, and they what they name: an iterator there would hold RocksDB's lock."""
     store, kept = tmp_path / "store", []
-    shutil.copytree(made / "closed", store)
+    shutil.copytree(places / "closed", store)
     largest = max(store.glob("points/*/rows/*.sst"), key=lambda path: path.stat().st_size)
     data = bytearray(largest.read_bytes())
     data[100] ^= 1

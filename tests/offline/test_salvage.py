@@ -6,17 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from damage import BUDGET, KEYS, damages, make, values_of
+from damage import BUDGET, KEYS, damages, values_of
 
 import kvemb
 from kvemb.durability import manifest
 from kvemb.errors import Corruption, StoreNotFound
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Path:
-    """See damage.make."""
-    return make(tmp_path_factory.mktemp("made"))
 
 
 def models(checkpoint: Path) -> dict[str, dict[int, tuple[bytes, float]]]:
@@ -31,10 +25,10 @@ def models(checkpoint: Path) -> dict[str, dict[int, tuple[bytes, float]]]:
 
 
 @pytest.mark.slow
-def test_repair_saves_rows_outside_the_gaps_and_none_that_is_older(made, tmp_path):
+def test_repair_saves_rows_outside_the_gaps_and_none_that_is_older(places, tmp_path):
     """Whatever table file is damaged, and how: what is saved is right, and what is not is in a gap and counted."""
     checkpoint, out = tmp_path / "checkpoint", tmp_path / "out"
-    shutil.copytree(made / "checkpoint", checkpoint)
+    shutil.copytree(places / "checkpoint", checkpoint)
     truth = models(checkpoint)
     saved_some = 0
     for path in sorted(checkpoint.glob("rows/*.sst")):
@@ -54,9 +48,9 @@ def test_repair_saves_rows_outside_the_gaps_and_none_that_is_older(made, tmp_pat
     assert saved_some
 
 
-def test_repair_does_without_what_can_be_made_again(made, tmp_path):
-    shutil.copytree(made / "closed", tmp_path / "store")
-    truth = models(made / "checkpoint")
+def test_repair_does_without_what_can_be_made_again(places, tmp_path):
+    shutil.copytree(places / "closed", tmp_path / "store")
+    truth = models(places / "checkpoint")
     for pattern in ("CURRENT", "points/*/rows/CURRENT", "points/*/rows/OPTIONS*", "points/*/rows/rocksdict*"):
         for path in (tmp_path / "store").glob(pattern):
             path.unlink()
@@ -66,8 +60,8 @@ def test_repair_does_without_what_can_be_made_again(made, tmp_path):
     assert {saved.lost for saved in done.variables.values()} == {0}
 
 
-def test_repair_adds_the_log_as_far_as_it_can_be_read(made, tmp_path):
-    shutil.copytree(made / "crashed", tmp_path / "store")
+def test_repair_adds_the_log_as_far_as_it_can_be_read(places, tmp_path):
+    shutil.copytree(places / "crashed", tmp_path / "store")
     (segment,) = (tmp_path / "store").glob("log/*.log")
     data = bytearray(segment.read_bytes())
     data[len(data) // 2] ^= 1
@@ -85,8 +79,8 @@ def test_repair_adds_the_log_as_far_as_it_can_be_read(made, tmp_path):
         store.check(deep=True)
 
 
-def test_repair_refuses_what_it_cannot_do_and_leaves_nothing(made, tmp_path):
-    shutil.copytree(made / "checkpoint", tmp_path / "checkpoint")
+def test_repair_refuses_what_it_cannot_do_and_leaves_nothing(places, tmp_path):
+    shutil.copytree(places / "checkpoint", tmp_path / "checkpoint")
     with pytest.raises(StoreNotFound, match="neither"):
         kvemb.repair(tmp_path, tmp_path / "out")
     (tmp_path / "full").mkdir()

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 import pytest
-from damage import BUDGET, make
+from damage import BUDGET
 
 import kvemb
 from kvemb.durability import layout, manifest
 from kvemb.errors import Locked, StoreNotFound
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Path:
-    """See damage.make."""
-    return make(tmp_path_factory.mktemp("made"))
 
 
 def test_verify_refuses_what_it_cannot_verify(open_store, tmp_path):
@@ -33,8 +26,8 @@ def test_verify_refuses_what_it_cannot_verify(open_store, tmp_path):
     assert kvemb.verify(store.path)
 
 
-def test_nobody_opens_a_store_that_is_being_verified(made, tmp_path):
-    shutil.copytree(made / "closed", tmp_path / "store")
+def test_nobody_opens_a_store_that_is_being_verified(places, tmp_path):
+    shutil.copytree(places / "closed", tmp_path / "store")
     met = []
 
     def while_reading(done: int, total: int) -> None:
@@ -47,8 +40,8 @@ def test_nobody_opens_a_store_that_is_being_verified(made, tmp_path):
     kvemb.open(tmp_path / "store", memory_budget=BUDGET).close()
 
 
-def test_a_store_that_was_not_closed_is_noted(made):
-    found = kvemb.verify(made / "crashed", deep=True)
+def test_a_store_that_was_not_closed_is_noted(places):
+    found = kvemb.verify(places / "crashed", deep=True)
     assert found.findings == []
     assert "was not closed: opening it recovers its durable point of" in found.notes[0]
     assert found.notes[0].endswith("and 200 rows written later, from the log")
@@ -58,16 +51,16 @@ def test_a_store_that_was_not_closed_is_noted(made):
     ("which", "name"),
     [("checkpoint", manifest.NAME), ("closed", layout.CURRENT), ("closed", f"points/*/{manifest.NAME}")],
 )
-def test_a_name_that_is_missing_is_told(made, tmp_path, which, name):
-    shutil.copytree(made / which, tmp_path / "copy")
+def test_a_name_that_is_missing_is_told(places, tmp_path, which, name):
+    shutil.copytree(places / which, tmp_path / "copy")
     (path,) = (tmp_path / "copy").glob(name)
     path.unlink()
     found = kvemb.verify(tmp_path / "copy")
     assert (bool(found), found.findings) == (False, [f"{path} is missing"])
 
 
-def test_what_was_verified_is_counted(made):
-    found = kvemb.verify(made / "parent")
-    files = [path for path in (made / "parent").rglob("*") if path.is_file() and path.name != manifest.NAME]
-    assert (bool(found), found.rows, found.path, found.deep) == (True, {"table": 50}, made / "parent", False)
+def test_what_was_verified_is_counted(places):
+    found = kvemb.verify(places / "parent")
+    files = [path for path in (places / "parent").rglob("*") if path.is_file() and path.name != manifest.NAME]
+    assert (bool(found), found.rows, found.path, found.deep) == (True, {"table": 50}, places / "parent", False)
     assert (found.files, found.nbytes) == (len(files), sum(path.stat().st_size for path in files))
