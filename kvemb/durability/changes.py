@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -65,7 +64,8 @@ class ChangeLog:
     """
 
     def __init__(self, directory: Path, epochs: list[Epoch], limits: Limits = DEFAULT) -> None:
-        self._directory, self._epochs, self._limits = directory, deepcopy(epochs), limits
+        self._directory, self._limits = directory, limits
+        self._epochs = [epoch.copied() for epoch in epochs]
         self._lock = threading.Lock()
         self._buffers: dict[str, _Buffer] = {}
         self.buffered_keys = 0
@@ -126,7 +126,7 @@ class ChangeLog:
             old = self._epochs[: -self._limits.change_exact_epochs]
             self._drop(list(join_files(old, self._limits.change_old_files, self._bytes_of, self._joined)))
             self._sealed = files_of(self._epochs)
-            return deepcopy(self._epochs)
+            return [epoch.copied() for epoch in self._epochs]
 
     def add(self, sealed: list[Epoch], variable: str, keys: Ordered) -> None:
         """Record keys (n,), distinct and ascending, that changed before the seal_epoch() that returned `sealed`."""
@@ -144,7 +144,7 @@ class ChangeLog:
 
     def begin(self, checkpoint: str, sealed: list[Epoch]) -> None:
         """Begin the epoch after a checkpoint that was made of `sealed`, as of that seal_epoch() call."""
-        before = deepcopy(sealed[-1])
+        before = sealed[-1].copied()
         with self._lock:
             later = Epoch(checkpoint)
             for name, changed in self._epochs[-1].variables.items():
@@ -162,7 +162,7 @@ class ChangeLog:
     def epochs(self) -> list[Epoch]:
         """Return a copy of all epochs, the current one last; keys in memory are in none of their files."""
         with self._lock:
-            return deepcopy(self._epochs)
+            return [epoch.copied() for epoch in self._epochs]
 
     def cleared_since(self, position: str) -> set[str]:
         """The names of the variables that were cleared or dropped since a checkpoint."""
