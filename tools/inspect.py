@@ -17,7 +17,7 @@ import kvemb
 from kvemb import bulk
 from kvemb.tools.failures import BadInput
 from kvemb.tools.numbers import unit
-from kvemb.tools.reading import Progress, no_rows, opened, scores_are_times, with_progress
+from kvemb.tools.reading import Progress, no_rows, opened, scores_are_times, selected, with_progress
 
 
 @dataclass
@@ -137,28 +137,23 @@ def peek(
     """
     with opened(path, variable, progress=progress) as source:
         if keys:
-            found = [_row(source, key) for key in keys]
-            missing = [key for key, row in zip(keys, found, strict=True) if row is None]
+            rows, missing = _read(source, keys)
         else:
-            found, missing = [next(bulk.scan(source, count), None)], []
-        rows = _joined([part for part in found if part is not None] or [no_rows(source)])
+            rows, missing = next(bulk.scan(source, count), no_rows(source)), []
         nearest = _neighbours(source, rows, neighbours, progress) if neighbours and len(rows) else {}
         return Peek(rows, missing, nearest, scores_are_times(bulk.described(source)["policy"]))
 
 
-def _row(source: kvemb.Variable, key: int) -> bulk.Rows | None:
+def _read(source: kvemb.Variable, keys: list[int]) -> tuple[bulk.Rows, list[int]]:
+    """Return the rows of keys in this order, and the keys that have none. Raises BadInput."""
     limits = np.iinfo(source.key_dtype)
-    if not limits.min <= key <= limits.max:
-        raise BadInput(f"key {key} does not fit {source.key_dtype.name}, the key dtype of variable {source.name!r}")
-    return next(bulk.scan(source, 1, first=key, last=key), None)
-
-
-def _joined(parts: list[bulk.Rows]) -> bulk.Rows:
-    slots = {name: np.concatenate([(part.slots or {})[name] for part in parts]) for name in parts[0].slots or {}}
-    keys, values, scores, steps = (
-        np.concatenate([getattr(part, name) for part in parts]) for name in ("keys", "values", "scores", "steps")
-    )
-    return bulk.Rows(keys, values, slots, scores, steps)
+    if wrong := [key for key in keys if not limits.min <= key <= limits.max]:
+        kind = f"{source.key_dtype.name}, the key dtype of variable {source.name!r}"
+        raise BadInput(f"key {wrong[0]} does not fit {kind}")
+    found = bulk.read(source, np.unique(np.array(keys, source.key_dtype)))
+    at = {key: position for position, key in enumerate(found.keys.tolist())}
+    rows = selected(found, np.array([at[key] for key in keys if key in at], np.int64))
+    return rows, [key for key in keys if key not in at]
 
 
 def _neighbours(

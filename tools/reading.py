@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -94,16 +95,15 @@ def no_rows(variable: kvemb.Variable) -> bulk.Rows:
 
 def rows_of(change: kvemb.Change) -> bulk.Rows:
     """Return the rows that a change added or replaced."""
-    return bulk.Rows(change.keys, change.values, change.slots, change.scores, change.steps)
+    return bulk.Rows(**{column.name: getattr(change, column.name) for column in fields(bulk.Rows)})
 
 
 def selected(rows: bulk.Rows, index: Any) -> bulk.Rows:
     """Return the rows of a mask, a slice (as views) or positions. Columns that are None stay None."""
-    slots, scores, steps = rows.slots, rows.scores, rows.steps
-    return bulk.Rows(
-        rows.keys[index],
-        rows.values[index],
-        None if slots is None else {name: slot[index] for name, slot in slots.items()},
-        None if scores is None else scores[index],
-        None if steps is None else steps[index],
-    )
+
+    def part(column: Any) -> Any:
+        if isinstance(column, dict):
+            return {name: slot[index] for name, slot in column.items()}
+        return None if column is None else column[index]
+
+    return bulk.Rows(**{name: part(column) for name, column in vars(rows).items()})

@@ -18,10 +18,11 @@ from tier_charts import RESTARTS, drawn
 from tier_figures import grid, growing, one
 
 from kvemb.tools.bench import results
-from kvemb.tools.bench.tier.cases import CELL_BYTES, Case, Settings
+from kvemb.tools.bench.tier.cases import Case, Settings
 from kvemb.tools.bench.tier.command import command
 from kvemb.tools.bench.tier.records import NAME, Record, Records
 from kvemb.tools.bench.tier.restart import ROLLING, SLACK
+from kvemb.tools.bench.trained import cell_bytes, record_bytes
 from kvemb.tools.failures import BadInput
 from kvemb.tools.report.axes import number
 from kvemb.tools.screen import size
@@ -95,7 +96,7 @@ def _summary(found: dict[Case, Record], settings: Settings) -> str:
     measured = [cache for cache in ("warm", "cold") if all(result[cache] for result in cases.values())]
     ratios = {cache: [figures.ratio(result, cache) for result in cases.values()] for cache in measured}
     times = [f"{min(each):.1f} to {max(each):.1f} times as fast with a {cache}" for cache, each in ratios.items()]
-    table = size(rows * settings.record_bytes)
+    table = size(rows * record_bytes(settings.dim))
     return prose.SUMMARY.format(rows=rows, dim=settings.dim, table=table, times=" page cache and ".join(times))
 
 
@@ -103,8 +104,8 @@ def _method(records: Records, settings: Settings) -> str:
     machine = dict(records.head["machine"])
     machine["memory"] = size(machine["memory_bytes"])
     machine["versions"] = ", ".join(f"{name} {each}" for name, each in machine["versions"].items())
-    cell = f"{8 * settings.dim + CELL_BYTES} bytes"
-    return prose.METHOD.format(**machine, **vars(settings), cell=cell, record=settings.record_bytes)
+    cell = f"{cell_bytes(settings.dim)} bytes"
+    return prose.METHOD.format(**machine, **vars(settings), cell=cell, record=record_bytes(settings.dim))
 
 
 def _growth(records: Records) -> str:

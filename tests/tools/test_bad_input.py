@@ -12,6 +12,7 @@ import pytest
 
 import kvemb
 from kvemb.tools.cli import run
+from kvemb.tools.formats.known import names
 
 pytest.importorskip("pyarrow")
 BUDGET = "8MiB"
@@ -44,7 +45,7 @@ CASES = {
     "export": [
         ("nowhere o.parquet", 1, "nowhere does not exist"),
         ("store o.what", 2, "the ending of o.what names no format; give --format"),
-        ("store o.xyz", 2, "hugectr, tfra, dynamicemb, word2vec, word2vec-binary\n"),
+        ("store o.xyz", 2, f"give --format, one of {names(written=True)}\n"),
         ("store o.x --format what", 2, "there is no format 'what'"),
         ("store o.pt", 2, "torch can be imported, not exported"),
         ("store o.parquet --variable x", 1, "store has no variable 'x'; it has table"),

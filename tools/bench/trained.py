@@ -12,6 +12,16 @@ EPSILON = 1e-10
 LOAD_BATCH = 65_536
 
 
+def cell_bytes(dim: int) -> int:
+    """Return the bytes of a hot row of a table to train: with its slot, key, score, step, flags and digest."""
+    return 8 * dim + 26
+
+
+def record_bytes(dim: int) -> int:
+    """Return the bytes of such a row on disk: with its slot, its key and its record's header."""
+    return 8 * dim + 8 + 17
+
+
 def adagrad() -> kvemb.optimizers.Adagrad:
     """Return the optimizer of trained tables, whose steps PyTorch's and those by hand are."""
     return kvemb.optimizers.Adagrad(LEARNING_RATE, initial_accumulator_value=0.0, epsilon=EPSILON)

@@ -18,7 +18,7 @@ from kvemb.tools.bench.data import Zipf, ids_of
 from kvemb.tools.bench.measure import scratch, until_idle
 from kvemb.tools.bench.options import Batch, BudgetMib, Exponent, Folder, Rows, Steps, Tables
 from kvemb.tools.bench.results import Report, compare
-from kvemb.tools.bench.trained import load, open_table, target, train_step
+from kvemb.tools.bench.trained import cell_bytes, load, open_table, target, train_step
 
 MIN_SHARE, MIN_HITS = 0.6, 0.97
 DIMS = (8, 16, 32, 64)
@@ -60,7 +60,7 @@ def run(
         before = [table.stats for table in opened]
         train(steps - steps // 2 - (steps // 4 if changing else 0))
         after = [table.stats for table in opened]
-    row_bytes = np.array([_row_bytes(dim) for dim in dims])
+    row_bytes = np.array([cell_bytes(dim) for dim in dims])
     hot = np.array([stats.rows_hot for stats in after])
     hits = sum(b.hits - a.hits for a, b in zip(before, after, strict=True))
     keys = hits + sum(b.misses + b.absent - a.misses - a.absent for a, b in zip(before, after, strict=True))
@@ -73,11 +73,6 @@ def run(
     ]
     report.facts |= {"hot_rows": hot.tolist(), "rows_in_all": sum(sizes)}
     return report
-
-
-def _row_bytes(dim: int) -> int:
-    """Return the bytes of a hot row with its slot, key, score, step, flags and digest."""
-    return 8 * dim + 26
 
 
 def _best_hit_rate(sizes: list[int], row_bytes: np.ndarray, exponent: float, nbytes: int) -> float:

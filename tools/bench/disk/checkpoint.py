@@ -24,7 +24,7 @@ from kvemb.tools.bench.hot.resident import array_of
 from kvemb.tools.bench.measure import new_bytes, scratch, seconds, until_idle
 from kvemb.tools.bench.options import Batch, Dim, Folder, Rows, Runs, Share
 from kvemb.tools.bench.results import Report, compare
-from kvemb.tools.bench.trained import LOAD_BATCH, load, open_table, target, train_step
+from kvemb.tools.bench.trained import LOAD_BATCH, load, open_table, record_bytes, target, train_step
 from kvemb.tools.limits import MAX_MIB, MAX_ROWS
 
 VARIABLES = [1, 26, 300]
@@ -60,11 +60,6 @@ def run(
     for count in variables:
         _standstills(report, count, dirty_rows, runs, folder)
     return report
-
-
-def record_bytes(dim: int) -> int:
-    """Return the bytes of a float32 row with its slot on disk: also its key and its record's header."""
-    return 8 * dim + 8 + 17
 
 
 # Bytes, restores and deltas.

@@ -18,11 +18,10 @@ import typer
 
 import kvemb
 from kvemb.tools.bench.data import ids_of, values_of
-from kvemb.tools.bench.disk.checkpoint import record_bytes
 from kvemb.tools.bench.measure import new_bytes, scratch, until_idle
 from kvemb.tools.bench.options import BudgetMib, Dim, Folder, Rows, Share
 from kvemb.tools.bench.results import Comparison, Report, Spread, compare
-from kvemb.tools.bench.trained import LOAD_BATCH, load, open_table
+from kvemb.tools.bench.trained import LOAD_BATCH, load, open_table, record_bytes
 from kvemb.tools.limits import MAX_MIB, MAX_RUNS
 
 MAX_PUSHED, MAX_ON_DISK, MAX_LATER_FLUSH = 2.5, 6.0, 1.3

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from kvemb.tools.bench.trained import cell_bytes
+
 MIB = 1 << 20
 # Memory besides the hot rows: for the memtables of the loop written by hand; the store needs less.
 MIN_MEMORY = 64 * MIB
-CELL_BYTES = 26
-RECORD_BYTES = 25  # the key, and a record's header
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,9 @@ class Settings:
     seconds: float
     checkpoints: int
 
-    @property
-    def record_bytes(self) -> int:
-        """The bytes of a float32 row with its slot, its key and its record's header."""
-        return 8 * self.dim + RECORD_BYTES
-
     def memory(self, hot_rows: int) -> int:
         """Return the memory in bytes that both sides get: one and a half times the hot rows' cells, and 64 MiB."""
-        return MIN_MEMORY + hot_rows * (8 * self.dim + CELL_BYTES) * 3 // 2
+        return MIN_MEMORY + hot_rows * cell_bytes(self.dim) * 3 // 2
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from kvemb.tools.bench.tier.cases import Case, Settings
 from kvemb.tools.bench.tier.counters import counted
 from kvemb.tools.bench.tier.records import Record, Records, machine
 from kvemb.tools.bench.tier.tables import TableOnDisk
+from kvemb.tools.bench.trained import record_bytes
 from kvemb.tools.failures import BadInput
 from kvemb.tools.screen import size
 
@@ -56,7 +57,7 @@ def _parts(
 
 
 def _check_disk(place: Path, rows: list[int], settings: Settings) -> None:
-    needed, free = int(_DISK * max(rows, default=0) * settings.record_bytes), shutil.disk_usage(place).free
+    needed, free = int(_DISK * max(rows, default=0) * record_bytes(settings.dim)), shutil.disk_usage(place).free
     if needed > free:
         raise BadInput(
             f"{max(rows):,} rows need {size(needed)} in {place}, which has {size(free)} free; give fewer --rows"

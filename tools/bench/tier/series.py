@@ -18,13 +18,14 @@ from kvemb.tools.bench.tier.counters import usage
 from kvemb.tools.bench.tier.records import Record
 from kvemb.tools.bench.tier.sides import Side, both, draw
 from kvemb.tools.bench.tier.tables import TableOnDisk
+from kvemb.tools.bench.trained import record_bytes
 from kvemb.tools.stopping import check
 
 
 def measure(table: TableOnDisk, case: Case, settings: Settings, folder: Path) -> Record:
     """Return, for each side, lists of seconds, new_bytes and written_bytes, and the changed bytes."""
     work = draw(case, settings, settings.checkpoints + 1, 6)
-    changed = [settings.record_bytes * len(np.unique(np.concatenate(batches))) for batches in work[1:]]
+    changed = [record_bytes(settings.dim) * len(np.unique(np.concatenate(batches))) for batches in work[1:]]
     found: Record = {"changed_bytes": changed}
     with both(table, case, settings, folder) as (ours, theirs), scratch(folder) as place:
         sides: list[tuple[str, Side]] = [("kvemb", ours), ("by_hand", theirs)]

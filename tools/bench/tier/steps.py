@@ -17,6 +17,7 @@ from kvemb.tools.bench.tier.page_cache import empty
 from kvemb.tools.bench.tier.records import Record
 from kvemb.tools.bench.tier.sides import ByHand, Kvemb, Side, both, draw, in_page_cache
 from kvemb.tools.bench.tier.tables import TableOnDisk
+from kvemb.tools.bench.trained import record_bytes
 from kvemb.tools.stopping import check
 
 
@@ -56,6 +57,6 @@ def _windows(
             waiting, steps = side.rows_waiting(), side.steps
             figures = figures_of(side.train, batches, settings.seconds, settings.batch)
             rows = (side.steps - steps) * settings.batch
-            figures["written_bytes"] += (side.rows_waiting() - waiting) * settings.record_bytes / rows
+            figures["written_bytes"] += (side.rows_waiting() - waiting) * record_bytes(settings.dim) / rows
             taken[name].append(figures)
     return {name: {each: [one[each] for one in windows] for each in windows[0]} for name, windows in taken.items()}
