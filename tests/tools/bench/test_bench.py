@@ -84,7 +84,7 @@ TOLD: dict[str, tuple[int, set[str]]] = {
     "follow": (2, {"refresh_s", "refreshes"}),
 }
 # Two start processes, which import everything anew.
-SLOW = {"memory", "follow", "checkpoint"}
+SLOW = {"memory", "follow", "checkpoint", "train"}
 
 
 def marks_of(bench: str) -> list[pytest.MarkDecorator]:
