@@ -2,8 +2,8 @@
 
 It is started by its path, with --against by another version of kvemb, which it imports. So it uses only NumPy and those
 public names of kvemb that all versions have. Commands are lines on stdin: "load", "run 3", "stats", "values". The
-answer to each is a line of JSON on stdout: the version's path; the cost in seconds; hits, misses and cold writes; a file
-with the rows. Every other window of steps calls `prefetch` with the next batch's keys, as a data loader can.
+answer to each is a line of JSON on stdout: the version's path; the cost in seconds; hits, misses and cold writes; a
+file with the rows. Every other window of steps calls `prefetch` with the next batch's keys, as a data loader can.
 """
 
 from __future__ import annotations
