@@ -11,16 +11,10 @@ from kvemb.cluster.coordination.counting import StepCounts
 from kvemb.cluster.transport import Transport
 from kvemb.durability.manifest import VariableEntry
 from kvemb.moment import Moment
-from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import Keys, Positions
 
-# A block of rows as plain arrays: keys, scores, steps, flags, words.
+# A block of rows as plain arrays: RowBlock.columns.
 Columns = tuple[npt.NDArray[Any], ...]
-
-
-def columns_of(block: RowBlock) -> Columns:
-    """Return the arrays that RowBlock.of takes."""
-    return block.keys, block.scores, block.steps, block.flags, block.words
 
 
 class OpenVariable(NamedTuple):

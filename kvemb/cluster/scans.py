@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
-from kvemb.cluster.messages import Columns, columns_of
+from kvemb.cluster.messages import Columns
 from kvemb.errors import Closed
 from kvemb.rows.block import RowBlock
 
@@ -27,7 +27,7 @@ class _Scan:
         with self._lock:
             if number == self._given:
                 block = next(self._blocks, None)
-                self._last = None if block is None else columns_of(block)
+                self._last = None if block is None else block.columns
                 self._given += 1
             return self._last
 

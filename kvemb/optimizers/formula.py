@@ -12,8 +12,9 @@ the optimizer's attributes:
 It may assign names and elements, call functions of kvemb.optimizers.arithmetic, and loop over range(dim); there is no
 if. A step is one or several formulas in order: each may change g for the next ones. Everything is calculated in the
 slots' dtype, including dim and literals, which float32 must hold exactly. Exceptions are numbers annotated np.float64:
-results that depend on them are float64 until rounded() converts them back. A number annotated Count is the step count,
-this step included; one annotated Table is an array for entry().
+results that depend on them are float64 until rounded() converts them back. A number that is subtracted from 1 needs
+this, because float32 would lose digits of the result. A number annotated Count is the step count, this step included;
+one annotated Table is an array for entry().
 
 A loop that names at most four rows, w and g included, is compiled to vector instructions; with more rows it is not.
 """

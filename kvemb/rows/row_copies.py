@@ -24,10 +24,7 @@ def _kernels() -> ModuleType:
 
 def copy_rows(source: RowBlock, at: Positions, into: RowBlock, to: Positions) -> None:
     """Overwrite rows `to` (n,) of into with rows `at` (n,) of source, keys included."""
-    _kernels().copy_rows(
-        source.keys, source.scores, source.steps, source.flags, source.words, at,
-        into.keys, into.scores, into.steps, into.flags, into.words, to,
-    )  # fmt: skip
+    _kernels().copy_rows(*source.columns, at, *into.columns, to)
 
 
 def spread(rows: npt.NDArray[Any], at: Positions, out: npt.NDArray[Any], to: Positions) -> None:

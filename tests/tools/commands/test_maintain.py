@@ -220,7 +220,7 @@ def test_a_learning_rate_is_given_or_the_default_and_is_told(store, tmp_path):
         "sgd:-1": "such as sgd:0.1, got 'sgd:-1'",
         "sgd:": "such as sgd:0.1, got 'sgd:'",
         "none:1": "such as sgd:0.1, got 'none:1'",
-        "adamx:1": "--optimizer must be none, sgd, momentum, .*, lion, got 'adamx'",
+        "adamx:1": "--optimizer must be none, sgd, momentum, .*, got 'adamx'",
         "adam:0.1,speed=2": "--optimizer adam has no parameter 'speed'; it has .*beta_1",
         "adam:beta_1=2": "--optimizer adam:beta_1=2: Adam beta_1 must be finite and at least 0 and at most 0.999999",
         "adam:bias_correction=each": "bias_correction must be 'row' or 'global', got 'each'",
