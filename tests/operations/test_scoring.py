@@ -43,7 +43,7 @@ def test_each_occurrence_of_a_hot_key_is_a_use():
     assert hot.scores(hot.find(np.array([1, 2]), None), None).tolist() == [3.0, 1.0]
 
 
-def test_a_policy_that_raises_is_asked_before_anything_changes():
+def test_a_policy_that_raises_is_asked_before_anything_changes(monkeypatch):
     class Moody(kvemb.RestrictPolicy):
         def score(self, old_score, count, now):
             if (old_score == 9.0).any():
@@ -61,3 +61,6 @@ def test_a_policy_that_raises_is_asked_before_anything_changes():
     with pytest.raises(ArithmeticError):
         scoring.use(located(hot, np.array([2]), cold, [True]), np.array([1]), 0.0)
     assert (cold.scores[0], cold.flags[0]) == (9.0, 0)
+    monkeypatch.setattr(Moody, "score", lambda self, old_score, count, now: old_score * np.nan)
+    with pytest.raises(ValueError, match="must not return NaN"):
+        scoring.use_hot(np.array([1]), 0.0)
