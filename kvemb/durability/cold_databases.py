@@ -7,8 +7,7 @@ write_buffer_bytes: of all memtables. All raise ColdStoreError, Corruption, Back
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -97,23 +96,12 @@ def check_variables(path: Path, described: Manifest) -> None:
         )
 
 
-def amend(path: Path, *, drop: Collection[str] = ()) -> None:
-    """Drop variables from a copy of a database, which is complete then."""
-    with amending(path, drop=drop):
-        pass
-
-
-@contextmanager
-def amending(path: Path, *, drop: Collection[str] = ()) -> Iterator[Amendment]:
-    """Drop variables from a copy of a database, and yield an object that ingests files; complete the copy at the end.
-
-    If the block raises, the copy is left as it is, not complete.
-    """
-    amendment: Amendment = registry.cold_backend(RocksDBCreator.backend).amendment(path)
+def amendment(path: Path, *, drop: Collection[str]) -> Amendment:
+    """Return changes to a copy of a database, so far that it loses some variables. REQUIRES: finish() at the end."""
+    changes: Amendment = registry.cold_backend(RocksDBCreator.backend).amendment(path)
     for name in drop:
-        amendment.drop(name)
-    yield amendment
-    amendment.finish()
+        changes.drop(name)
+    return changes
 
 
 def in_memory(schema: Schema) -> ColdStore:

@@ -218,16 +218,17 @@ class PointWriter:
             with part.storage.counting_writes(file.rows):
                 self._database.ingest(part.name, file.path)
 
-        with cold_databases.amending(self._draft.path / layout.ROWS, drop=self._without) as copy:
-            for at, (part, snapshot) in enumerate(self._snapshots):
-                for files in snapshot.write(partial(self._new_file, part), partial(ingest, part)):
-                    self._finished.extend((part.name, file) for file in files)
+        copy = cold_databases.amendment(self._draft.path / layout.ROWS, drop=self._without)
+        for at, (part, snapshot) in enumerate(self._snapshots):
+            for files in snapshot.write(partial(self._new_file, part), partial(ingest, part)):
+                self._finished.extend((part.name, file) for file in files)
+                self._relieve(self._snapshots[at:])
+                while files and self._database.crowded(part.name):
+                    time.sleep(PACE_SECONDS)
                     self._relieve(self._snapshots[at:])
-                    while files and self._database.crowded(part.name):
-                        time.sleep(PACE_SECONDS)
-                        self._relieve(self._snapshots[at:])
-                    self._hand_over(copy)
-            self._hand_over(copy)
+                self._hand_over(copy)
+        self._hand_over(copy)
+        copy.finish()
 
     def _hand_over(self, copy: Amendment) -> None:
         while self._finished:
@@ -237,8 +238,7 @@ class PointWriter:
         """Write the copied rows of all variables: otherwise callers of the last one would wait for all others."""
         for part, snapshot in snapshots:
             if snapshot.crowded:  # read without the variable's lock: there may be many variables
-                relieved = snapshot.relieve(partial(self._new_file, part))
-                self._finished.extend((part.name, each) for each in relieved)
+                self._finished.extend((part.name, file) for file in snapshot.relieve(partial(self._new_file, part)))
 
     def _new_file(self, part: VariablePart) -> SortedFile:
         path = self._draft.path / f"{next(self._numbers):06d}.sst"
@@ -264,7 +264,7 @@ class PointWriter:
             draft = self._checkpoint = DirectoryDraft(target)
             with layout.as_cold_store_error(f"write {target}"):
                 layout.unpack(point, draft.path, described.named_files | described.attached)
-                cold_databases.amend(draft.path / layout.ROWS, drop=left_out)
+                cold_databases.amendment(draft.path / layout.ROWS, drop=left_out).finish()
                 described = complete(draft.path, described, point, self._manifest.files, same_names=True)
             draft.sync()
             self._written = written(target, described)

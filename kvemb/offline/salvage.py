@@ -187,7 +187,6 @@ def _repair(
                 fresh = replace(fresh, sightings=_sightings(source, described, point))
             finally:
                 new.close()
-            cold_databases.amend(point / layout.ROWS)
             complete(point, fresh)
             layout.set_current(store, described.point)
             shutil.rmtree(live)

@@ -69,8 +69,9 @@ def test_a_copy_loses_variables_and_takes_in_files(folder, tmp_path):
     file.append(rows_of([2, 3], 9.0))
     file.finish()
     writer.close()
-    with cold_databases.amending(folder, drop=["items"]) as copy:
-        copy.ingest("users", file)
+    copy = cold_databases.amendment(folder, drop=["items"])
+    copy.ingest("users", file)
+    copy.finish()
     assert cold_databases.families(folder) == ["users"]
     assert rows(folder) == {1: 3.0, 2: 9.0, 3: 9.0}
 
