@@ -47,8 +47,6 @@ def test_names_and_figures_are_whole_on_one_line(place, monkeypatch, capsys, com
 
 
 def test_values_stand_below_each_other(capsys):
-    Screen(False, False).close("t", [("rows", "1,234"), ("a long enough label", "5"), ("", "表")], {})
-    assert (
-        capsys.readouterr().out
-        == "t\n  rows                 1,234\n  a long enough label  5\n                       表\n"
-    )
+    Screen(False, False).close("t", [("rows", "1,234"), ("a long enough label", "5"), ("表", "6")], {})
+    lines = ["t", "  rows                 1,234", "  a long enough label  5", "  表                   6"]
+    assert capsys.readouterr().out.splitlines() == lines

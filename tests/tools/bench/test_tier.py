@@ -37,6 +37,7 @@ def test_it_measures_and_continues_after_a_stop(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["tier", *words], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert (place / NAME).read_text().startswith(first)
+    assert (place / NAME).read_text().count("\n") == 1 + len(cases), "what is known is not measured again"
     assert [path.name for path in place.iterdir()] == [NAME]  # the tables are deleted
     assert list(Records.read(place / NAME).found) == cases
     report = json.loads(result.stdout)

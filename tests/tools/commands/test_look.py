@@ -125,6 +125,7 @@ def test_info_says_which_memory_rows_were_hot_in(three_tiers, tmp_path, capsys):
 def test_peek_shows_rows_and_their_nearest(place, capsys):
     found = inspect.peek(place / "2", "table", [5, 8], neighbours=3)
     assert found.missing == [8]
+    assert inspect.peek(place / "2", "table", [6, 8, 5, 6]).rows.keys.tolist() == [6, 5, 6]
     assert found.rows.values.tolist() == values(0, 2000)[[5]].tolist()
     with kvemb.open(place / "2", read_only=True, memory_budget=BUDGET) as store:
         keys, rows = store.variables["table"].export()
