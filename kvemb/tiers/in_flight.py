@@ -54,7 +54,7 @@ class RowsInFlight:
         self._lease, self._state, self._promote = lease, state, promote
         self._limits, self._lookups = limits, 0
         self._tried: Keys | None = None  # of the trial in progress
-        self._pushed_out = 0  # rows of a trial, averaged
+        self._pushed_out: int | None = None  # rows of a trial, averaged
         self._paid_bytes = 0
         self._found: Located | None = None
         self._by_score = False
@@ -80,8 +80,9 @@ class RowsInFlight:
         """If the last lookup was a trial, count the rows that were pushed out. REQUIRES: an update begins."""
         tried, self._tried = self._tried, None
         if tried is not None:
+            count = hot_tables.count_missing(tried)
             # Each trial weighs as much as all before it.
-            self._pushed_out = (self._pushed_out + hot_tables.count_missing(tried)) // 2
+            self._pushed_out = count if self._pushed_out is None else (self._pushed_out + count) // 2
             self._lease.note_pushed_out(self._pushed_out * RowBlock.bytes_per_row(hot_tables.tables[0].schema))
 
     def keep(self, found: Located, by_score: bool, *, unpaid: bool) -> Located | None:
