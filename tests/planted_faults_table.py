@@ -189,8 +189,8 @@ FAULTS = [
     Fault(
         "a file that RocksDB writes to is linked",
         "kvemb/durability/layout.py",
-        'if file.suffix in (".sst", ".blob"):',
-        'if not file.name.startswith("LOG"):',
+        'if name.endswith((".sst", ".blob")):',
+        'if not name.startswith("LOG"):',
         ("durability/test_layout.py",),
     ),
     Fault(
