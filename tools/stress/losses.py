@@ -4,7 +4,7 @@ Several clients make calls, and compare what they return. One writes checkpoints
 Then the cluster must be at a complete checkpoint: the last acknowledged one, or the one in progress. It must contain
 all calls that were acknowledged before that checkpoint began, and none that began after its snapshots were taken, each
 on all shards; the same rows as a single store that is restored from it; and the file saved with the rows. Each client
-continues with the first call that the checkpoint lacks. At the end, nothing may be left in /dev/shm.
+continues with the first call that the checkpoint lacks.
 """
 
 from __future__ import annotations
@@ -203,12 +203,6 @@ class LossRounds:
         self.place.close()
 
 
-def shared_memory() -> set[str]:
-    """Return the names of all shared memory on this machine."""
-    folder = Path("/dev/shm")
-    return {each.name for each in folder.iterdir() if each.is_file()} if folder.is_dir() else set()
-
-
 def _table(store: Any) -> kvemb.Variable:
     found: kvemb.Variable = store.variables["table"]
     return found
@@ -240,7 +234,7 @@ def run(
     started, difference, done = time.perf_counter(), None, 0
     totals: Counter[str] = Counter()
     told: dict[str, dict[str, float]] = {}
-    logger, shared = logging.getLogger("kvemb"), shared_memory()
+    logger = logging.getLogger("kvemb")
     before = logger.level
     logger.setLevel(logging.ERROR)  # each recovery logs a warning
     try:
@@ -264,8 +258,6 @@ def run(
                     difference = f"{name}, round {losing.totals['rounds']}, {kind}: {error}"
                 finally:
                     losing.close()
-                if left := shared_memory() - shared:
-                    difference = difference or f"left in /dev/shm: {sorted(left)}"
                 totals += losing.totals
                 told |= {f"{name}: {kind}": figures for kind, figures in _told(losing).items()}
                 if difference is not None:
