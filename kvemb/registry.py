@@ -8,6 +8,7 @@ from typing import Any
 from kvemb.contracts import HotTable, RowKernels
 from kvemb.errors import BackendUnavailable
 from kvemb.limits import DEFAULT, Limits
+from kvemb.threads.interrupts import uninterrupted
 
 # The class of hot tables for each kind of device. Others may be added.
 hot_backends = {"cpu": "kvemb.backends.cpu:CpuTable", "gpu": "kvemb.backends.cuda.table:CudaTable"}
@@ -61,6 +62,8 @@ def parse_device(spec: object) -> str:
 def _load(place: str) -> Any:
     module, name = place.split(":")
     try:
-        return getattr(importlib.import_module(module), name)
+        # Ctrl-C waits while a backend and numba are imported: numba's finalizers would swallow it.
+        with uninterrupted():
+            return getattr(importlib.import_module(module), name)
     except ImportError as error:
         raise BackendUnavailable(f"{place} cannot be loaded: {error}; reinstall it with: pip install kvemb") from error

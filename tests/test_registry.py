@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 import pytest
@@ -54,6 +55,16 @@ def test_a_package_that_is_missing_is_told_with_what_to_install(monkeypatch):
     assert isinstance(told.value.__cause__, ImportError)
     with pytest.raises(KeyError):
         registry.cold_backend("nothing")
+
+
+def test_ctrl_c_waits_until_a_backend_is_imported(monkeypatch, tmp_path):
+    (tmp_path / "late_backend.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\nclass Table: pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(registry.hot_backends, "gpu", "late_backend:Table")
+    with pytest.raises(KeyboardInterrupt):
+        registry.hot_table("gpu:0")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert sys.modules.pop("late_backend").Table
 
 
 def test_cold_backends_have_the_names_of_their_kind():
