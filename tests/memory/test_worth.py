@@ -33,6 +33,14 @@ def full_table(cells: int) -> tuple[Any, Any]:
     return table, np.sort(table.keys())
 
 
+def measured(cells: int = 4096) -> tuple[Any, Any, Worth]:
+    """The same, and its worth after the first look."""
+    table, keys = full_table(cells)
+    worth = Worth(table)
+    worth.measure(0, 0.0)
+    return table, keys, worth
+
+
 def use(table: Any, keys: Any) -> None:
     cells = table.find(keys)
     table.set_scores(cells, table.scores(cells) + 1e6)
@@ -48,28 +56,17 @@ def test_it_is_the_rate_at_which_the_lowest_scores_are_used(part):
 
 
 def test_uses_of_higher_scores_do_not_count_and_rows_that_left_count_if_they_are_wanted_again():
-    table, keys = full_table(4096)
-    worth = Worth(table)
-    worth.measure(0, 0.0)
+    table, keys, worth = measured()
     use(table, keys[1024:])
     table.remove(table.find(keys[:512]))
     wanted = np.concatenate([keys[:256], keys[:256], keys[1024:], -keys])
     worth.offered(wanted, wanted + 0.5)  # a score is the key, until a use changes it
+    # The others come back with the score that they had: an optimizer step after the lookup of the same batch offers
+    # rows that the lookup's other rows evicted. That is no use.
+    worth.offered(keys[256:512], keys[256:512].astype(np.float64))
     assert worth.measure(100, 0.0) == pytest.approx(-math.log(1 - 0.25) / 100, rel=1e-9)
     unused = [worth.measure(100 + at, 0.0) for at in range(1, MAX_WAITS + 1)]
     assert unused[-1] == pytest.approx(-math.log(1 - 0.25) / 200, rel=1e-9)
-
-
-def test_a_row_that_left_and_comes_back_with_the_score_it_had_was_not_used():
-    """An optimizer step after the lookup of the same batch offers rows that the lookup's other rows evicted."""
-    table, keys = full_table(4096)
-    worth = Worth(table)
-    worth.measure(0, 0.0)
-    table.remove(table.find(keys[:1024]))
-    worth.offered(keys[:1024], keys[:1024].astype(np.float64))
-    use(table, keys[1024:])
-    worth.offered(keys[:256], keys[:256] + 0.5)
-    assert worth.measure(100, 0.0) == pytest.approx(-math.log(1 - 0.25) / 100, rel=1e-9)
 
 
 def test_empty_cells_are_worth_nothing():
@@ -84,9 +81,7 @@ def test_empty_cells_are_worth_nothing():
 
 
 def test_looks_are_averaged_and_one_without_work_between_changes_nothing():
-    table, keys = full_table(4096)
-    worth = Worth(table)
-    worth.measure(0, 0.0)
+    table, keys, worth = measured()
     use(table, keys[:1024:2])
     first = worth.measure(100, 0.0)
     assert worth.measure(100, 0.0) == first
@@ -97,9 +92,7 @@ def test_looks_are_averaged_and_one_without_work_between_changes_nothing():
 
 
 def test_a_few_uses_say_little_so_more_are_waited_for():
-    table, keys = full_table(4096)
-    worth = Worth(table)
-    worth.measure(0, 0.0)
+    table, keys, worth = measured()
     use(table, keys[:1024:2])
     first = worth.measure(100, 0.0)
     lowest = keys[np.argsort(table.scores(table.find(keys)))][:1024]
@@ -111,17 +104,13 @@ def test_a_few_uses_say_little_so_more_are_waited_for():
 
 
 def test_a_large_table_is_sampled():
-    table, keys = full_table(16 * SAMPLE_CELLS)
-    worth = Worth(table)
-    worth.measure(0, 0.0)
+    table, keys, worth = measured(16 * SAMPLE_CELLS)
     use(table, keys[: len(keys) // 4 : 2])
     assert worth.measure(1, 0.0) == pytest.approx(math.log(2), rel=0.1)
 
 
 def test_a_look_without_memory_goes_on_watching_the_same_rows(monkeypatch):
-    table, keys = full_table(4096)
-    worth = Worth(table)
-    worth.measure(0, 0.0)
+    table, keys, worth = measured()
 
     def none_left(rows):
         raise MemoryError

@@ -38,56 +38,7 @@ class Caller(threading.Thread):
             self.entered.set()
 
 
-def test_one_is_inside_at_a_time(access):
-    with access.held():
-        other = Caller(access.held)
-        assert not other.entered.wait(SOON)
-    assert other.entered.wait(PATIENCE)
-
-
-def test_a_lock_that_is_given_up_lets_others_in_and_is_held_again_after(access):
-    with access.held():
-        with access.released():
-            assert Caller(access.held).entered.wait(PATIENCE)
-        assert not Caller(access.held).entered.wait(SOON)
-
-
-@pytest.mark.parametrize("how", ["held", "held_without_snapshot", "interruptible", "held_if_free", "call"])
-def test_whoever_takes_the_lock_next_first_lands_what_is_in_flight(access, how):
-    with access.held():
-        access.in_flight.left = 1
-    if how == "interruptible":
-        block = access.held_without_snapshot(interruptible=True)
-    elif how == "call":
-        block = HeldForCall(access, lambda: None, Stats().timed("lookup"))
-    else:
-        block = getattr(access, how)()
-    with block:
-        assert access.in_flight.landed == 1
-    with access.held():
-        assert access.in_flight.landed == 1, "once"
-
-
-@pytest.mark.parametrize("how", ["held", "held_if_free", "call", "released"])
-def test_who_finds_rows_in_flight_or_needs_none_leaves_them_there(access, how):
-    if how == "released":  # by a call that reads cold rows; others come in meanwhile
-        with access.held():
-            with access.released(), access.held():
-                access.in_flight.left = 1
-            assert access.in_flight.landed == 0
-    else:
-        access.in_flight.left = 1
-        timed = Stats().timed("lookup")
-        block = (
-            HeldForCall(access, lambda: None, timed, rows=False) if how == "call" else getattr(access, how)(rows=False)
-        )
-        with block:
-            assert access.in_flight.landed == 0
-    with access.held():
-        assert access.in_flight.landed == 1
-
-
-def test_who_gave_it_up_knows_whether_others_were_in(access):
+def test_a_lock_that_is_given_up_lets_others_in_which_is_known_and_is_held_again_after(access):
     with access.held():
         with access.released() as released:
             pass
@@ -95,6 +46,40 @@ def test_who_gave_it_up_knows_whether_others_were_in(access):
         with access.released() as released:
             assert Caller(access.held).entered.wait(PATIENCE)
         assert not released.alone
+        assert not Caller(access.held).entered.wait(SOON)
+
+
+def block_of(access: TableAccess, how: str, **rows: bool) -> AbstractContextManager[object]:
+    if how == "interruptible":
+        return access.held_without_snapshot(interruptible=True)
+    if how == "call":
+        return HeldForCall(access, lambda: None, Stats().timed("lookup"), **rows)
+    return getattr(access, how)(**rows)
+
+
+@pytest.mark.parametrize("how", ["held", "held_without_snapshot", "interruptible", "held_if_free", "call"])
+def test_whoever_takes_the_lock_next_first_lands_what_is_in_flight_once(access, how):
+    access.in_flight.left = 1
+    with block_of(access, how):
+        assert access.in_flight.landed == 1
+    with access.held():
+        assert access.in_flight.landed == 1
+
+
+@pytest.mark.parametrize("how", ["held", "held_if_free", "call"])
+def test_who_needs_no_rows_leaves_them_in_flight(access, how):
+    access.in_flight.left = 1
+    with block_of(access, how, rows=False):
+        assert access.in_flight.landed == 0
+    with access.held():
+        assert access.in_flight.landed == 1
+
+
+def test_a_call_that_reads_cold_rows_finds_in_flight_what_others_left_meanwhile(access):
+    with access.held():
+        with access.released(), access.held():
+            access.in_flight.left = 1
+        assert access.in_flight.landed == 0
 
 
 def test_ctrl_c_ends_the_waiting_for_the_lock_and_leaves_it_as_it_was(access):

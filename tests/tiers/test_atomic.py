@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 from blocks import let_rows_wait
-from histories import SMALL_PILES
 
 import kvemb
 from kvemb.backends import cpu
 from kvemb.handle import inside
-from kvemb.tiers import dirty_snapshot, spill
+from kvemb.tiers import dirty_snapshot
 
 KEYS = np.arange(80)
 Opener = Callable[..., kvemb.Store]
@@ -50,8 +49,7 @@ def check(variable: kvemb.Variable, store: kvemb.Store) -> None:
 
 
 @pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("nth", range(1, 9))
-def test_a_partitioner_that_raises_at_any_time(store: kvemb.Store, call: str, nth: int) -> None:
+def test_a_partitioner_that_raises_at_any_time(store: kvemb.Store, call: str) -> None:
     calls_left = [0]
 
     def partitioner(keys: Any, count: int) -> Any:
@@ -61,12 +59,15 @@ def test_a_partitioner_that_raises_at_any_time(store: kvemb.Store, call: str, nt
         return keys % count
 
     variable = filled(store, devices=["cpu"] * 2, partitioner=partitioner)
-    calls_left[0] = nth
-    with suppress(RuntimeError):
-        CALLS[call](variable)
-    calls_left[0] = 0
-    assert store.state.cause is None
-    check(variable, store)
+    for nth in range(1, 9):
+        calls_left[0] = nth
+        with suppress(RuntimeError):
+            CALLS[call](variable)
+        calls_left[0] = 0
+        assert store.state.cause is None
+        check(variable, store)
+        variable.remove(KEYS[:20] + 1000)
+        variable.upsert(KEYS, np.full((80, 1), 2, np.float32))
 
 
 def short_of_memory(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, nth: int = 1) -> None:
@@ -93,7 +94,7 @@ def check_nothing_is_wrong(store: kvemb.Store, open_store: Opener) -> None:
 
 
 @pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize(("devices", "nth"), [(1, 1), (2, 1), (2, 2)])
+@pytest.mark.parametrize(("devices", "nth"), [(1, 1), (2, 2)])
 def test_memory_that_is_short_while_rows_go_hot(
     open_store: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, devices: int, nth: int
 ) -> None:
@@ -113,83 +114,6 @@ def test_memory_that_is_short_while_rows_go_hot(
             with pytest.raises(MemoryError):
                 CALLS[call](variable)
     assert (variable.lookup(KEYS, touch=False) == 2).all()
-    check_nothing_is_wrong(store, open_store)
-
-
-def change(variable: kvemb.Variable, call: str) -> None:
-    """Fill slots with one kind of change."""
-    for start in range(100, 2000, 100):
-        if call == "upsert":
-            variable.upsert(KEYS + start, np.ones((80, 1), np.float32))
-        else:
-            for key in KEYS[:60]:
-                variable.remove([key])
-
-
-@pytest.mark.limits(**SMALL_PILES)
-@pytest.mark.parametrize("call", ["upsert", "remove"])
-def test_memory_that_is_short_for_slots_that_are_written(
-    open_store: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
-    store = open_store(tmp_path / "store")
-    variable = filled(store)
-    store.flush()
-    with monkeypatch.context() as patched:
-        short_of_memory(patched, spill.SpillBuffer, "_start_write")
-        with pytest.raises(MemoryError):
-            change(variable, call)
-    check_nothing_is_wrong(store, open_store)
-
-
-@pytest.mark.limits(**SMALL_PILES)
-def test_memory_that_is_short_for_rows_that_are_written_at_once(
-    open_store: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = open_store(tmp_path / "store")
-    variable = filled(store)
-    store.flush()
-    with monkeypatch.context() as patched:
-        short_of_memory(patched, spill.SpillBuffer, "_write_through")
-        with pytest.raises(MemoryError):
-            variable.remove(KEYS[:60])
-    check_nothing_is_wrong(store, open_store)
-
-
-@pytest.mark.limits(**SMALL_PILES)
-@pytest.mark.parametrize("nth", [1, 2, 3])
-def test_memory_that_is_short_for_an_index_of_rows_that_wait(
-    open_store: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int
-) -> None:
-    store = open_store(tmp_path / "store")
-    variable = filled(store)
-    store.flush()
-    done = [KEYS]
-
-    def add_more() -> None:
-        for start in range(100, 2000, 100):
-            for keys in np.split(KEYS + start, 20):  # few enough for the slots
-                variable.upsert(keys, np.full((4, 1), 2, np.float32))
-                done.append(keys)
-
-    with monkeypatch.context() as patched:
-        short_of_memory(patched, spill, "KeyIndex", nth)
-        with pytest.raises(MemoryError):
-            add_more()
-    assert (variable.lookup(np.concatenate(done), touch=False) == 2).all()
-    check_nothing_is_wrong(store, open_store)
-
-
-def test_memory_that_is_short_while_a_table_grows(
-    open_store: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = open_store(tmp_path / "store")
-    variable = store.get_variable("table", dim=1, init_size=32)
-    variable.upsert(KEYS, np.full((80, 1), 2, np.float32))
-    store.flush()
-    with monkeypatch.context() as patched:
-        short_of_memory(patched, cpu.CpuTable, "grow")
-        with pytest.raises(MemoryError):
-            variable.upsert(np.arange(100, 100_000), np.ones((99_900, 1), np.float32))
     check_nothing_is_wrong(store, open_store)
 
 

@@ -13,7 +13,6 @@ from blocks import SCHEMA, Later, Now, Watched, rows_of
 from counting_device import CountingDevice
 from cuda_devices import device_of
 from cuda_on_cpu import CudaOnCpuTable
-from quick import quick
 
 from kvemb.backends.cpu import CpuTable
 from kvemb.initializers import Constant
@@ -223,7 +222,6 @@ def counted_keys(place: Place, keys: Any) -> Any:
 
 
 CHANGES: dict[str, Callable[[Place], object]] = {
-    "trained": lambda place: place.train([5, 6]),
     "removed": lambda place: place.operations.remove(np.array([5, 6])),
     "replaced": lambda place: place.operations.upsert(np.array([5, 6]), np.zeros((2, 2), np.float32)),
     "cleared": lambda place: place.operations.clear(),
@@ -231,7 +229,6 @@ CHANGES: dict[str, Callable[[Place], object]] = {
     "trained and spilled": lambda place: (place.train([5, 6]), crowd_out(place)),
     "removed and written": lambda place: (place.operations.remove(np.array([5, 6])), crowd_out(place)),
 }
-LEFT = {"removed": 0, "cleared": 0, "restricted": 0, "removed and written": 0}
 
 
 def crowd_out(place: Place) -> None:
@@ -314,49 +311,3 @@ def test_a_failure_to_move_poisons_and_loses_nothing() -> None:
     assert isinstance(place.state.cause, MemoryError)
     assert (place.lookup(range(20)) == 1).all()
     assert (place.lookup(FEW) == 1).all()
-
-
-@pytest.mark.parametrize("seed", quick(range(4)))
-@pytest.mark.parametrize("below", [64, 0], ids=["three tiers", "two tiers"])
-def test_steps_with_whatever_happens_between_lookup_and_step(seed: int, below: int) -> None:
-    """Moves at once or later, keys changed in place, rows trained, removed or replaced by others: as in a model."""
-    chance, readers = np.random.default_rng(seed), Later() if seed % 2 else Now()
-    place, model = Place(readers, below), np.ones(ROWS)
-
-    def some(count: int = 40) -> Any:
-        return chance.choice(ROWS, count, replace=False)
-
-    for _ in range(40):
-        keys = counted_keys(place, some())
-        out = place.given(np.empty((40, 2), np.float32))
-        place.operations.lookup_on_device(keys, out, None, touch=bool(chance.integers(4)))
-        place.storage.ahead.looked_up()
-        assert (out.owner.array[:, 0] == model[keys.owner.array]).all()
-        for act in chance.integers(0, 8, chance.integers(3)).tolist():
-            others = some(10)
-            if act < 2:
-                place.prefetch(some(), after_lookup=act == 1)
-            elif act == 2:
-                place.train(others)
-                model[others] -= 1
-            elif act == 3:
-                place.operations.upsert(others, np.full((10, 2), 5, np.float32))
-                model[others] = 5
-            elif act == 4:
-                place.operations.remove(others)
-                place.operations.upsert(others, np.full((10, 2), 3, np.float32))
-                model[others] = 3
-            elif act == 5 and isinstance(readers, Later):
-                readers.go()
-            elif act == 6:
-                ids = keys.owner.array
-                ids[:10] = np.setdiff1d(others, ids[10:])[:1]  # in place
-                keys = replace(keys, version=(keys.version or 0) + 1)
-        grads = place.given(np.ones((40, 2), np.float32))
-        place.operations.apply_gradients_on_device(keys, grads)
-        np.subtract.at(model, keys.owner.array, 1)
-    readers.go() if isinstance(readers, Later) else None
-    rows = np.empty((ROWS, 2), np.float32)
-    place.operations.lookup(np.arange(ROWS), rows, None, touch=False)
-    assert (rows == model[:, None]).all()
-    assert place.storage.check() == []

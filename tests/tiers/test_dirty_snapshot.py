@@ -157,6 +157,7 @@ def test_a_file_that_fails_is_not_ingested_and_fails_the_snapshot(monkeypatch, s
     with taken.access.held():
         taken.snapshot.end()
     assert taken.flags(range(9)) == [[DIRTY] * 9]
+    assert taken.access._no_snapshot.is_set()
 
 
 def test_rows_that_leave_are_copied_and_lose_their_marks():
@@ -178,15 +179,6 @@ def test_callers_wait_when_the_buffer_is_full_and_go_on_when_it_is_written():
     files = taken.write()
     assert taken.access._room.is_set()
     assert rows_in(files) == dict.fromkeys(range(9), 1.0)
-
-
-def test_a_snapshot_that_ends_unwritten_leaves_no_marks():
-    taken = Taken()
-    taken.change([1])
-    with taken.access.held():
-        taken.snapshot.end()
-    assert taken.flags(range(9)) == [[DIRTY] * 9]
-    assert taken.access._no_snapshot.is_set()
 
 
 def test_a_row_that_could_not_be_kept_fails_the_snapshot(monkeypatch):

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from quick import quick
 
 import kvemb
 from kvemb.tools.stress.lockstep import LockstepChecker
@@ -41,18 +40,6 @@ def table(store: kvemb.Store, dim: int, **arguments: Any) -> LockstepChecker:
     optimizer, start = kvemb.optimizers.Adagrad(0.5), kvemb.RandomUniform(seed=1)
     variable = store.get_variable("table", dim=dim, initializer=start, optimizer=optimizer, **arguments)
     return LockstepChecker(variable, Model(KEYS, variable.value_dtype, dim, initializer=start, optimizer=optimizer))
-
-
-@pytest.mark.parametrize("devices", quick([["cpu"], ["cpu", "cpu"]]))
-def test_a_growing_table_equals_its_model_at_every_size(store: kvemb.Store, devices: list[str]) -> None:
-    twin = table(store, 4, init_size=1, devices=devices)
-    sizes = set()
-    for seed in range(12):
-        drive(twin, seed, 5)
-        sizes.add(sum(hot.capacity_rows for hot in twin.variable.tables))
-    assert len(sizes) >= 4
-    assert twin.variable.stats.rows_hot == twin.variable.size(), "the budget holds every row"
-    twin.check_export()
 
 
 def test_a_table_of_wide_rows_stops_growing_at_its_budget_and_still_equals_its_model(
@@ -95,17 +82,3 @@ def test_a_second_variable_finds_memory_after_the_first_has_grown(store: kvemb.S
     second.upsert(np.arange(3000), rows)
     np.testing.assert_array_equal(second.lookup(np.arange(3000)), rows)
     first.check_export()
-
-
-@pytest.mark.slow
-def test_stored_variables_open_after_the_first_of_them_has_grown(open_store: Opener, tmp_path: Path) -> None:
-    names = [f"table{number:02}" for number in range(16)]
-    with open_store(tmp_path / "store", memory_budget="32MiB") as store:
-        for name in names:
-            store.get_variable(name, dim=64).upsert([1], np.ones((1, 64), np.float32))
-    again = open_store(tmp_path / "store", memory_budget="32MiB")
-    for start in range(0, 150_000, 50_000):
-        again.variables[names[0]].upsert(np.arange(start, start + 50_000), np.ones((50_000, 64), np.float32))
-    assert again.budget.free < again.budget.total // 12, "the first has grown as far as it may"
-    for name in names:
-        assert (again.variables[name].lookup([1]) == 1).all()

@@ -30,6 +30,8 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[kvemb.Sto
         tiered = made(store, "tiered", devices="gpu:0", init_size=1)
         assert [table.capacity_rows for table in tables(tiered).tables] == [16, 16]
         assert len(plain.tables) == len(tiered.tables) == 1
+        fixed = made(store, "fixed", devices="gpu:0", hot_rows=16)
+        assert len(tables(fixed).tables) == 1, "with a number of rows there is none below"
         yield store
         store.check()
 
@@ -62,23 +64,20 @@ def assert_equal(store: kvemb.Store) -> None:
         np.testing.assert_equal(mine, theirs)
 
 
-def test_rows_move_up_and_down_and_are_the_same(store: kvemb.Store) -> None:
-    train(store, np.random.default_rng(1), 60)
+def test_rows_move_up_and_down_and_are_the_same_also_in_checkpoints_that_are_written_meanwhile(
+    store: kvemb.Store, tmp_path: Path
+) -> None:
+    chance, pending = np.random.default_rng(1), []
+    for turn in range(5):
+        train(store, chance, 10)
+        pending.append(store.checkpoint(tmp_path / f"{turn}", block=False))
+    train(store, chance, 10)
     device, below = tables(store.variables["tiered"]).tables
     assert (device.size, below.size) == (16, 16)
     assert not np.isin(device.keys(), below.keys()).any()
-    assert_equal(store)
-    stats = store.variables["tiered"].stats
-    assert stats.rows_hot == 32
+    assert store.variables["tiered"].stats.rows_hot == 32
     assert device.scores(device.occupied()).min() >= np.median(below.scores(below.occupied()))
-
-
-def test_checkpoints_that_are_written_meanwhile_have_one_instants_rows(store: kvemb.Store, tmp_path: Path) -> None:
-    chance, pending = np.random.default_rng(2), []
-    for turn in range(5):
-        train(store, chance, 8)
-        pending.append(store.checkpoint(tmp_path / f"{turn}", block=False))
-    train(store, chance, 8)
+    assert_equal(store)
     sizes = []
     for taken in pending:
         with kvemb.open(taken.result(), read_only=True) as checkpoint:
@@ -86,21 +85,3 @@ def test_checkpoints_that_are_written_meanwhile_have_one_instants_rows(store: kv
             sizes.append(checkpoint.variables["tiered"].size())
     assert sizes == sorted(sizes)
     assert sizes[0] < sizes[-1]
-
-
-def test_a_bag_that_is_in_two_tiers_is_pooled(store: kvemb.Store) -> None:
-    chance = np.random.default_rng(3)
-    train(store, chance, 30)
-    keys, offsets = chance.integers(0, KEYS, 60), np.arange(0, 60, 4)
-    plain, tiered = (
-        kvemb.embedding_lookup_sparse(store.variables[name], keys, offsets, combiner="sum").values
-        for name in ("plain", "tiered")
-    )
-    assert plain.tobytes() == tiered.tobytes()
-    train(store, chance, 5)
-    assert_equal(store)
-
-
-def test_with_a_number_of_rows_there_is_no_table_below(store: kvemb.Store) -> None:
-    fixed = made(store, "fixed", devices="gpu:0", hot_rows=16)
-    assert len(tables(fixed).tables) == 1

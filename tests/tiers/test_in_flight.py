@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -73,14 +71,6 @@ def test_rows_that_are_kept_are_found_until_they_are_discarded():
     assert (flight.rows.left, flight.lease.reads.held) == (0, 0)
     flight.rows.land()
     assert len(flight.landed) == 1, "once"
-
-
-def test_the_last_one_that_is_discarded_gives_the_memory_back():
-    flight = Flight()
-    flight.rows.keep(found([3, 1], [True, False]), by_score=False, unpaid=False)
-    assert flight.lease.reads.held == 2 * (RowBlock.bytes_per_row(SCHEMA) + BESIDE)
-    flight.rows.discard(np.array([1, 3]))
-    assert (flight.rows.left, flight.lease.reads.held) == (0, 0)
 
 
 @pytest.mark.parametrize("count", [8, 9, 1000, 1023, 1024, 1025])
@@ -158,13 +148,26 @@ class Trained:
         )  # fmt: skip
         self.fill()
         self.storage = inside(self.variable).storage
-        let_rows_wait(self.storage)
-        self.keys = self.cold()[:5]
+        self._taken = np.empty(0, np.int64)
+        self.keys = self.fresh()
 
     def fill(self, added: float = 0.0) -> None:
         """Set each row to its key and this; so few at a time that the last ones wait to be spilled."""
         for keys in np.split(ROWS, 50):
             self.variable.upsert(keys, column(keys + added))
+
+    def fresh(self, count: int = 5) -> Any:
+        """Cold keys that were not given before. The next lookup's rows wait for their update."""
+        let_rows_wait(self.storage)
+        keys = np.setdiff1d(self.cold(), self._taken)[:count]
+        self._taken = np.append(self._taken, keys)
+        return keys
+
+    def put(self, value: float, score: float) -> None:
+        """Put whole rows of the keys."""
+        rows = RowBlock(self.storage.schema, len(self.keys))
+        rows.keys[:], rows.scores[:], rows.values[:] = self.keys, score, value
+        inside(self.variable).operations.put(rows, 9)
 
     def cold(self) -> Any:
         """The keys that are in no memory."""
@@ -214,6 +217,11 @@ class Trained:
         assert values[np.searchsorted(exported, keys), 0].tolist() == rows
 
 
+@pytest.fixture
+def at(store: kvemb.Store) -> Trained:
+    return Trained(store)
+
+
 @pytest.mark.parametrize("durability", ["checkpoint", "write"])
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_row_that_is_looked_up_and_then_trained_is_read_once(open_store, tmp_path, durability, devices):
@@ -228,8 +236,7 @@ def test_a_row_that_is_looked_up_and_then_trained_is_read_once(open_store, tmp_p
     assert at.reads - before == 5
 
 
-def test_the_end_of_a_lookup_that_forgets_reads_ahead_leaves_its_rows_in_flight(store):
-    at = Trained(store)
+def test_the_end_of_a_lookup_that_forgets_reads_ahead_leaves_its_rows_in_flight(at):
     at.keys = at.keys[:4]  # as many as are read ahead at a time
     at.variable.prefetch(at.keys)
     (fetch,) = at.storage.ahead._kept
@@ -242,80 +249,70 @@ def test_the_end_of_a_lookup_that_forgets_reads_ahead_leaves_its_rows_in_flight(
     at.check(at.keys - 1, 2)
 
 
-def calls(at: Trained, folder: Path) -> dict[str, tuple[Callable[[], object], bool]]:
-    """Calls that may come between a lookup and its update, and whether they leave its rows in flight."""
-    variable, store, other = at.variable, at.store, at.cold()[10:14]
-    return {
-        "lookup": (lambda: (at.look(other), at.look(other)), False),
-        "untouched": (lambda: variable.lookup(other, touch=False), False),
-        "scores": (lambda: variable.restrict_policy.status(other), False),
-        "uses": (lambda: variable.restrict_policy.apply_update(other), False),
-        "remove": (lambda: variable.remove(other), False),
-        "export": (lambda: variable.export(), False),
-        "stats": (lambda: variable.stats, False),
-        "check": (lambda: store.check(), False),
-        "flush": (lambda: store.flush(), False),
-        "checkpoint": (lambda: store.checkpoint(folder / "checkpoint"), False),
-        "warm": (lambda: inside(variable).operations.warm(other), False),
-        "restrict": (lambda: variable.restrict(199), False),
-        "upsert": (lambda: variable.upsert(other, column(np.zeros(4))), True),
-        "accum": (lambda: variable.accum(other, column(np.zeros(4)), column(np.zeros(4)), np.ones(4, bool)), True),
-        "train": (lambda: at.train(other), True),
-        "prefetch": (lambda: variable.prefetch(other), True),
-        "prefetch of the same": (lambda: variable.prefetch(at.keys), True),
-        "optimizer": (lambda: setattr(variable, "optimizer", kvemb.optimizers.SGD(1.0)), True),
-        "reclaiming": (lambda: at.storage._reclaimer._reclaim_if_free(), True),
-    }
+SOME = column(np.zeros(4))
+# Calls that may come between a lookup and its update, on four other keys, by what becomes of the rows in flight.
+BETWEEN: dict[str, dict[str, Callable[[Trained, Any], object]]] = {
+    "landed": {
+        "lookup": lambda at, other: (at.look(other), at.look(other)),
+        "untouched": lambda at, other: at.variable.lookup(other, touch=False),
+        "scores": lambda at, other: at.variable.restrict_policy.status(other),
+        "uses": lambda at, other: at.variable.restrict_policy.apply_update(other),
+        "remove": lambda at, other: at.variable.remove(other),
+        "export": lambda at, _: at.variable.export(),
+        "stats": lambda at, _: at.variable.stats,
+        "check": lambda at, _: at.store.check(),
+        "flush": lambda at, _: at.store.flush(),
+        "checkpoint": lambda at, _: checkpoint_has_uses(at),
+        "warm": lambda at, other: inside(at.variable).operations.warm(other),
+        "restrict": lambda at, _: at.variable.restrict(at.variable.size() - 1),
+    },
+    "kept": {
+        "upsert": lambda at, other: at.variable.upsert(other, SOME),
+        "accum": lambda at, other: at.variable.accum(other, SOME, SOME, np.ones(4, bool)),
+        "train": lambda at, other: at.train(other),
+        "prefetch": lambda at, other: at.variable.prefetch(other),
+        "prefetch of the same": lambda at, _: at.variable.prefetch(at.keys),
+        "optimizer": lambda at, _: setattr(at.variable, "optimizer", kvemb.optimizers.SGD(1.0)),
+        "reclaiming": lambda at, _: at.storage._reclaimer._reclaim_if_free(),
+    },
+}
 
 
-CALLS = [
-    *("lookup", "untouched", "scores", "uses", "remove", "export", "stats", "check", "flush", "checkpoint", "warm"),
-    *("restrict", "upsert", "accum", "train", "prefetch", "prefetch of the same", "optimizer", "reclaiming"),
-]
+def checkpoint_has_uses(at: Trained) -> None:
+    path = at.store.path.with_name("checkpoint")
+    at.store.checkpoint(path)
+    with kvemb.restore(path, path.with_name("copy")) as copy:
+        assert (copy.variables["table"].restrict_policy.status(at.keys) == 2).all()
 
 
-@pytest.mark.parametrize("call", CALLS)
-def test_no_call_in_between_loses_a_use_or_an_update(store, tmp_path, call):
-    at = Trained(store)
-    between, stays = calls(at, tmp_path)[call]
-    at.look()
-    between()
-    assert at.left == (5 if stays else 0)
-    if call == "checkpoint":
-        with kvemb.restore(tmp_path / "checkpoint", tmp_path / "copy") as copy:
-            assert (copy.variables["table"].restrict_policy.status(at.keys) == 2).all(), "the uses are in it"
-    at.train()
-    at.check(at.keys - 1, 2)
+@pytest.mark.parametrize("fate", BETWEEN)
+def test_no_call_in_between_loses_a_use_or_an_update(at, fate):
+    for call, between in BETWEEN[fate].items():
+        at.keys, other = np.split(at.fresh(9), [5])
+        at.look()
+        between(at, other)
+        assert at.left == (5 if fate == "kept" else 0), call
+        at.train()
+        at.check(at.keys - 1, 2)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda at: at.variable.upsert(at.keys, column([7] * 5)),
-        lambda at: at.variable.accum(at.keys, column([0] * 5), column(7 - at.keys), np.ones(5, bool)),
-        lambda at: at.variable.apply_gradients(at.keys, column(at.keys - 7)),
-        lambda at: inside(at.variable).operations.put(put_of(at, 7.0, 2.0), 9),
-    ],
-    ids=["upsert", "accum", "apply_gradients", "put"],
-)
-def test_every_kind_of_change_takes_them(store, change):
-    at = Trained(store)
-    at.look()
-    before = at.reads
-    change(at)
-    assert (at.left, at.reads) == (0, before)
-    at.check(7.0, 2)
-
-
-def put_of(at: Trained, value: float, score: float) -> RowBlock:
-    rows = RowBlock(at.storage.schema, len(at.keys))
-    rows.keys[:], rows.scores[:], rows.values[:] = at.keys, score, value
-    return rows
+def test_every_kind_of_change_takes_them(at):
+    for change in (
+        lambda: at.variable.upsert(at.keys, column([7] * 5)),
+        lambda: at.variable.accum(at.keys, column([0] * 5), column(7 - at.keys), np.ones(5, bool)),
+        lambda: at.variable.apply_gradients(at.keys, column(at.keys - 7)),
+        lambda: at.put(7.0, 2.0),
+    ):
+        at.keys = at.fresh()
+        at.look()
+        before = at.reads
+        change()
+        assert (at.left, at.reads) == (0, before)
+        at.check(7.0, 2)
 
 
 @pytest.mark.parametrize("how", ["remove", "clear"])
-def test_rows_that_are_removed_in_between_are_gone(store, how):
-    at = Trained(store)
+def test_rows_that_are_removed_in_between_are_gone(at, how):
     at.look()
     at.variable.remove(at.keys) if how == "remove" else at.variable.clear()
     assert not at.variable.lookup(at.keys, return_exists=True)[1].any()
@@ -323,25 +320,26 @@ def test_rows_that_are_removed_in_between_are_gone(store, how):
     at.check(-1.0, 1)
 
 
-@pytest.mark.parametrize("how", ["upsert", "accum", "train", "put"])
-def test_keys_that_had_no_row_are_not_asked_for_again_and_may_get_one(store, monkeypatch, how):
+def test_keys_that_had_no_row_are_not_asked_for_again_and_may_get_one(store, monkeypatch):
     at, asked, read = Trained(store), [], Fetch.read
     monkeypatch.setattr(Fetch, "read", lambda self, cold: asked.extend(self.keys.tolist()) or read(self, cold))
-    assert not at.variable.lookup(MISSING, return_exists=True)[1].any()
-    assert (at.left, sorted(asked)) == (2, MISSING.tolist())
-    if how == "upsert":
-        at.variable.upsert(MISSING[:1], column(-1))
-    elif how == "accum":
-        at.variable.accum(MISSING[:1], column(0), column(-1), [False])
-    elif how == "train":
-        at.train(MISSING[:1])
-    else:
-        at.keys = MISSING[:1]
-        inside(at.variable).operations.put(put_of(at, -1.0, 1.0), 1)
+    changes = {
+        "upsert": lambda: at.variable.upsert(at.keys, column(-1)),
+        "accum": lambda: at.variable.accum(at.keys, column(0), column(-1), [False]),
+        "train": at.train,
+        "put": lambda: at.put(-1.0, 1.0),
+    }
+    for number, (how, change) in enumerate(changes.items()):
+        missing = MISSING + 2 * number
+        at.keys = missing[:1]
+        let_rows_wait(at.storage)
         asked.clear()
-    assert len(asked) == (0 if how == "put" else 2)
-    at.check(-1.0, 1, MISSING[:1])
-    assert at.variable.lookup(MISSING, return_exists=True)[1].tolist() == [True, False]
+        assert not at.variable.lookup(missing, return_exists=True)[1].any()
+        assert (at.left, sorted(asked)) == (2, missing.tolist())
+        change()
+        assert len(asked) == 2 or how == "put"
+        at.check(-1.0, 1)
+        assert at.variable.lookup(missing, return_exists=True, touch=False)[1].tolist() == [True, False]
 
 
 def test_gradients_that_are_refused_leave_no_row_and_ask_for_nothing(store):
@@ -397,22 +395,6 @@ def test_an_update_that_fails_before_anything_changed_leaves_rows_and_uses(store
     at.check(at.keys - 1, 2)
 
 
-def test_rows_are_right_where_they_cannot_land(open_store, tmp_path, monkeypatch):
-    store = open_store(tmp_path / "store")
-    at = Trained(store)
-    store.flush()
-    at.look()
-    with monkeypatch.context() as patched:
-        patched.setattr(at.storage.hot_tables, "insert", failing)
-        at.look()
-        assert isinstance(store.state.cause, MemoryError)
-    at.look()
-    at.look(ROWS)
-    with pytest.raises(Poisoned):
-        at.train()
-    assert at.storage.lease.reads.held == 0
-
-
 def test_a_store_that_is_poisoned_meanwhile_reads_the_newest_rows(open_store, tmp_path, monkeypatch):
     store = open_store(tmp_path / "store")
     at = Trained(store)
@@ -450,34 +432,26 @@ class During:
         monkeypatch.setattr(Fetch, "read", reading)
 
 
-@pytest.mark.parametrize("call", ["lookup", "update", "remove", "use", "put"])
-def test_rows_that_another_lookup_left_in_flight_during_the_read_are_the_newest(store, monkeypatch, call):
-    at = Trained(store)
-    During(at, monkeypatch, at.look)
-    if call == "lookup":
-        at.look()
-        assert at.left == 5
-        at.check(at.keys, 3)
-    elif call == "update":
-        at.train()
-        assert at.left == 0
-        at.check(at.keys - 1, 2)
-    elif call == "put":
-        inside(at.variable).operations.put(put_of(at, 7.0, 9.0), 1)
-        assert at.left == 0
-        at.check(7.0, 9)
-    elif call == "use":
-        at.variable.restrict_policy.apply_update(at.keys)
-        assert at.left == 0
-        at.check(at.keys, 3)
-    else:
-        at.variable.remove(at.keys)
-        assert at.left == 0
-        assert not at.variable.lookup(at.keys, return_exists=True)[1].any()
+def test_rows_that_another_lookup_left_in_flight_during_the_read_are_the_newest(at, monkeypatch):
+    during = During(at, monkeypatch, at.look)
+    calls = {
+        "lookup": (at.look, 0, 3),
+        "update": (at.train, -1, 2),
+        "put": (lambda: at.put(7.0, 9.0), None, 9),
+        "use": (lambda: at.variable.restrict_policy.apply_update(at.keys), 0, 3),
+    }
+    for name, (call, added, uses) in calls.items():
+        at.keys, during.call = at.fresh(), at.look
+        call()
+        assert at.left == (5 if name == "lookup" else 0)
+        at.check(7.0 if added is None else at.keys + added, uses)
+    at.keys, during.call = at.fresh(), at.look
+    at.variable.remove(at.keys)
+    assert at.left == 0
+    assert not at.variable.lookup(at.keys, return_exists=True)[1].any()
 
 
-def test_an_update_leaves_what_another_lookup_left_in_flight_to_its_update(store, monkeypatch):
-    at = Trained(store)
+def test_an_update_leaves_what_another_lookup_left_in_flight_to_its_update(at, monkeypatch):
     other = at.cold()[10:14]
     During(at, monkeypatch, lambda: at.look(other))
     at.train()
@@ -489,8 +463,7 @@ def test_an_update_leaves_what_another_lookup_left_in_flight_to_its_update(store
     at.check(other - 1, 2, other)
 
 
-def test_a_lookup_lands_what_another_lookup_left_in_flight(store, monkeypatch):
-    at = Trained(store)
+def test_a_lookup_lands_what_another_lookup_left_in_flight(at, monkeypatch):
     other = at.cold()[10:14]
     During(at, monkeypatch, lambda: at.look(other))
     at.look()
@@ -499,50 +472,18 @@ def test_a_lookup_lands_what_another_lookup_left_in_flight(store, monkeypatch):
     at.check(other, 2, other)
 
 
-def test_a_key_that_gets_a_row_while_another_lookup_finds_none_has_one(store, monkeypatch):
-    at = Trained(store)
+def test_a_key_that_gets_a_row_while_another_lookup_finds_none_has_one(at, monkeypatch):
     During(at, monkeypatch, lambda: at.variable.upsert(MISSING, column([5, 6])))
     assert at.variable.lookup(MISSING)[:, 0].tolist() == [5.0, 6.0]
     at.check([5.0, 6.0], 2, MISSING)
 
 
-@pytest.mark.slow
-def test_threads_that_look_up_and_train_the_same_rows_lose_nothing(store):
-    """Each thread takes steps on its own batches, of few keys, nearly all of which are cold."""
-    at, keys, turns = Trained(store), ROWS[:60], 40
-    used, failures = np.zeros((4, 60)), []
-
-    def work(number: int) -> None:
-        chance = np.random.default_rng(number)
-        try:
-            for _ in range(turns):
-                some = chance.choice(60, 20, replace=False)
-                at.variable.lookup(keys[some])
-                if chance.random() < 0.3:
-                    at.variable.prefetch(keys[chance.choice(60, 20, replace=False)], after_lookup=chance.random() < 0.5)
-                at.train(keys[some])
-                used[number, some] += 1
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
-    at.check(keys - used.sum(axis=0), 1 + used.sum(axis=0), keys)
-    ahead = sum(len(fetch.keys) for fetch in at.storage.ahead._kept)
-    assert at.storage.lease.reads.held == ahead * RowBlock.bytes_per_row(at.storage.schema)
-
-
 # Where rows go, and their memory.
 
 
-def test_a_row_that_waits_to_be_spilled_and_is_used_again_is_offered_again(store):
+def test_a_row_that_waits_to_be_spilled_and_is_used_again_is_offered_again(at):
     """Its score has grown since it left; in its slot it would be missed at every use."""
-    at = Trained(store)
-    store.flush()
+    at.store.flush()
     at.train(ROWS[at.hot(ROWS)])  # these are dirty now, and no other row
     at.look(at.keys[:3])
     at.train(at.keys[:3])
@@ -556,8 +497,7 @@ def test_a_row_that_waits_to_be_spilled_and_is_used_again_is_offered_again(store
     at.check(keys - 3, 2, keys)
 
 
-def test_lookups_alone_make_rows_hot_at_once_after_the_first(store):
-    at = Trained(store)
+def test_lookups_alone_make_rows_hot_at_once_after_the_first(at):
     keys = at.cold()
     at.look(keys[:5])
     at.look(keys[5:8])
@@ -582,8 +522,7 @@ def test_rows_wait_where_trials_tell_that_many_would_be_pushed_out(open_store, t
         assert (at.storage.lease.reads.all_pushed_out > 20 * row) is waits
 
 
-def test_trials_without_an_update_tell_nothing(store):
-    at = Trained(store)
+def test_trials_without_an_update_tell_nothing(at):
     for keys in (at.keys, at.cold()[10:12]):
         at.storage.in_flight._lookups = 0
         at.look(keys)
@@ -592,8 +531,7 @@ def test_trials_without_an_update_tell_nothing(store):
         assert at.storage.lease.reads.all_pushed_out == at.storage.lease.most
 
 
-def test_rows_of_a_pooled_lookup_are_in_flight_too(store):
-    at = Trained(store)
+def test_rows_of_a_pooled_lookup_are_in_flight_too(at):
     before = at.reads
     pooled = kvemb.embedding_lookup_sparse(at.variable, at.keys, offsets=[0, 2], combiner="sum")
     assert pooled.values[:, 0].tolist() == [at.keys[:2].sum(), at.keys[2:].sum()]
@@ -635,10 +573,9 @@ def test_memory_in_flight_is_given_back_once(open_store, tmp_path, how):
     assert store.budget.free == free if how == "drop" else store.budget.free <= free
 
 
-def test_memory_in_flight_that_is_owed_is_given_back_though_nobody_calls(store):
-    at = Trained(store)
+def test_memory_in_flight_that_is_owed_is_given_back_though_nobody_calls(at):
     at.look()
-    budget = inside(store).budgets.host
+    budget = inside(at.store).budgets.host
     budget.reserve(budget.free, "another variable")  # waits until it is there
     assert (at.storage.lease.reads.held, budget.free) == (0, 0)
     budget.give_back(1)
@@ -653,8 +590,7 @@ def test_chunks_of_a_large_lookup_are_landed_one_after_the_other(open_store, tmp
     at.check(at.keys - 1, 2)
 
 
-def test_dirty_rows_in_flight_are_not_clean_when_they_land(store):
-    at = Trained(store)
+def test_dirty_rows_in_flight_are_not_clean_when_they_land(at):
     at.look()
     with at.storage.held():
         pass

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from blocks import SCHEMA, Now, Watched, hot_tables_of, let_rows_wait, rows_of, values_of
+from blocks import Watched, rows_of, values_of
 
 from kvemb.errors import ColdStoreError, Poisoned
-from kvemb.limits import Limits
-from kvemb.memory.budget import Budget
-from kvemb.operations.reads import TableReads
-from kvemb.operations.row_factory import RowFactory
-from kvemb.operations.scoring import Scorer
-from kvemb.restrict import FrequencyRestrictPolicy
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.hashing import KeyIndex
-from kvemb.store_state import StoreState
 from kvemb.tiers.located import Located
-from kvemb.tiers.storage import TieredStorage
-from tests.histories import small_spill
+from tests.tiers import test_ahead
 
 
 class Full(Watched):
@@ -33,24 +25,11 @@ class Full(Watched):
         super().write(rows)
 
 
-class Place:
-    """A variable whose rows 0 to 99 are all cold; 16 can be hot, and 32 can wait to be spilled."""
+class Place(test_ahead.Place):
+    """The same over such a disk. 32 rows can wait to be spilled."""
 
     def __init__(self) -> None:
-        self.cold, state = Full(), StoreState("test")
-        self.cold.write(rows_of(range(100)))
-        hot, self.lease = hot_tables_of(16), Budget(1 << 24).lease()
-        self.storage = TieredStorage(
-            SCHEMA, hot, self.cold, state=state, executor=Now(), readers=Now(),
-            slot_rows=8, lease=self.lease, limits=Limits(**small_spill(16)), size=100,
-        )  # fmt: skip
-        let_rows_wait(self.storage)
-        self.reads = TableReads(
-            self.storage, RowFactory(SCHEMA, None, None, None), Scorer(FrequencyRestrictPolicy(), hot)
-        )
-
-    def lookup(self, *keys: int) -> None:
-        self.reads.lookup(np.array(keys), np.empty((len(keys), 2), np.float32), None, touch=True)
+        super().__init__(cold=Full())
 
     def update(self, value: float, *keys: int) -> None:
         with self.storage.updating():

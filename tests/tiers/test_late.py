@@ -67,7 +67,7 @@ def test_callers_arrays_on_any_streams_are_theirs_when_a_call_ends(seed: int, be
     late, rows, held = Late(device, place, chance), place.operations, None
     for _ in range(80):
         keys = chance.integers(0, chance.choice([40, ROWS]), chance.integers(1, 60))  # most of the first 40 are hot
-        act = chance.integers(9)
+        act = chance.integers(10)
         if held is not None and chance.random() < 0.3:  # a step with the keys of a lookup, changed in place or not
             if chance.random() < 0.3:
                 keys = np.resize(keys, held.shape)
@@ -115,8 +115,12 @@ def test_callers_arrays_on_any_streams_are_theirs_when_a_call_ends(seed: int, be
             rows.pool_on_device(mine, bags, out, touch=bool(chance.integers(2)))
             mine.fill(1), offsets.fill(0)
             assert (late.read(out) == np.array(sums)[:, None]).all()
+        elif act == 7:
+            rows.remove(keys)
+            rows.upsert(keys, one * 5)
+            model[keys] = 5
         else:
-            if act == 7:
+            if act == 8:
                 copied = rows.copy(given)
                 late.spoil(given)
                 given = copied

@@ -118,20 +118,13 @@ def test_rows_are_looked_for_again_only_where_somebody_was_in_during_the_read(ot
     assert place.cold.reads == [[3, 5]]
 
 
-def test_no_read_is_kept_once_rows_are_found():
+def test_a_store_that_was_closed_during_the_read_is_told_and_no_read_is_kept():
     place = Place()
     place.found([3, 5])
     place.cold.meanwhile = place.state.close
     with pytest.raises(Closed):
         place.found([3])
     assert place.locator._reads == []
-
-
-def test_a_store_that_was_closed_during_the_read_is_told():
-    place = Place()
-    place.cold.meanwhile = place.state.close
-    with pytest.raises(Closed):
-        place.found([3])
 
 
 def test_another_cold_store_takes_the_place_of_the_first():

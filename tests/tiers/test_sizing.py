@@ -35,15 +35,6 @@ def on_device(budgets: Budgets, device: str = "gpu:0") -> int:
     return budgets.of(Memory(device, DEVICE_BYTES)).free
 
 
-def test_a_devices_cells_do_not_count_against_the_hosts_budget():
-    budgets = Budgets(BUDGET)
-    free = budgets.host.free
-    made = sized(budgets, "gpu:0", hot_rows=1000)
-    assert budgets.host.free == free - spill_bytes(SCHEMA, made.slot_rows)
-    assert on_device(budgets) == DEVICE_BYTES - made.tables[0].nbytes < DEVICE_BYTES
-    assert on_device(budgets, "gpu:1") == DEVICE_BYTES
-
-
 def test_tables_of_one_variable_draw_on_the_budget_of_their_own_memory():
     budgets = Budgets(BUDGET)
     free = budgets.host.free

@@ -17,6 +17,7 @@ from cuda_devices import device_of
 import kvemb
 from kvemb import registry
 from kvemb.handle import inside
+from kvemb.rows.block import RowBlock
 from tests.histories import small_spill
 
 THREADS = 8
@@ -164,19 +165,18 @@ class Worker:
         assert_whole(self.variable.lookup(keys))
 
 
-def beside(store: kvemb.Store, variable: kvemb.Variable, stop: threading.Event) -> None:
-    """Everything that looks at the whole table, over and over."""
-    while not stop.is_set():
-        store.flush()
-        keys, rows = variable.export()
-        assert (np.diff(keys) > 0).all()
-        assert np.isin(COUNTERS, keys).all()
+def look_at_all(store: kvemb.Store, variable: kvemb.Variable) -> None:
+    """Everything that looks at the whole table."""
+    store.flush()
+    keys, rows = variable.export()
+    assert (np.diff(keys) > 0).all()
+    assert np.isin(COUNTERS, keys).all()
+    assert_whole(rows)
+    for keys, rows in variable.export_batches(500):
         assert_whole(rows)
-        for keys, rows in variable.export_batches(500):
-            assert_whole(rows)
-            assert len(keys) <= 500
-        assert variable.size() >= len(COUNTERS)
-        assert str(variable.stats)
+        assert len(keys) <= 500
+    assert variable.size() >= len(COUNTERS)
+    assert str(variable.stats)
 
 
 def table(store: kvemb.Store, cold: Any, **arguments: Any) -> kvemb.Variable:
@@ -187,18 +187,21 @@ def table(store: kvemb.Store, cold: Any, **arguments: Any) -> kvemb.Variable:
     )  # fmt: skip
 
 
-def run_workers(store: kvemb.Store, variable: Any, rounds: int) -> list[Worker]:
-    workers = [Worker(number, variable, rounds) for number in range(THREADS)]
+def run_beside(works: list[Callable[[], None]], again: Callable[[], object]) -> None:
+    """Run each work in a thread, and beside them the same over and over until they end."""
     stop = threading.Event()
 
-    def all_workers() -> None:
+    def all_works() -> None:
         try:
-            run_all([worker.work for worker in workers])
+            run_all(works)
         finally:
             stop.set()
 
-    run_all([all_workers, lambda: beside(store, variable, stop)])
-    return workers
+    def until_stopped() -> None:
+        while not stop.is_set():
+            again()
+
+    run_all([all_works, until_stopped])
 
 
 @pytest.mark.slow
@@ -223,7 +226,8 @@ def test_the_same_with_arrays_on_a_gpu(
 def assert_exact(store: kvemb.Store, variable: Any, rounds: int = ROUNDS) -> None:
     """Run the workers, and assert that the table has what they say."""
     variable.upsert(COUNTERS, full(0, len(COUNTERS)))
-    workers = run_workers(store, variable, rounds)
+    workers = [Worker(number, variable, rounds) for number in range(THREADS)]
+    run_beside([worker.work for worker in workers], lambda: look_at_all(store, variable))
 
     np.testing.assert_array_equal(variable.lookup(COUNTERS, touch=False)[:, 0], sum(w.added for w in workers))
     used = sum(worker.used for worker in workers)
@@ -238,6 +242,10 @@ def assert_exact(store: kvemb.Store, variable: Any, rounds: int = ROUNDS) -> Non
     kept = sum(int(worker.kept.sum()) for worker in workers)
     wanted = len(COUNTERS) + int(born.sum()) + int(won.sum()) + int(stamped.sum()) + kept
     assert variable.size() == wanted == len(variable.export()[0])
+    storage = inside(variable).storage
+    with storage.held():
+        ahead = sum(len(fetch.keys) for fetch in storage.ahead._kept)
+        assert storage.lease.reads.held == ahead * RowBlock.bytes_per_row(storage.schema)
     assert variable.size() == sum(
         variable.size(number) for number in range(len(inside(variable).specification.devices))
     )
@@ -247,7 +255,6 @@ def assert_exact(store: kvemb.Store, variable: Any, rounds: int = ROUNDS) -> Non
 def test_restrict_beside_eight_threads_leaves_an_exact_size(open_store: Any, tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     variable = table(store, kvemb.RocksDBCreator)
-    stop = threading.Event()
 
     def write(number: int) -> None:
         chance = np.random.default_rng(number)
@@ -258,17 +265,8 @@ def test_restrict_beside_eight_threads_leaves_an_exact_size(open_store: Any, tmp
             assert_whole(variable.lookup(keys))
             variable.remove(chance.integers(0, 3000, 20))
 
-    def bound() -> None:
-        while not stop.is_set():
-            assert variable.restrict(500, trigger=600) >= 0
-
-    def writers() -> None:
-        try:
-            run_all([lambda number=number: write(number) for number in range(THREADS)])
-        finally:
-            stop.set()
-
-    run_all([writers, bound])
+    writers = [lambda number=number: write(number) for number in range(THREADS)]
+    run_beside(writers, lambda: variable.restrict(500, trigger=600))
     keys, rows = variable.export()
     assert_whole(rows)
     _, exists = variable.lookup(np.arange(3000), return_exists=True)

@@ -4,31 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from blocks import SCHEMA, hot_tables_of, rows_of
+from blocks import hot_tables_of, rows_of
 
-from kvemb.rows.codec import unordered_keys
-from kvemb.rows.hashing import Positions
 from kvemb.tiers.located import Located
 from kvemb.tiers.write_logging import WriteLogging
 
 
 class Log:
-    """contracts.WriteLog that keeps what it was given."""
+    """contracts.WriteLog that keeps the rows that it was given."""
 
     def __init__(self):
-        self.written, self.other = [], []
+        self.written = []
 
     def rows(self, rows, step):
         self.written += [(pair, step) for pair in zip(rows.keys.tolist(), rows.values[:, 0].tolist(), strict=True)]
-
-    def removed(self, keys, step):
-        self.other.append(("removed", unordered_keys(keys, SCHEMA).tolist(), step))
-
-    def cleared(self, step):
-        self.other.append(("cleared", step))
-
-    def commit(self):
-        self.other.append(("commit",))
 
     def all(self, step):
         """Every row by key; each was given once, with this step."""
@@ -46,10 +35,6 @@ class Place:
         for key in range(5):
             list(self.hot.insert(rows_of([key], float(key)), self.hot.owners(np.array([key]))))
         self.logging = WriteLogging(self.log if logged else None, self.hot)
-
-
-def positions(*numbers: int) -> Positions:
-    return np.array(numbers, np.int64)
 
 
 def located(hot, keys):
@@ -73,36 +58,17 @@ def test_located_rows_are_logged_hot_or_not(tables):
 def test_a_hot_row_is_logged_once_however_often_its_key_is_given(tables):
     place = Place(tables)
     keys = np.array([1, 9, 2, 1, 8, 1, 4])
-    place.logging.hot(keys, place.hot.owners(keys), positions(1, 4), 6)
+    place.logging.hot(keys, place.hot.owners(keys), np.array([1, 4]), 6)
     assert place.log.all(6) == {1: 1.0, 2: 2.0, 4: 4.0}
-
-
-def test_no_hot_row_is_no_entry():
-    place = Place()
-    keys = np.array([8, 9])
-    place.logging.hot(keys, None, positions(0, 1), 6)
-    assert place.log.all(6) == {}
-
-
-def test_removals_are_logged_in_the_order_of_the_log():
-    place = Place()
-    place.logging.removed(np.array([3, -1]), 7)
-    place.logging.cleared(8)
-    place.logging.commit()
-    assert place.log.other == [("removed", [3, -1], 7), ("cleared", 8), ("commit",)]
 
 
 def test_a_store_without_a_log_is_read_for_none(monkeypatch):
     place = Place(logged=False)
     at, keys = located(place.hot, [1, 7]), np.array([1])
     assert (place.logging.active, Place().logging.active) == (False, True)
-
-    def untouched(*args):
-        pytest.fail("rows were read for no log")
-
-    monkeypatch.setattr(place.hot, "read", untouched)
+    monkeypatch.setattr(place.hot, "read", lambda *_: pytest.fail("rows were read for no log"))
     place.logging.located(at, 1)
-    place.logging.hot(keys, None, positions(), 1)
+    place.logging.hot(keys, None, np.empty(0, np.int64), 1)
     place.logging.rows(at.rows, 1)
     place.logging.removed(keys, 1)
     place.logging.cleared(1)
