@@ -25,7 +25,11 @@ def never_compiled(function: Function) -> Function:
         if "torch._dynamo" not in sys.modules:  # nothing is compiled
             return function(*args, **named)
         if disabled is None:
+            from torch._dynamo.decorators import skip
+
+            skip(call)  # otherwise this frame would be compiled, again for each shape of a batch
             disabled = torch.compiler.disable(function)
         return disabled(*args, **named)
 
+    vars(call)["_torchdynamo_disable"] = True  # so that the compiler does not trace it with its caller
     return cast(Function, call)
