@@ -98,16 +98,16 @@ class CurrentSnapshot:
     # For calls that change or move rows. Without a snapshot they do nothing.
 
     def copy_before_change(self, keys: Keys, cells: Positions | None, owners: Owners) -> None:
-        """See DirtySnapshot."""
+        """Copy rows that may change now, if the snapshot needs them. cells: their cells, if known."""
         if self._snapshot is not None:
             self._snapshot.copy_before_change(keys, cells, owners)
 
     def copy_before_leaving(self, rows: RowBlock) -> None:
-        """See DirtySnapshot."""
+        """Copy rows that have left the hot tier, if the snapshot needs them, and clear their marks."""
         if self._snapshot is not None:
             self._snapshot.copy_before_leaving(rows)
 
     def before_write(self) -> None:
-        """See DirtySnapshot. Takes no lock: called on the thread that writes to the cold store."""
+        """End the snapshot's file before other rows are written on this thread. Takes no lock."""
         if (snapshot := self._snapshot) is not None:
             snapshot.before_write()

@@ -123,7 +123,7 @@ class HostTier:
 
 
 def together_in(table: HotTable) -> AbstractContextManager[None]:
-    """See contracts.DeviceRows.together. Does nothing for a table in the host's memory."""
+    """Return a block in which new rows of a GPU do not evict each other. It does nothing for the host's table."""
     return nullcontext() if table.device_rows is None else table.device_rows.together()
 
 

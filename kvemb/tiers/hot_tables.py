@@ -175,7 +175,7 @@ class HotTables:
         now: float,
         counts: Positions | None = None,
     ) -> Positions:
-        """See contracts.HotTable.lookup."""
+        """Copy embeddings to out (n, dim) and record uses; return the positions of keys that are not hot, ascending."""
         missing = [_NO_POSITIONS]
         for table, positions in self.by_table(owners):
             if self._host is not None and rule is not None:
@@ -203,10 +203,11 @@ class HotTables:
         rule: ScoreRule | None,
         now: float,
     ) -> Positions:
-        """See contracts.HotTable.pool. If keys are in several tables of devices, keys not in `beside` are missing.
+        """Pool bags as contracts.HotTable.pool does.
 
-        No table then pools its part of a bag, because rows are summed in order. No table pools the bags whose rows are
-        all in it either, because they are rare: of bags of 20 keys over two devices, one in half a million.
+        If keys are in several tables of devices, keys not in `beside` are missing. No table then pools its part of a
+        bag, because rows are summed in order. No table pools the bags whose rows are all in it either, because they are
+        rare: of bags of 20 keys over two devices, one in half a million.
         """
         for table, positions in self.by_table(owners):
             if self._host is not None and rule is not None:
@@ -222,7 +223,7 @@ class HotTables:
         return self.tables[0].pool(keys, bags, beside, out, None, now)
 
     def upsert(self, keys: Keys, owners: Owners, values: Values, step: int) -> Positions:
-        """See contracts.HotTable.upsert."""
+        """Set embeddings, in order; return the positions of keys that are not hot, ascending."""
         missing = [_NO_POSITIONS]
         for table, positions in self.by_table(owners):
             if positions is ALL:
@@ -271,7 +272,7 @@ class HotTables:
                 yield from self._host.move_down(leaving)
 
     def refresh_cells(self) -> None:
-        """See contracts.DeviceRows.refresh_cells."""
+        """Let the only GPU find the keys of its last lookup again, if rows have moved since."""
         if self.device_rows is not None:
             self.device_rows.refresh_cells()
 

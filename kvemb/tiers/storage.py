@@ -511,7 +511,7 @@ class TieredStorage:
             self._recorder.record(order_keys(keys, self.schema))
 
     def sealed_epochs(self) -> int:
-        """See contracts.Recorder.sealed_epochs. Takes no lock."""
+        """Return the number of epochs that a durable point has ended. Takes no lock."""
         return 0 if self._recorder is None else self._recorder.sealed_epochs()
 
     # Findings and counts.
