@@ -32,6 +32,8 @@ STEP, MIN_STEP = 64, 4
 DENSE = 0.875
 # The number of cells whose flags are searched at a time.
 PART_CELLS = 1 << 20
+# The number of cells whose flags are changed at a time: they stay in the CPU's cache, and take no memory that counts.
+CHANGED_CELLS = 1 << 16
 
 
 class CpuTable(HotTable):
@@ -274,16 +276,19 @@ class CpuTable(HotTable):
             yield cells
 
     def change_flags(self, cells: Positions | None, where: int, *, keep: int, more: int = 0) -> None:
-        flags, kept, added = self._flags_now(), np.uint8(keep & 0xFF), np.uint8(more)
-        if cells is None:
-            # Bits that differ are flipped where a flag is set: no element is tested, so this takes 0.2 ns a cell.
+        kept, added = np.uint8(keep & 0xFF), np.uint8(more)
+        if cells is not None:
+            flags = self._rows.flags
+            chosen = cells[flags[cells] & where != 0]
+            flags[chosen] = flags[chosen] & kept | added
+            return
+        for at in range(0, self.capacity_rows, CHANGED_CELLS):
+            flags = self._flags_now()[at : at + CHANGED_CELLS]
+            # Bits that differ are flipped where a flag is set: no element is tested, so this takes 0.3 ns a cell.
             flipped = flags & kept | added
             flipped ^= flags
             flipped *= flags & where != 0
             flags ^= flipped
-            return
-        chosen = cells[flags[cells] & where != 0]
-        flags[chosen] = flags[chosen] & kept | added
 
     def _worth_threads(self, keys: int) -> bool:
         return keys >= self._parallel_keys and cores() > 1

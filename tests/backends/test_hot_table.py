@@ -251,13 +251,17 @@ def test_dirty_rows_are_marked_pending_and_others_are_not(kind):
     assert flags_of(table, [0, 1, 4]) == [DIRTY, 0, DIRTY]
 
 
-def test_dirty_rows_of_a_large_table_are_found_part_by_part():
+def test_dirty_rows_of_a_large_table_are_found_and_marked_part_by_part():
     table = CpuTable(schema_of(dim=1, widths=()), 2 * PART_CELLS, 2 * PART_CELLS)
     table.insert(rows_of(table.schema, random_keys(1000), dirty=np.arange(1000) % 2 == 0))
-    batches = list(table.dirty_batches(300))
-    assert np.concatenate([rows.keys for _, rows in batches]).tolist() == [
-        key for key, flags in zip(table.keys(), table.flags(table.occupied()), strict=True) if flags & DIRTY
-    ]
+    cells = table.occupied()
+    before = table.flags(cells)
+    dirty = table.keys(cells[before == DIRTY]).tolist()
+    assert [key for _, rows in table.dirty_batches(300) for key in rows.keys.tolist()] == dirty
+    assert table.mark_dirty_pending().tolist() == dirty
+    assert table.flags(cells).tolist() == (before + PENDING * (before == DIRTY)).tolist()
+    table.release_all()
+    assert table.flags(cells).tolist() == before.tolist()
 
 
 def test_pending_rows_are_taken_once_and_are_clean_when_written(kind):
