@@ -150,6 +150,20 @@ def test_what_begins_to_be_written_can_be_waited_for():
     assert spilled.told == [1]
 
 
+def test_a_write_fails_if_one_before_it_did():
+    """A checkpoint waits for the last one alone."""
+    spilled = Spilled(Later(), slots=4)
+    spilled.append(range(12))
+    last = spilled.buffer.start_write()
+    spilled.failure = ColdStoreError("full")
+    spilled.executor.waiting.pop(0)()
+    spilled.failure = None
+    assert spilled.executor.waiting
+    spilled.executor.go()
+    with pytest.raises(ColdStoreError, match="full"):
+        last.result()
+
+
 def test_rows_that_come_back_soon_are_never_written():
     spilled = Spilled(slots=20)
     for start in range(0, 40, 4):
