@@ -429,12 +429,11 @@ class CheckpointManager:
             leftovers.clear(self.root)
 
     def _drop_old(self) -> None:
-        with self._dropping:
+        with self._dropping, layout.as_cold_store_error(f"delete old checkpoints of {self.root}"):
             for number in self.numbers()[: -self.keep] if self.keep is not None else []:
                 hidden = self.root / layout.dropped_name(number)
-                with layout.as_cold_store_error(f"delete {self.path(number)}"):
-                    os.rename(self.path(number), hidden)
-                    fresh_files.remove(hidden)
+                os.rename(self.path(number), hidden)
+                fresh_files.remove(hidden)
 
 
 def _check_store(store: object) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -69,6 +71,18 @@ def test_saving_behind_keeps_as_many_as_saving_does(store, tmp_path):
         pending = manager.save(store, block=False)
         while manager.numbers() != [5, 6]:  # nobody asks for the result
             assert not pending.reported
+
+
+def test_a_checkpoint_is_complete_also_if_old_ones_cannot_be_listed(monkeypatch, store, tmp_path):
+    with kvemb.CheckpointManager(tmp_path / "series", keep=1) as manager:
+        manager.save(store)
+        with monkeypatch.context() as patched:
+            listed = [[1], [1], OSError(errno.EMFILE, "too many open files")]
+            patched.setattr(series.paths, "series_numbers", Mock(side_effect=listed))
+            assert manager.save(store, block=False).result().path == manager.path(2)
+        assert manager.numbers() == [1, 2]
+        manager.save(store)
+        assert manager.numbers() == [3]
 
 
 def test_a_save_is_due_when_time_has_gone(monkeypatch, store, tmp_path):
