@@ -186,8 +186,8 @@ def stats(path: Place, variable: Variable = None, quiet: Quiet = False, as_json:
         ("equal to another", counted(found.duplicates, "row")),
         ("not finite", f"{told}: {', '.join(map(str, found.not_finite_keys))}" if told else "none"),
         ("norm", _histogram(found.sizes)),
-        ("score", _histogram(found.scores)),
-        ("age in these calls", _histogram(found.ages)),
+        ("score", "none: there is no policy" if found.scores is None else _histogram(found.scores)),
+        ("age in calls", _histogram(found.ages)),
         ("mean of a column", f"{min(mean):.4g} to {max(mean):.4g}" if mean else ""),
         ("spread of a column", f"{min(spread):.4g} to {max(spread):.4g}" if spread else ""),
     ]

@@ -46,8 +46,9 @@ def memory_figures(before: int, budget: int, table: int) -> tuple[Lines, Summary
     """
     used = anonymous_bytes()
     above = used - before
+    since = f"{size(above)} since, with numba and RocksDB"
     lines = [
         ("memory budget", f"{size(budget)}; the table is {table / budget:.1f} times that"),
-        ("memory in use", f"{size(used)}; {size(before)} before the store was opened, {size(above)} since"),
+        ("memory in use", f"{size(used)}; {size(before)} before the store was opened, {since}"),
     ]
     return lines, {"budget_bytes": budget, "anonymous_bytes": used, "before_bytes": before, "above_bytes": above}
