@@ -8,16 +8,13 @@ checkpoints must be absent or correct.
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
 import random
 import shutil
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,7 +22,6 @@ from typing import Any
 import numpy as np
 
 import kvemb
-from kvemb.tools.screen import Screen
 from kvemb.tools.stress.load import (
     BUDGET,
     DURABLE,
@@ -41,6 +37,7 @@ from kvemb.tools.stress.load import (
 )
 from kvemb.tools.stress.lockstep import Difference
 from kvemb.tools.stress.model import Model
+from kvemb.tools.stress.rounds import Run, counts
 
 Models = dict[str, Model]
 # A process is killed at most MAX_SECONDS after it reported a random number of steps, up to MAX_STEPS, so that a busy
@@ -62,10 +59,10 @@ class Progress:
 
 
 class CrashRounds:
-    """Rounds on one store in a folder. models: the known state of the store. totals: counts over all rounds."""
+    """Rounds on one store in a folder. models: the known state of the store. about, totals: see Rounds."""
 
     def __init__(self, folder: Path, durability: Any, seed: int) -> None:
-        self.folder, self.durability = folder, durability
+        self.folder, self.durability, self.about = folder, durability, f"durability={durability!r}"
         self._chance = random.Random(seed)
         self._processes = multiprocessing.get_context("forkserver")
         self._processes.set_forkserver_preload(["kvemb.tools.stress.load", "kvemb.tools.stress.warm"])
@@ -185,56 +182,11 @@ def _same(one: Model, other: Model) -> Any:
     return (one.present == other.present) & (~one.present | same)
 
 
-@contextmanager
-def _only_errors_logged() -> Iterator[None]:
-    """Hide warnings of the logger kvemb: every round logs its recovery."""
-    logger = logging.getLogger("kvemb")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
-
-
 def run(rounds: int, seed: int, durability: str | None, *, quiet: bool, as_json: bool) -> bool:
     """Run `rounds` rounds, half in each mode unless one is given, and print. Returns whether nothing was lost."""
-    screen = Screen(quiet, as_json)
     modes = ["checkpoint", "write"] if durability is None else [durability]
-    replay = f"kvemb stress crash --rounds {rounds} --seed {seed}" + (
-        "" if durability is None else f" --durability {durability}"
-    )
-    started, difference = time.perf_counter(), None
-    totals: Counter[str] = Counter()
-    with (
-        _only_errors_logged(),
-        tempfile.TemporaryDirectory(prefix="kvemb-stress-") as folder,
-        screen.progress("crash", rounds) as advance,
-    ):
-        for turn, mode in enumerate(modes):
-            mode_folder = Path(folder) / mode
-            mode_folder.mkdir()
-            crashes = CrashRounds(mode_folder, mode, seed)
-            try:
-                for at in range(turn, rounds, len(modes)):
-                    crashes.round()
-                    advance(
-                        turn * (rounds // len(modes)) + at // len(modes) + 1, f"{mode}: {crashes.totals['calls']:,}"
-                    )
-            except Difference as error:
-                difference = f"durability={mode!r}, round {crashes.totals['rounds']}: {error}"
-            totals += crashes.totals
-            if difference is not None:
-                break
-    outcome = "every row as promised, after every kill" if difference is None else f"a difference: {difference}"
-    seconds = time.perf_counter() - started
-    lines = [("outcome", outcome), ("replay", replay), *((name, f"{count:,}") for name, count in totals.items())]
-    summary: dict[str, object] = {
-        "agreed": difference is None,
-        "difference": difference,
-        "replay": replay,
-        **totals,
-        "seconds": seconds,
-    }
-    screen.close("kvemb stress crash", [*lines, ("seconds", f"{seconds:.0f}")], summary)
-    return difference is None
+    replay = f"kvemb stress crash --rounds {rounds} --seed {seed}"
+    replay += "" if durability is None else f" --durability {durability}"
+    made = Run(replay, "every row as promised, after every kill", quiet=quiet, as_json=as_json)
+    totals, difference = made.rounds(rounds, modes, lambda at: nullcontext(CrashRounds(at, at.name, seed)))
+    return made.close(difference, counts(totals), totals)

@@ -10,14 +10,11 @@ continues with the first call that the checkpoint lacks.
 from __future__ import annotations
 
 import ast
-import logging
 import shutil
-import sys
-import tempfile
 import threading
 import time
 from collections import Counter
-from contextlib import nullcontext, redirect_stdout, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,10 +24,10 @@ import numpy as np
 import kvemb
 import kvemb.cluster
 from kvemb.errors import ColdStoreError, KvembError, ShardLost
-from kvemb.tools.screen import Screen
-from kvemb.tools.stress.groups import KEYS, calls_by_group, calls_in, gradients, group_of, table_of
+from kvemb.tools.stress.groups import KEYS, NAME, calls_by_group, calls_in, gradients, group_of, table_of
 from kvemb.tools.stress.lockstep import Difference, check_same
-from kvemb.tools.stress.places import LocalPlace, Place, RayPlace
+from kvemb.tools.stress.places import PLACES, Place
+from kvemb.tools.stress.rounds import Run, counts
 
 # A loss occurs after at most MAX_SECONDS, but not before MIN_CALLS calls, however busy the machine is; every client
 # must get ShardLost at most MAX_UNHEARD seconds after it. There are at most MAX_PAUSE seconds between checkpoints.
@@ -117,13 +114,13 @@ class Load:
 
 
 class LossRounds:
-    """Rounds on one cluster. counts: the calls of each client that the rows have. totals: over all rounds.
+    """Rounds on one cluster. counts: the calls of each client that the rows have. about, totals: see Rounds.
 
     heard, recovered: seconds until all clients knew and until recovery, for each round, by what was lost.
     """
 
-    def __init__(self, place: Place, folder: Path, url: str, seed: int, clients: int) -> None:
-        self.place, self.seed, self._folder, self._url = place, seed, folder, url
+    def __init__(self, place: Place, seed: int, clients: int) -> None:
+        self.place, self.seed, self.about = place, seed, ""
         self._chance = np.random.default_rng(seed)
         self.clients = [place.first, *(place.client() for _ in range(clients - 1))]
         self.tables = [table_of(client, clients) for client in self.clients]
@@ -133,8 +130,11 @@ class LossRounds:
         self.recovered: dict[str, list[float]] = {}
         self.newest = place.first.checkpoint().number
 
-    def round(self, kind: str) -> None:
-        """Lose something, recover, compare. Raises Difference."""
+    def round(self) -> None:
+        """Lose something, each kind in turn, recover, compare. Raises Difference."""
+        kinds = list(self.place.losses)
+        kind = kinds[self.totals["rounds"] % len(kinds)]
+        self.about = f"{self.place.transport}, {kind}"
         load = Load(self, int(self._chance.integers(1 << 30)))
         time.sleep(float(self._chance.random()) * MAX_SECONDS)
         load.wait_for(MIN_CALLS)
@@ -179,16 +179,18 @@ class LossRounds:
         self.counts, self.newest = found, back.number
 
     def _compare_with_restored(self, number: int, least: list[int]) -> None:
-        place = self._folder / "restored"
+        place = self.place.folder / "restored"
         with suppress(KeyError):  # the first checkpoint has no file
-            files = kvemb.cluster.pull_files(self._url, place, number=number)
+            files = kvemb.cluster.pull_files(self.place.url, place, number=number)
             attached = ast.literal_eval(files["before"].read_text())
             if any(count > known for count, known in zip(attached, least, strict=True)):
                 raise Difference(f"checkpoint {number} has a file of a later one, which was begun after {attached}")
         shutil.rmtree(place, ignore_errors=True)
-        store = kvemb.restore(f"{self._url}/{number:08d}", place, memory_budget="4MiB")
+        store = kvemb.restore(f"{self.place.url}/{number:08d}", place, memory_budget="4MiB")
         try:
-            columns = zip(self.tables[0].export(with_scores=True), _table(store).export(with_scores=True), strict=True)
+            columns = zip(
+                self.tables[0].export(with_scores=True), store.variables[NAME].export(with_scores=True), strict=True
+            )
             for name, (mine, restored) in zip(("keys", "values", "scores"), columns, strict=True):
                 check_same(f"{name} of checkpoint {number}", mine, restored)
         finally:
@@ -203,21 +205,17 @@ class LossRounds:
         self.place.close()
 
 
-def _table(store: Any) -> kvemb.Variable:
-    found: kvemb.Variable = store.variables["table"]
-    return found
-
-
-def _told(rounds: LossRounds) -> dict[str, dict[str, float]]:
+def _times_by_loss(made: list[LossRounds]) -> dict[str, dict[str, float]]:
     """Return, by what was lost: how often, and the seconds until all clients knew and until shards could be called."""
     return {
-        kind: {
+        f"{rounds.place.transport}: {kind}": {
             "losses": len(heard),
             "heard_median_s": median(heard),
             "heard_max_s": max(heard),
             "recovered_median_s": median(rounds.recovered[kind]),
             "recovered_max_s": max(rounds.recovered[kind]),
         }
+        for rounds in made
         for kind, heard in rounds.heard.items()
         if kind in rounds.recovered
     }
@@ -227,57 +225,23 @@ def run(
     rounds: int, seed: int, shards: int, clients: int, transport: str | None, *, quiet: bool, as_json: bool
 ) -> bool:
     """Run `rounds` rounds, half on each transport unless one is given, and print. Returns whether nothing was wrong."""
-    screen = Screen(quiet, as_json)
-    transports = ["local", "ray"] if transport is None else [transport]
     replay = f"kvemb stress cluster --rounds {rounds} --seed {seed} --shards {shards} --clients {clients}"
     replay += "" if transport is None else f" --transport {transport}"
-    started, difference, done = time.perf_counter(), None, 0
-    totals: Counter[str] = Counter()
-    told: dict[str, dict[str, float]] = {}
-    logger = logging.getLogger("kvemb")
-    before = logger.level
-    logger.setLevel(logging.ERROR)  # each recovery logs a warning
-    try:
-        with (
-            tempfile.TemporaryDirectory(prefix="kvemb-stress-") as folder,
-            screen.progress("cluster", rounds) as advance,
-            redirect_stdout(sys.stderr) if as_json else nullcontext(),  # Ray prints the losses that it finds
-        ):
-            for turn, name in enumerate(transports):
-                where = Path(folder) / name
-                place = (LocalPlace if name == "local" else RayPlace)(where, str(where / "series"), shards)
-                losing = LossRounds(place, where, str(where / "series"), seed, clients)
-                try:
-                    for number in range(turn, rounds, len(transports)):
-                        kinds = list(place.losses)
-                        kind = kinds[number // len(transports) % len(kinds)]
-                        losing.round(kind)
-                        done += 1
-                        advance(done, f"{name}: {kind}, {losing.totals['calls']:,} calls")
-                except Difference as error:
-                    difference = f"{name}, round {losing.totals['rounds']}, {kind}: {error}"
-                finally:
-                    losing.close()
-                totals += losing.totals
-                told |= {f"{name}: {kind}": figures for kind, figures in _told(losing).items()}
-                if difference is not None:
-                    break
-    finally:
-        logger.setLevel(before)
-    outcome = "back to a whole checkpoint after every loss" if difference is None else f"a difference: {difference}"
-    seconds = time.perf_counter() - started
-    lines = [("outcome", outcome), ("replay", replay), *((name, f"{count:,}") for name, count in totals.items())]
-    lines += [
+    made: list[LossRounds] = []
+
+    def opened(folder: Path) -> AbstractContextManager[LossRounds]:
+        made.append(LossRounds(PLACES[folder.name](folder, shards), seed, clients))
+        return closing(made[-1])
+
+    done = Run(replay, "back to a whole checkpoint after every loss", quiet=quiet, as_json=as_json)
+    totals, difference = done.rounds(rounds, list(PLACES) if transport is None else [transport], opened)
+    times = _times_by_loss(made)
+    lines = [
         (
             f"{kind} lost {figures['losses']:.0f} times",
             f"heard of after {figures['heard_median_s']:.2f} s (most {figures['heard_max_s']:.2f}), back after "
             f"{figures['recovered_median_s']:.2f} s (most {figures['recovered_max_s']:.2f})",
         )
-        for kind, figures in told.items()
+        for kind, figures in times.items()
     ]
-    summary: dict[str, object] = {
-        "agreed": difference is None, "difference": difference, "replay": replay, **totals, "losses": told,
-        "seconds": seconds,
-    }  # fmt: skip
-    screen.close("kvemb stress cluster", [*lines, ("seconds", f"{seconds:.0f}")], summary)
-    return difference is None
+    return done.close(difference, [*counts(totals), *lines], {**totals, "losses": times})

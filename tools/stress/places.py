@@ -11,12 +11,13 @@ import shutil
 import signal
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import kvemb
 import kvemb.cluster
@@ -37,25 +38,61 @@ BUDGET = "4MiB"
 ABSENT_SECONDS = 1.0
 
 
-# Loses something, by random choice; returns whether it was a shard, so that all clients must get ShardLost.
-Loss = Callable[[Any], bool]
+class Place(ABC):
+    """A cluster, in a folder. first: the client that opened it. losses: ways to lose a shard or a client, by name.
 
+    A loss gets a random generator, and returns whether a shard was lost, so that all clients must get ShardLost.
+    """
 
-class Place(Protocol):
-    """A cluster. losses: the ways to lose a shard or a client, by name. first: the client that opened it."""
-
-    losses: dict[str, Loss]
+    transport: str
     first: kvemb.cluster.Store
+    losses: dict[str, Callable[[Any], bool]]
 
+    def __init__(self, folder: Path, shards: int) -> None:
+        self.folder, self.url, self.shards = folder, str(folder / "series"), shards
+
+    @abstractmethod
     def client(self) -> kvemb.cluster.Store:
         """Return one more client."""
 
+    @abstractmethod
     def close(self) -> None:
         """Close it, without a checkpoint."""
 
+    @abstractmethod
+    def _folder_of(self, shard: int) -> Path: ...
 
-def _request(url: str, shards: int) -> OpenRequest:
-    return OpenRequest(url, {}, shards, {"memory_budget": BUDGET}, absent_seconds=ABSENT_SECONDS)
+    def _request(self) -> OpenRequest:
+        options = {"memory_budget": BUDGET}
+        return OpenRequest(self.url, {}, self.shards, options, absent_seconds=ABSENT_SECONDS)
+
+    def _drawn(self, chance: Any) -> int:
+        return int(chance.integers(self.shards))
+
+    def _remove_files(self, chance: Any) -> bool:
+        """Remove a shard's folder at once, as if its disk were lost."""
+        folder = self._folder_of(self._drawn(chance))
+        shutil.rmtree(folder.rename(folder.with_name(f"gone-{uuid.uuid4().hex}")), ignore_errors=True)
+        return True
+
+    def _send_half(self, chance: Any) -> bool:
+        """Send only one part of a call, as a client that is killed during a call does."""
+        cluster, table = inside(self.first), inside(self.first.variables[NAME])
+        keys, columns = KEYS[int(chance.integers(GROUPS))], table.schema.dim
+        parts = dict(cluster.router.split(keys).positions())
+        shard = int(chance.choice(list(parts)))
+        token, clock, *_ = cluster.session.client_variable(table)
+        calls = Calls(cluster.session.calls.transport)
+        while cluster.session.calls.lost is None:
+            with calls.stamped(parts) as stamp:
+                sent = keys[parts[shard]], gradients(columns - 2, columns)[parts[shard]]
+                change = ChangeRequest(token, "apply_gradients", sent, clock.now(None))
+                try:
+                    calls.transport.call(shard, "change", stamp, [change]).result()
+                    break
+                except GateClosed:  # for a checkpoint: no shard has executed it
+                    time.sleep(0.001)
+        return False
 
 
 class EndableTransport:
@@ -94,40 +131,35 @@ class EndableTransport:
         self.transport.close()
 
 
-class LocalPlace:
+class LocalPlace(Place):
     """A cluster in this process."""
 
-    def __init__(self, folder: Path, url: str, shards: int) -> None:
-        self._scratch, self._shards = folder / "scratch", shards
-        self.losses: dict[str, Loss] = {
-            "shard": self._end_shard,
-            "disk": self._remove_files,
-            "half a call": lambda chance: _send_half(self.first, chance),
-        }
-        self._coordinator = start(_request(url, shards), self._make, None)
+    transport = "local"
+
+    def __init__(self, folder: Path, shards: int) -> None:
+        super().__init__(folder, shards)
+        self.losses = {"shard": self._end_shard, "disk": self._remove_files, "half a call": self._send_half}
+        self._coordinator = start(self._request(), self._make, None)
         self.first = self._client(owner=True)
 
     def _make(self, meter: Any, plan: Any) -> EndableTransport:
-        self._mortal = EndableTransport(make_in_process(self._scratch, meter, plan))
+        self._mortal = EndableTransport(make_in_process(self.folder / "scratch", meter, plan))
         return self._mortal
 
     def client(self) -> kvemb.cluster.Store:
-        """See Place."""
         return self._client(owner=False)
 
     def _client(self, *, owner: bool) -> kvemb.cluster.Store:
         return kvemb.cluster.Store(Cluster(DirectTransport(self._coordinator), "here"), series=True, owner=owner)
 
     def _end_shard(self, chance: Any) -> bool:
-        self._mortal.end(int(chance.integers(self._shards)))
+        self._mortal.end(self._drawn(chance))
         return True
 
-    def _remove_files(self, chance: Any) -> bool:
-        _vanish(Path(self._mortal.transport.place) / f"shard-{int(chance.integers(self._shards)):04d}")
-        return True
+    def _folder_of(self, shard: int) -> Path:
+        return Path(self._mortal.transport.place) / f"shard-{shard:04d}"
 
     def close(self) -> None:
-        """See Place."""
         self.first.close(flush=False)
 
 
@@ -135,32 +167,6 @@ def _node_of(actor: Any) -> str:
     import ray
 
     return str(ray.get_runtime_context().get_node_id())
-
-
-def _send_half(store: kvemb.cluster.Store, chance: Any) -> bool:
-    """Send only one part of a call, as a client that is killed during a call does."""
-    cluster, table = inside(store), inside(store.variables[NAME])
-    keys, columns = KEYS[int(chance.integers(GROUPS))], table.schema.dim
-    parts = dict(cluster.router.split(keys).positions())
-    shard = int(chance.choice(list(parts)))
-    token, clock, *_ = cluster.session.client_variable(table)
-    calls = Calls(cluster.session.calls.transport)
-    while cluster.session.calls.lost is None:
-        with calls.stamped(parts) as stamp:
-            sent = keys[parts[shard]], gradients(columns - 2, columns)[parts[shard]]
-            change = ChangeRequest(token, "apply_gradients", sent, clock.now(None))
-            try:
-                calls.transport.call(shard, "change", stamp, [change]).result()
-                break
-            except GateClosed:  # for a checkpoint: no shard has executed it
-                time.sleep(0.001)
-    return False
-
-
-def _vanish(folder: Path) -> None:
-    """Remove a folder at once, as if its disk were lost."""
-    gone = folder.rename(folder.with_name(f"gone-{uuid.uuid4().hex}"))
-    shutil.rmtree(gone, ignore_errors=True)
 
 
 def _on_actor(store: kvemb.cluster.Store, shard: int, function: Callable[[Any], Any]) -> Any:
@@ -174,49 +180,47 @@ def kill_process(store: kvemb.cluster.Store, shard: int) -> None:
     os.kill(_on_actor(store, shard, lambda _: os.getpid()), signal.SIGKILL)
 
 
-class RayPlace:
+class RayPlace(Place):
     """A cluster on Ray, started for it on this machine."""
 
-    def __init__(self, folder: Path, url: str, shards: int) -> None:
+    transport = "ray"
+
+    def __init__(self, folder: Path, shards: int) -> None:
+        super().__init__(folder, shards)
         ray = ray_transport.ray_package()
         nodes: Any = importlib.import_module("ray.cluster_utils")
         self._ray, self._nodes = ray, nodes.Cluster(initialize_head=True, head_node_args=_NODE)
         self._ray.init(address=self._nodes.address, log_to_driver=False)
         self._second = self._nodes.add_node(**_NODE)
-        self.losses: dict[str, Loss] = {
+        self.losses = {
             "process": self._kill_process,
             "disk": self._remove_files,
             "node": self._kill_node,
-            "half a call": lambda chance: _send_half(self.first, chance),
+            "half a call": self._send_half,
             **{f"process, {point}": partial(self._spring, point) for point in OF_SHARDS},
         }
-        self._url, self._shards = url, shards
-        way = ray_starting.start(_request(url, shards), str(folder / "scratch"), None)
-        self.first = kvemb.cluster.Store(Cluster(way, url, shared=True), series=True, owner=True)
-        victims = Victims(self._nodes.address, url)
+        way = ray_starting.start(self._request(), str(folder / "scratch"), None)
+        self.first = kvemb.cluster.Store(Cluster(way, self.url, shared=True), series=True, owner=True)
+        victims = Victims(self._nodes.address, self.url)
         self.losses["client"] = partial(victims.kill_client, self.first, None)
         for point in OF_CLIENTS:
             self.losses[f"client, {point}"] = partial(victims.kill_client, self.first, point)
             self.losses[f"rank, {point}"] = partial(victims.kill_rank, self.first, point)
 
     def client(self) -> kvemb.cluster.Store:
-        """See Place."""
-        return kvemb.cluster.connect(self._url)
-
-    def _on(self, shard: int, function: Callable[[Any], Any]) -> Any:
-        return _on_actor(self.first, shard, function)
+        return kvemb.cluster.connect(self.url)
 
     def _kill_process(self, chance: Any) -> bool:
-        kill_process(self.first, int(chance.integers(self._shards)))
+        kill_process(self.first, self._drawn(chance))
         return True
 
-    def _remove_files(self, chance: Any) -> bool:
-        _vanish(self._on(int(chance.integers(self._shards)), lambda actor: actor.folder))
-        return True
+    def _folder_of(self, shard: int) -> Path:
+        folder: Path = _on_actor(self.first, shard, lambda actor: actor.folder)
+        return folder
 
     def _kill_node(self, chance: Any) -> bool:
         there = self._second.node_id
-        has_shards = there in [self._on(shard, _node_of) for shard in range(self._shards)]
+        has_shards = there in [_on_actor(self.first, shard, _node_of) for shard in range(self.shards)]
         self._nodes.remove_node(self._second, allow_graceful=False)
         self._second = self._nodes.add_node(**_NODE)
         return has_shards
@@ -224,15 +228,15 @@ class RayPlace:
     def _spring(self, point: str, chance: Any) -> bool:
         after = int(chance.integers(MAX_PASSED))
         with suppress(self._ray.exceptions.ActorDiedError):  # it may end before it answers
-            self._on(int(chance.integers(self._shards)), lambda _: spring(point, after))
+            _on_actor(self.first, self._drawn(chance), lambda _: spring(point, after))
         return True
 
     def close(self) -> None:
-        """See Place."""
         with suppress(Exception):
             self.first.close(flush=False)
         self._ray.shutdown()
         self._nodes.shutdown()
 
 
+PLACES: dict[str, type[LocalPlace] | type[RayPlace]] = {"local": LocalPlace, "ray": RayPlace}
 _NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 100 << 20, "include_dashboard": False}

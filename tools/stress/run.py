@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,20 +17,13 @@ from typing import Any
 import numpy as np
 
 import kvemb
-from kvemb.tools.screen import Screen
 from kvemb.tools.stress.load import LIMITS
 from kvemb.tools.stress.lockstep import Difference, LockstepChecker
 from kvemb.tools.stress.model import Keys, Model
+from kvemb.tools.stress.rounds import Run
 
 BUDGET = "64MiB"
 DIM = 8
-
-# The weight of each call. Calls without keys take the most time, and are rare.
-CALLS = {
-    "lookup": 300, "lookup without touch": 80, "upsert": 150, "accum": 130, "apply_gradients": 60, "step": 150,
-    "remove": 60, "prefetch": 150, "record uses": 40, "status": 30, "restrict": 6, "export": 3, "flush": 4, "reopen": 2,
-    "restore": 1, "crash": 1, "clear": 1,
-}  # fmt: skip
 
 
 class Stress:
@@ -87,19 +79,18 @@ class Stress:
 
     def step(self) -> None:
         """Make one random call, and compare."""
-        weights = np.array(list(CALLS.values()), float)
-        name = list(CALLS)[self.chance.choice(len(CALLS), p=weights / weights.sum())]
+        calls = _WITH_KEYS | _WITHOUT_KEYS
+        weights = np.array([weight for weight, _ in calls.values()], float)
+        name = list(calls)[self.chance.choice(len(calls), p=weights / weights.sum())]
         if name in ("apply_gradients", "step") and self.model.optimizer is None:
             name = "upsert"
-        count = 0
         if name in _WITH_KEYS:
             keys = self._draw_keys()
-            _WITH_KEYS[name](self, keys)
-            count = len(keys)
+            _WITH_KEYS[name][1](self, keys)
+            self.touched += len(keys)
         else:
-            _WITHOUT_KEYS[name](self)
+            _WITHOUT_KEYS[name][1](self)
         self.called[name] += 1
-        self.touched += count
         self.twin.check_size()
 
     def _draw_keys(self) -> Keys:
@@ -126,10 +117,6 @@ class Stress:
             self.twin.variable.prefetch(keys)
         self.twin.lookup(keys, touch=True)
 
-    def look(self, keys: Keys) -> None:
-        """Look up without recording uses."""
-        self.twin.lookup(keys, touch=False)
-
     def upsert(self, keys: Keys) -> None:
         """Set rows."""
         self.twin.upsert(keys, self._draw_values(len(keys), self.model.dtype))
@@ -141,32 +128,15 @@ class Stress:
         self.twin.accum(keys, old, new, right ^ (self.chance.random(len(keys)) < 0.1))
 
     def train(self, keys: Keys) -> None:
-        """Take a training step."""
+        """Take a training step without a lookup before it."""
         self.twin.apply_gradients(keys, self._draw_values(len(keys), self.model.state_dtype))
 
     def training_step(self, keys: Keys) -> None:
         """Look up, make another call, one time in four, and take a training step."""
         self.twin.lookup(keys, touch=True)
         if self.chance.random() < 0.25:
-            between = list(_BETWEEN)[self.chance.integers(len(_BETWEEN))]
-            _BETWEEN[between](self, self._draw_keys())
+            _BETWEEN[self.chance.integers(len(_BETWEEN))](self, self._draw_keys())
         self.train(keys)
-
-    def remove(self, keys: Keys) -> None:
-        """Drop keys."""
-        self.twin.remove(keys)
-
-    def prefetch(self, keys: Keys) -> None:
-        """Prefetch keys that the next call need not use."""
-        self.twin.variable.prefetch(keys)
-
-    def use(self, keys: Keys) -> None:
-        """Record uses."""
-        self.twin.use(keys)
-
-    def status(self, keys: Keys) -> None:
-        """Compare scores."""
-        self.twin.check_status(keys)
 
     def restrict(self) -> None:
         """Drop up to a fifth of the rows."""
@@ -227,59 +197,66 @@ def _copy_if_there(source: str, target: str) -> None:
         shutil.copyfile(source, target)
 
 
-_WITH_KEYS: dict[str, Callable[[Stress, Keys], None]] = {
-    "lookup": Stress.lookup, "lookup without touch": Stress.look, "upsert": Stress.upsert, "accum": Stress.accum,
-    "apply_gradients": Stress.train, "step": Stress.training_step, "remove": Stress.remove,
-    "prefetch": Stress.prefetch, "record uses": Stress.use, "status": Stress.status,
-}  # fmt: skip
-# What may come between the lookup and the update of a step.
-_BETWEEN = {name: call for name, call in _WITH_KEYS.items() if name != "step"} | {
-    "flush": lambda stress, _: stress.flush()
+# The weight of each call, and the call. Calls without keys take the most time, and are rare.
+_WITH_KEYS: dict[str, tuple[int, Callable[[Stress, Keys], None]]] = {
+    "lookup": (300, Stress.lookup),
+    "lookup without touch": (80, lambda stress, keys: stress.twin.lookup(keys, touch=False)),
+    "upsert": (150, Stress.upsert),
+    "accum": (130, Stress.accum),
+    "apply_gradients": (60, Stress.train),
+    "step": (150, Stress.training_step),
+    "remove": (60, lambda stress, keys: stress.twin.remove(keys)),
+    "prefetch": (150, lambda stress, keys: stress.twin.variable.prefetch(keys)),  # the next call need not use them
+    "record uses": (40, lambda stress, keys: stress.twin.use(keys)),
+    "status": (30, lambda stress, keys: stress.twin.check_status(keys)),
 }
-_WITHOUT_KEYS: dict[str, Callable[[Stress], None]] = {
-    "restrict": Stress.restrict, "export": Stress.export, "flush": Stress.flush, "reopen": Stress.reopen,
-    "restore": Stress.restore, "crash": Stress.crash, "clear": Stress.clear,
-}  # fmt: skip
+_WITHOUT_KEYS: dict[str, tuple[int, Callable[[Stress], None]]] = {
+    "restrict": (6, Stress.restrict),
+    "export": (3, Stress.export),
+    "flush": (4, Stress.flush),
+    "reopen": (2, Stress.reopen),
+    "restore": (1, Stress.restore),
+    "crash": (1, Stress.crash),
+    "clear": (1, Stress.clear),
+}
+# What may come between the lookup and the update of a step.
+_BETWEEN: list[Callable[[Stress, Keys], None]] = [
+    *(call for name, (_, call) in _WITH_KEYS.items() if name != "step"),
+    lambda stress, _: stress.flush(),
+]
 
 
 def run(ops: int, seed: int, hot: float, keys: int, batch: int, *, quiet: bool, as_json: bool) -> bool:
     """Make calls with `ops` keys in total, and print the outcome. Returns whether table and model agreed."""
-    screen = Screen(quiet, as_json)
     replay = f"kvemb stress random --ops {ops} --seed {seed} --hot {hot} --keys {keys} --batch {batch}"
-    started = time.perf_counter()
-    difference: Difference | None = None
+    made = Run(replay, "equal to the model, bit for bit", quiet=quiet, as_json=as_json)
+    difference = None
     with tempfile.TemporaryDirectory(prefix="kvemb-stress-") as folder:
         stress = Stress(Path(folder), seed, hot, keys, batch)
         try:
-            with screen.progress("stress", ops) as advance:
+            with made.screen.progress("stress", ops) as advance:
                 while stress.touched < ops:
                     stress.step()
                     advance(min(stress.touched, ops), f"{stress.model.size:,} rows")
                 stress.export()
         except Difference as error:
-            difference = error
+            difference = str(error)
         except Exception:
-            screen.milestone(f"replay: {replay}")
+            made.screen.milestone(f"replay: {replay}")
             raise
         finally:
             stress.store.close()
         stats = stress.twin.variable.stats
-    agreed = difference is None
     table = {name: str(value) for name, value in stress.arguments.items()}
     lines = [
-        ("outcome", "equal to the model, bit for bit" if agreed else f"a difference: {difference}"),
-        ("replay", replay),
         ("keys touched", f"{stress.touched:,}"),
         ("calls", ", ".join(f"{count:,} {name}" for name, count in stress.called.most_common())),
         ("table", ", ".join(f"{name}={value}" for name, value in table.items())),
         ("rows at the end", f"{stress.model.size:,}"),
         ("since it was last opened", f"{stats.hit_rate_in_words}, {stats.cold_writes:,} rows written"),
-        ("seconds", f"{time.perf_counter() - started:.0f}"),
     ]
     summary: dict[str, object] = {
-        "agreed": agreed, "difference": None if agreed else str(difference), "replay": replay, "seed": seed,
-        "keys_touched": stress.touched, "calls": dict(stress.called), "table": table, "rows": stress.model.size,
-        "hot_rows": stress.arguments["hot_rows"], "seconds": time.perf_counter() - started,
+        "seed": seed, "keys_touched": stress.touched, "calls": dict(stress.called), "table": table,
+        "rows": stress.model.size, "hot_rows": stress.arguments["hot_rows"],
     }  # fmt: skip
-    screen.close("kvemb stress random", lines, summary)
-    return agreed
+    return made.close(difference, lines, summary)
