@@ -14,7 +14,7 @@ from kvemb.tools.formats.known import FORMATS, names
 from kvemb.tools.limits import MAX_JOBS, MAX_PARTS
 from kvemb.tools.screen import PLACE, AsJson, Quiet, Screen, Variable, counted, local_path
 
-_FORMATS = "\n".join(f"    {kind.name}: {kind.what}" for kind in FORMATS.values() if kind.writer is not None)
+_FORMATS = "\n".join(f"    {kind.name}: {kind.what}" for kind in FORMATS.values() if not kind.imported_only)
 
 
 def export(

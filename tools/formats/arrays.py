@@ -9,10 +9,11 @@ import json
 import shutil
 import struct
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from operator import itemgetter
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -28,23 +29,30 @@ from kvemb.tools.formats.columns import (
     check_width,
     parse_metadata,
     renamed,
-    rows_at_once,
+    slices,
 )
 from kvemb.tools.numbers import dtype_of
 
 METADATA_FILE = "about.json"
-READ_ROWS = 65_536
+NPY_HEADER_BYTES = 128
 _SAFE = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64", "int8": "I8"}
 _SAFE |= {"int32": "I32", "int64": "I64", "uint64": "U64"}
 
 
-def write_columns(files: dict[str, IO[bytes]], batches: Iterator[Batch]) -> int:
-    """Append each batch's columns to their files; returns the number of rows."""
+def write_files(parts: Mapping[Path, Callable[[Batch], Any]], batches: Iterator[Batch], at: int = 0) -> int:
+    """Write new files, each with the arrays that its function returns for the batches; returns the number of rows.
+
+    at: where in the files the arrays begin.
+    """
     rows = 0
-    for batch in batches:
-        for name, file in files.items():
-            file.write(np.ascontiguousarray(batch[name]).tobytes())
-        rows += len(batch[KEY])
+    with ExitStack() as stack:
+        files = [(stack.enter_context(open(path, "wb")), part) for path, part in parts.items()]
+        for file, _ in files:
+            file.seek(at)
+        for batch in batches:
+            for file, part in files:
+                file.write(np.ascontiguousarray(part(batch)).tobytes())
+            rows += len(batch[KEY])
     return rows
 
 
@@ -52,20 +60,17 @@ def _header(column: Column, rows: int) -> bytes:
     """Return the header of a .npy file; its length does not depend on the number of rows."""
     shape = (rows,) if column.width is None else (rows, column.width)
     text = repr({"descr": np.lib.format.dtype_to_descr(column.dtype), "fortran_order": False, "shape": shape})
-    return b"\x93NUMPY\x01\x00" + struct.pack("<H", 118) + text.ljust(117).encode() + b"\n"
+    text = text.ljust(NPY_HEADER_BYTES - 11) + "\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text.encode()
 
 
 def write_npy(folder: Path, table: Table, batches: Iterator[Batch]) -> None:
     """Write key.npy, value.npy and so on, which numpy.load(..., mmap_mode="r") can map."""
-    with ExitStack() as stack:
-        files: dict[str, IO[bytes]] = {}
-        for column in table.columns:
-            files[column.name] = stack.enter_context(open(folder / f"{column.name}.npy", "wb"))
-            files[column.name].write(_header(column, 0))
-        rows = write_columns(files, batches)
-        for column in table.columns:
-            files[column.name].seek(0)
-            files[column.name].write(_header(column, rows))
+    paths = {column.name: folder / f"{column.name}.npy" for column in table.columns}
+    rows = write_files({path: itemgetter(name) for name, path in paths.items()}, batches, NPY_HEADER_BYTES)
+    for column in table.columns:
+        with open(paths[column.name], "r+b") as file:
+            file.write(_header(column, rows))
     if table.metadata:
         (folder / METADATA_FILE).write_text(json.dumps(table.metadata, indent=1) + "\n", encoding="utf-8")
 
@@ -114,13 +119,9 @@ def of_arrays(
         _check_numbers(array.dtype, "iu" if what == KEY else "biuf", name, source)
         columns.append(Column(what, array.dtype, check_width(array.shape[1], source) if array.ndim == 2 else None))
     rows = len(arrays[chosen[KEY]])
-    step = rows_at_once(sum(column.nbytes for column in columns), READ_ROWS)
-
-    def batches() -> Iterator[Batch]:
-        for at in range(0, rows, step):
-            yield {what: np.array(arrays[name][at : min(at + step, rows)]) for what, name in named.items()}
-
-    return Table(columns, rows, metadata), batches()
+    parts = slices(rows, sum(column.nbytes for column in columns))
+    batches = ({what: np.array(arrays[name][part]) for what, name in named.items()} for part in parts)
+    return Table(columns, rows, metadata), batches
 
 
 def _check_numbers(dtype: np.dtype[Any], kinds: str, name: str, source: str) -> None:
@@ -133,10 +134,9 @@ def write_safetensors(target: Path, table: Table, batches: Iterator[Batch]) -> N
     """Write one tensor per column. The safetensors library writes only tensors that are in memory as a whole; its
     format is simple enough to be written here from files.
     """
-    with tempfile.TemporaryDirectory(prefix=".columns-", dir=target.parent) as scratch, ExitStack() as stack:
-        paths = {column.name: Path(scratch) / str(at) for at, column in enumerate(table.columns)}
-        files: dict[str, IO[bytes]] = {name: stack.enter_context(open(path, "w+b")) for name, path in paths.items()}
-        rows = write_columns(files, batches)
+    with tempfile.TemporaryDirectory(prefix=".columns-", dir=target.parent) as scratch:
+        parts = {Path(scratch) / str(at): itemgetter(column.name) for at, column in enumerate(table.columns)}
+        rows = write_files(parts, batches)
         head: dict[str, Any] = {"__metadata__": {"kvemb": json.dumps(table.metadata)}} if table.metadata else {}
         at = 0
         for column in table.columns:
@@ -148,9 +148,9 @@ def write_safetensors(target: Path, table: Table, batches: Iterator[Batch]) -> N
         text += b" " * (-len(text) % 8)
         with open(target, "wb") as out:
             out.write(struct.pack("<Q", len(text)) + text)
-            for file in files.values():
-                file.seek(0)
-                shutil.copyfileobj(file, out, 1 << 20)
+            for path in parts:
+                with open(path, "rb") as file:
+                    shutil.copyfileobj(file, out, 1 << 20)
 
 
 def read_safetensors(source: Path, given: SourceOptions) -> tuple[Table, Iterator[Batch]]:

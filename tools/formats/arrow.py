@@ -1,6 +1,6 @@
-"""Parquet, Arrow IPC and CSV, by pyarrow. The table's description is JSON in the schema's metadata.
+"""Parquet and Arrow IPC, by pyarrow. The table's description is JSON in the schema's metadata.
 
-In Parquet and Arrow a column with a width is a list column of fixed size; in CSV it is one column per number.
+A column with a width is a list column of fixed size.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import partial
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from kvemb.tools.failures import BadInput, WrongUsage
@@ -30,7 +30,7 @@ from kvemb.tools.formats.columns import (
     check_width,
     parse_metadata,
     renamed,
-    rows_at_once,
+    slices,
 )
 
 METADATA_KEY = b"kvemb"
@@ -85,59 +85,22 @@ def write_arrow(target: PathOrFile, table: Table, batches: Iterator[Batch]) -> N
             writer.write_batch(_record_batch(batch, table, schema))
 
 
-def write_csv(target: PathOrFile, table: Table, batches: Iterator[Batch]) -> None:
-    """Write a column for each number: value_0, value_1, ...; floats with enough digits to read them back exactly."""
-    write_delimited(target, table, batches, ",", header=True)
-
-
-def write_delimited(
-    target: PathOrFile, table: Table, batches: Iterator[Batch], delimiter: str, *, header: bool
-) -> None:
-    """Write numbers as text."""
-    names = [name for column in table.columns for name in _names(column)]
-    types = [pa.from_numpy_dtype(_in_text(column.dtype)) for column in table.columns for _ in _names(column)]
-    schema = pa.schema(list(zip(names, types, strict=True)))
-    options = pacsv.WriteOptions(include_header=header, delimiter=delimiter, quoting_style="none")
-    with pacsv.CSVWriter(target, schema, write_options=options) as writer:
-        for batch in batches:
-            arrays = []
-            for column in table.columns:
-                numbers = batch[column.name].astype(_in_text(column.dtype), copy=False)
-                parts = [numbers] if column.width is None else np.ascontiguousarray(numbers.T)
-                arrays += [pa.array(part) for part in parts]
-            writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
-
-
-def _names(column: Column) -> list[str]:
-    return [column.name] if column.width is None else [f"{column.name}_{at}" for at in range(column.width)]
-
-
-def _in_text(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    return np.dtype(np.float32) if dtype == np.float16 else dtype
-
-
-# Reading.
-
-
 def read_parquet(source: PathOrFile, given: SourceOptions) -> tuple[Table, Iterator[Batch]]:
     """Read a Parquet file of any origin, or a folder of them. Pages are checked against checksums that they have."""
     files = _files(source) if isinstance(source, Path) and source.is_dir() else [source]
-    # pre_buffer would read whole files into memory.
-    how = partial(pq.ParquetFile, pre_buffer=False, page_checksum_verification=True)
-    readers = [_opened(how, file) for file in files]
-    schema = readers[0].schema_arrow
-    for file, reader in zip(files, readers, strict=True):
-        if reader.schema_arrow.remove_metadata() != schema.remove_metadata():
+    readers = []
+    for file in files:
+        with translated(file, "cannot be read"):
+            # pre_buffer would read whole files into memory.
+            readers.append(pq.ParquetFile(file, pre_buffer=False, page_checksum_verification=True))
+        schema, found = readers[0].schema_arrow, readers[-1].schema_arrow
+        if found.remove_metadata() != schema.remove_metadata():
             raise BadInput(
-                f"{file} has the columns {reader.schema_arrow.names}, but {files[0]} has {schema.names}; "
+                f"{file} has the columns {found.names}, but {files[0]} has {schema.names}; "
                 "all files must have the same columns"
             )
     rows = sum(reader.metadata.num_rows for reader in readers)
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        for reader in readers:
-            yield from reader.iter_batches(READ_ROWS)
-
+    batches = (batch for reader in readers for batch in reader.iter_batches(READ_ROWS))
     return _table(str(source), schema, rows, batches, given)
 
 
@@ -163,11 +126,13 @@ def read_arrow(source: PathOrFile, given: SourceOptions) -> tuple[Table, Iterato
         is_file = buffer.read(6) == b"ARROW1"
         buffer.seek(0)
         if is_file:
-            file = _opened(pa.ipc.open_file, buffer, str(source))
+            with translated(source, "cannot be read"):
+                file = pa.ipc.open_file(buffer)
             parts = (file.get_batch(at) for at in range(file.num_record_batches))
-            return _table(str(source), file.schema, None, lambda: parts, given)
-    stream = _opened(pa.ipc.open_stream, buffer, source)
-    return _table(str(source), stream.schema, None, lambda: iter(stream), given)
+            return _table(str(source), file.schema, None, parts, given)
+    with translated(source, "cannot be read"):
+        stream = pa.ipc.open_stream(buffer)
+    return _table(str(source), stream.schema, None, iter(stream), given)
 
 
 def check_once(wanted: list[str], names: list[str], source: object) -> None:
@@ -177,26 +142,20 @@ def check_once(wanted: list[str], names: list[str], source: object) -> None:
         raise BadInput(f"{source} has the column {doubled[0]!r} twice; rename one, or leave it out")
 
 
-def _opened(how: Callable[..., Any], source: Any, name: object = None) -> Any:
+@contextmanager
+def translated(source: object, what: str) -> Iterator[None]:
+    """Within the block, raise pyarrow's errors as BadInput. what: what is wrong with the source then."""
     try:
-        return how(source)
+        yield
     except (pa.ArrowException, OSError) as error:
-        raise BadInput(f"{name or source} cannot be read: {error}") from error
-
-
-def translating_errors(batches: Iterator[Any], source: Any) -> Iterator[Any]:
-    """Yield batches, and raise pyarrow's errors for a damaged file as BadInput."""
-    try:
-        yield from batches
-    except (pa.ArrowException, OSError) as error:
-        raise BadInput(f"{source} is damaged: {error}") from error
+        raise BadInput(f"{source} {what}: {error}") from error
 
 
 def _table(
     source: str,
     schema: pa.Schema,
     rows: int | None,
-    batches: Callable[[], Iterator[pa.RecordBatch]],
+    batches: Iterator[pa.RecordBatch],
     given: SourceOptions,
 ) -> tuple[Table, Iterator[Batch]]:
     metadata = parse_metadata((schema.metadata or {}).get(METADATA_KEY, b"{}"), source)
@@ -217,20 +176,14 @@ def _table(
     wanted = [name for name in schema.names if name in chosen.values() or metadata]
     positions = [schema.get_field_index(name) for name in wanted]
 
-    def validated() -> Iterator[pa.RecordBatch]:
-        """Validate batches before use: offsets and lengths in a foreign file may point anywhere."""
-        for part in batches():
-            asked = part.select(positions)
-            asked.validate(full=True)
-            rows = rows_at_once(asked.nbytes // max(1, len(asked)), READ_ROWS)
-            yield from (asked.slice(at, rows) for at in range(0, len(asked), rows))
-
     def read() -> Iterator[Batch]:
-        for part in translating_errors(validated(), source):
-            yield {
-                renamed(name, chosen): numbers_of(array, name, source)
-                for name, array in zip(wanted, part.columns, strict=True)
-            }
+        with translated(source, "is damaged"):
+            for part in batches:
+                asked = part.select(positions)
+                asked.validate(full=True)  # before use: offsets and lengths in a foreign file may point anywhere
+                for rows in slices(len(asked), asked.nbytes // max(1, len(asked)), READ_ROWS):
+                    arrays = zip(wanted, asked[rows].columns, strict=True)
+                    yield {renamed(name, chosen): numbers_of(array, name, source) for name, array in arrays}
 
     stream = read()
     first = next(stream, None)
@@ -245,12 +198,7 @@ def _table(
             kind = kind.value_type
         columns.append(Column(renamed(name, chosen), np.dtype(kind.to_pandas_dtype()), width))
 
-    def all_batches() -> Iterator[Batch]:
-        if first is not None:
-            yield first
-        yield from stream
-
-    return Table(columns, rows, metadata), all_batches()
+    return Table(columns, rows, metadata), chain([] if first is None else [first], stream)
 
 
 def _guess(source: str, schema: pa.Schema, name: str, kind: str, fits: Callable[[pa.DataType], bool]) -> str:

@@ -6,6 +6,7 @@ A batch is a dict from a column's name to an array: (n, width) if the column has
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -25,8 +26,8 @@ SLOTS = "slots"
 MAX_WIDTH = 1 << 20
 # The most bytes of the description of a variable; names and initializers of a row are the long parts.
 MAX_METADATA_BYTES = 64 << 20
-# The most bytes of a batch that is read, unless a single row is larger.
-BATCH_BYTES = 16 << 20
+# The most rows, and bytes, of a batch that is read; a single row may be larger.
+READ_ROWS, BATCH_BYTES = 65_536, 16 << 20
 
 
 @dataclass(frozen=True)
@@ -80,9 +81,10 @@ class SourceOptions:
     value_dtype: str | None = None
 
 
-def rows_at_once(row_bytes: int, most: int) -> int:
-    """Return how many rows of row_bytes to read at once: as many as fit into BATCH_BYTES, from 1 to `most`."""
-    return max(1, min(most, BATCH_BYTES // max(1, row_bytes)))
+def slices(rows: int, row_bytes: int, most: int = READ_ROWS) -> Iterator[slice]:
+    """Yield the slices of a table's rows to read at once: as many as fit into BATCH_BYTES, from 1 to `most`."""
+    step = max(1, min(most, BATCH_BYTES // max(1, row_bytes)))
+    return (slice(at, min(at + step, rows)) for at in range(0, rows, step))
 
 
 def check_width(width: int, source: object) -> int:

@@ -1,9 +1,10 @@
-"""Read a CSV of numbers with pyarrow: which columns form a list, and limits on their number. arrow.py writes CSV."""
+"""CSV of numbers, by pyarrow. A column with a width is one column per number: value_0, value_1, ..."""
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +12,7 @@ import pyarrow.csv as pacsv
 
 from kvemb.tools.destinations import first_line, resumed
 from kvemb.tools.failures import BadInput
-from kvemb.tools.formats.arrow import check_once, numbers_of, translating_errors
+from kvemb.tools.formats.arrow import check_once, numbers_of, translated
 from kvemb.tools.formats.columns import (
     KEY,
     SCORE,
@@ -28,6 +29,37 @@ from kvemb.tools.formats.columns import (
 # A CSV has a column for each number of a row; each column takes some kilobytes of memory while the file is read.
 MAX_COLUMNS = 16_384
 MAX_HEAD_BYTES = 1 << 20
+
+
+def write_csv(target: PathOrFile, table: Table, batches: Iterator[Batch]) -> None:
+    """Write a header and numbers; floats with enough digits to read them back exactly."""
+    write_delimited(target, table, batches, ",", header=True)
+
+
+def write_delimited(
+    target: PathOrFile, table: Table, batches: Iterator[Batch], delimiter: str, *, header: bool
+) -> None:
+    """Write numbers as text."""
+    names = [name for column in table.columns for name in _names(column)]
+    types = [pa.from_numpy_dtype(_in_text(column.dtype)) for column in table.columns for _ in _names(column)]
+    schema = pa.schema(list(zip(names, types, strict=True)))
+    options = pacsv.WriteOptions(include_header=header, delimiter=delimiter, quoting_style="none")
+    with pacsv.CSVWriter(target, schema, write_options=options) as writer:
+        for batch in batches:
+            arrays = []
+            for column in table.columns:
+                numbers = batch[column.name].astype(_in_text(column.dtype), copy=False)
+                parts = [numbers] if column.width is None else np.ascontiguousarray(numbers.T)
+                arrays += [pa.array(part) for part in parts]
+            writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
+
+
+def _names(column: Column) -> list[str]:
+    return [column.name] if column.width is None else [f"{column.name}_{at}" for at in range(column.width)]
+
+
+def _in_text(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return np.dtype(np.float32) if dtype == np.float16 else dtype
 
 
 def read_csv(source: PathOrFile, given: SourceOptions) -> tuple[Table, Iterator[Batch]]:
@@ -60,12 +92,13 @@ def read_csv(source: PathOrFile, given: SourceOptions) -> tuple[Table, Iterator[
                 if "Empty CSV" in str(error):
                     return
                 raise BadInput(f"{source} cannot be read: {error}") from error
-            for part in translating_errors(iter(reader), source):
-                batch = {}
-                for name, parts in groups.items():
-                    arrays = [numbers_of(part.column(positions[each]), each, source) for each in parts]
-                    batch[renamed(name, chosen)] = np.stack(arrays, axis=1) if is_list[name] else arrays[0]
-                yield batch
+            with translated(source, "is damaged"):
+                for part in reader:
+                    batch = {}
+                    for name, parts in groups.items():
+                        arrays = [numbers_of(part.column(positions[each]), each, source) for each in parts]
+                        batch[renamed(name, chosen)] = np.stack(arrays, axis=1) if is_list[name] else arrays[0]
+                    yield batch
 
     return Table(columns), batches()
 

@@ -16,20 +16,21 @@ from kvemb.tools.formats.columns import KEY, SCALE, SCORE, SLOTS, STEP, VALUE, B
 
 @dataclass(frozen=True)
 class Format:
-    """One format. endings: of file names; kvemb writes the first. what: a description. writer, reader: module:function.
+    """One format. endings: of file names; kvemb writes the first. what: a description.
 
-    folder: its output is a folder. pipe: it can be written to and read from a pipe. counted: it begins with the number
-    of rows. describes: it contains the table's description, so that an import creates the variable as it was.
-    int64_keys: its keys are int64 only. dtypes: of the values it can hold, None for all; bfloat16 is widened to
-    float32 unless listed. beside: the columns it can hold besides key and value. always: the columns it always
-    has, and no others; if empty, those that are asked for.
+    module: of this folder; its functions read_NAME and write_NAME read and write it. imported_only: there is no
+    write_NAME. folder: its output is a folder. pipe: it can be written to and read from a pipe. counted: it begins with
+    the number of rows. describes: it contains the table's description, so that an import creates the variable as it
+    was. int64_keys: its keys are int64 only. dtypes: of the values it can hold, None for all; bfloat16 is widened to
+    float32 unless listed. beside: the columns it can hold besides key and value. always: the columns it always has, and
+    no others; if empty, those that are asked for.
     """
 
     name: str
     endings: tuple[str, ...]
     what: str
-    writer: str | None
-    reader: str
+    module: str
+    imported_only: bool = False
     folder: bool = False
     pipe: bool = False
     counted: bool = False
@@ -46,17 +47,23 @@ class Format:
 
     def write(self, target: PathOrFile, table: Table, batches: Iterator[Batch]) -> None:
         """Write a table to a file, an existing folder, or a pipe."""
-        assert self.writer is not None
-        _load(self, self.writer)(target, table, batches)
+        self._function("write")(target, table, batches)
 
     def read(self, source: PathOrFile, given: SourceOptions) -> tuple[Table, Iterator[Batch]]:
         """Return a source's columns and metadata, and its batches. Raises BadInput."""
-        found: tuple[Table, Iterator[Batch]] = _load(self, self.reader)(source, given)
+        found: tuple[Table, Iterator[Batch]] = self._function("read")(source, given)
         return found
+
+    def _function(self, what: str) -> Any:
+        try:
+            module = import_module(f"kvemb.tools.formats.{self.module}")
+        except ImportError as error:
+            raise BadInput(f"{self.name} needs {error.name}; install it: {pip_install('tools')}") from error
+        return getattr(module, f"{what}_{self.name.replace('-', '_')}")
 
     def check(self, table: Table) -> None:
         """Raise BadInput unless the format can hold these columns."""
-        if self.writer is None:
+        if self.imported_only:
             raise WrongUsage(f"{self.name} can be imported, not exported; choose {names(written=True)}")
         if self.dtypes is not None and table.value.dtype.name not in self.dtypes:
             raise BadInput(
@@ -72,14 +79,6 @@ class Format:
             raise BadInput(f"{self.name} cannot hold the column {refused[0]!r}; choose another format, or leave it out")
 
 
-def _load(kind: Format, function: str) -> Any:
-    module, name = function.split(":")
-    try:
-        return getattr(import_module(f"kvemb.tools.formats.{module}"), name)
-    except ImportError as error:
-        raise BadInput(f"{kind.name} needs {error.name}; install it: {pip_install('tools')}") from error
-
-
 _NUMBERS = ("float32", "float64", "float16", "int8", "int32", "int64")
 FORMATS = {
     kind.name: kind
@@ -88,16 +87,14 @@ FORMATS = {
             "parquet",
             (".parquet",),
             "Parquet, a file or with --partitions a folder of files",
-            "arrow:write_parquet",
-            "arrow:read_parquet",
+            "arrow",
             describes=True,
         ),
         Format(
             "arrow",
             (".arrow",),
             "Arrow IPC, a file, or a stream through a pipe",
-            "arrow:write_arrow",
-            "arrow:read_arrow",
+            "arrow",
             pipe=True,
             describes=True,
         ),
@@ -105,8 +102,7 @@ FORMATS = {
             "safetensors",
             (".safetensors",),
             "safetensors, one tensor per column",
-            "arrays:write_safetensors",
-            "arrays:read_safetensors",
+            "arrays",
             describes=True,
             dtypes=(*_NUMBERS, "bfloat16"),
         ),
@@ -114,18 +110,16 @@ FORMATS = {
             "npy",
             (".npy",),
             "a folder of .npy files, one per column, to be memory-mapped",
-            "arrays:write_npy",
-            "arrays:read_npy",
+            "arrays",
             folder=True,
             describes=True,
         ),
-        Format("csv", (".csv",), "CSV, one column per number", "arrow:write_csv", "csv:read_csv", pipe=True),
+        Format("csv", (".csv",), "CSV, one column per number", "csv", pipe=True),
         Format(
             "hugectr",
             (".model",),
             "HugeCTR's sparse model, a folder with key and emb_vector",
-            "raw:write_hugectr",
-            "raw:read_hugectr",
+            "raw",
             folder=True,
             int64_keys=True,
             dtypes=("float32",),
@@ -135,8 +129,7 @@ FORMATS = {
             "tfra",
             (),
             "TFRA's file system saver, a folder",
-            "raw:write_tfra",
-            "raw:read_tfra",
+            "raw",
             folder=True,
             dtypes=(*_NUMBERS, "bfloat16"),
             beside=(SLOTS,),
@@ -145,8 +138,7 @@ FORMATS = {
             "dynamicemb",
             (),
             "NVIDIA dynamicemb's dump, a folder; its scores are integers",
-            "raw:write_dynamicemb",
-            "raw:read_dynamicemb",
+            "raw",
             folder=True,
             int64_keys=True,
             dtypes=("float32",),
@@ -157,8 +149,7 @@ FORMATS = {
             "word2vec",
             (".w2v",),
             "word2vec's text",
-            "words:write_words",
-            "words:read_words",
+            "words",
             pipe=True,
             counted=True,
             dtypes=("float32", "float16"),
@@ -168,21 +159,20 @@ FORMATS = {
             "word2vec-binary",
             (".w2v.bin",),
             "word2vec's binary format",
-            "words:write_words_binary",
-            "words:read_words_binary",
+            "words",
             pipe=True,
             counted=True,
             dtypes=("float32",),
             beside=(),
         ),
-        Format("torch", (".pt", ".pth"), "a PyTorch state dict, to import", None, "torch:read_state_dict"),
+        Format("torch", (".pt", ".pth"), "a PyTorch state dict, to import", "torch", imported_only=True),
     )
 }
 
 
 def names(*, written: bool = False) -> str:
     """Return the names of all formats, for messages. written: only those that can be exported to."""
-    return ", ".join(kind.name for kind in FORMATS.values() if kind.writer is not None or not written)
+    return ", ".join(kind.name for kind in FORMATS.values() if not (written and kind.imported_only))
 
 
 def format_of(name: str | None, path: str, *, written: bool = False) -> Format:

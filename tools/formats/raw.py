@@ -8,45 +8,32 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from operator import itemgetter
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from kvemb.tools.failures import BadInput, WrongUsage
-from kvemb.tools.formats.arrays import READ_ROWS, of_arrays, write_columns
-from kvemb.tools.formats.columns import (
-    KEY,
-    SCORE,
-    VALUE,
-    Batch,
-    Column,
-    SourceOptions,
-    Table,
-    check_width,
-    rows_at_once,
-)
+from kvemb.tools.formats.arrays import write_files
+from kvemb.tools.formats.columns import KEY, SCORE, VALUE, Batch, Column, SourceOptions, Table, check_width, slices
 from kvemb.tools.numbers import dtype_of
 
 
 def write_hugectr(folder: Path, table: Table, batches: Iterator[Batch]) -> None:
     """Write HugeCTR's sparse model: `key` int64 and `emb_vector` float32."""
-    wide = ({**batch, KEY: batch[KEY].astype("<i8")} for batch in batches)
-    with open(folder / "key", "wb") as keys, open(folder / "emb_vector", "wb") as values:
-        write_columns({KEY: keys, VALUE: values}, wide)
+    write_files({folder / "key": _wide_keys, folder / "emb_vector": itemgetter(VALUE)}, batches)
+
+
+def _wide_keys(batch: Batch) -> Any:
+    return batch[KEY].astype("<i8")
 
 
 def read_hugectr(folder: Path, given: SourceOptions) -> tuple[Table, Iterator[Batch]]:
     """Read HugeCTR's sparse model."""
     arrays = {KEY: _raw(folder / "key", np.int64), VALUE: _raw(folder / "emb_vector", np.float32)}
-    return of_arrays(str(folder), _shaped(folder, arrays), {}, SourceOptions())
-
-
-def tfra_name(table: str, what: str) -> str:
-    """Return the name of a file of TFRA's file system saver, for one worker."""
-    return f"{_escaped(table)}_mht_1of1_rank0_size1-{what}"
+    return _joined(folder, {}, [_shaped(folder, arrays)])
 
 
 def _escaped(table: str) -> str:
@@ -60,20 +47,11 @@ def _unescaped(text: str) -> str:
 
 def write_tfra(folder: Path, table: Table, batches: Iterator[Batch]) -> None:
     """Write the files of TFRA's file system saver: keys and values; slots as separate tables, NAME-SLOT."""
-    name = table.metadata["name"]
-    with ExitStack() as stack:
-
-        def begin(table_name: str, what: str) -> IO[bytes]:
-            return stack.enter_context(open(folder / tfra_name(table_name, what), "wb"))
-
-        columns = {column.name: column.name for column in table.columns}
-        files = {columns.pop(KEY): begin(name, "keys"), columns.pop(VALUE): begin(name, "values")}
-        copies = [begin(f"{name}-{slot}", "keys") for slot in columns]
-        files |= {slot: begin(f"{name}-{slot}", "values") for slot in columns}
-        for batch in batches:
-            write_columns(files, iter([batch]))
-            for copy in copies:
-                copy.write(batch[KEY].tobytes())
+    name, files = table.metadata["name"], dict[Path, Callable[[Batch], Any]]()
+    for column in (column.name for column in table.columns if column.name != KEY):
+        stem = f"{_escaped(name if column == VALUE else f'{name}-{column}')}_mht_1of1_rank0_size1"
+        files |= {folder / f"{stem}-keys": itemgetter(KEY), folder / f"{stem}-values": itemgetter(column)}
+    write_files(files, batches)
 
 
 # Names of slots in TensorFlow's and Keras' optimizers.
@@ -102,16 +80,19 @@ def read_tfra(folder: Path, given: SourceOptions) -> tuple[Table, Iterator[Batch
     The files do not contain dtypes: int64 keys and float32 values are assumed unless given.
     """
     key_dtype, value_dtype = dtype_of(given.key_dtype or "int64"), dtype_of(given.value_dtype or "float32")
-    found: dict[str, list[Path]] = {}
-    for path in sorted(folder.glob("*_mht_*of*_rank*_size*-keys")) if folder.is_dir() else []:
-        stem = re.split(r"_mht_\d+of\d+_rank\d+_size\d+-keys$", path.name)[0]
-        found.setdefault(_unescaped(stem), []).append(path)
+    found = _key_files(folder, r"(.*)_mht_\d+of\d+_rank\d+_size\d+-keys")
     name = _chosen_table(folder, list(found), _main_tables(found), given)
-    parts = []
-    for path in found[name]:
-        values = _values_of(path)
-        parts.append(_shaped(folder, {KEY: _raw(path, key_dtype), VALUE: _raw(values, value_dtype)}))
-    return _joined(str(folder), name, parts)
+    parts = [{KEY: _raw(path, key_dtype), VALUE: _raw(_values_of(path), value_dtype)} for path in found[name]]
+    return _joined(folder, {"name": name}, [_shaped(folder, part) for part in parts])
+
+
+def _key_files(folder: Path, pattern: str) -> dict[str, list[Path]]:
+    """Return the files whose names match a pattern, by the name of their table, which is the pattern's group."""
+    found: dict[str, list[Path]] = {}
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        if match := re.fullmatch(pattern, path.name):
+            found.setdefault(_unescaped(match[1]), []).append(path)
+    return found
 
 
 def _values_of(keys: Path) -> Path:
@@ -141,31 +122,27 @@ def _main_tables(found: dict[str, list[Path]]) -> list[str]:
 
 def write_dynamicemb(folder: Path, table: Table, batches: Iterator[Batch]) -> None:
     """Write a dump of NVIDIA's dynamicemb, for one rank: keys, values, scores and the optimizer's values."""
-    name, slots = table.metadata["name"], [slot["name"] for slot in table.metadata["slots"]]
-    with ExitStack() as stack:
+    name, slots = _escaped(table.metadata["name"]), [slot["name"] for slot in table.metadata["slots"]]
 
-        def begin(what: str) -> IO[bytes]:
-            return stack.enter_context(open(folder / f"{_escaped(name)}_emb_{what}.rank_0.world_size_1", "wb"))
+    def numbers_of_slots(batch: Batch) -> Any:
+        none = np.empty((len(batch[KEY]), 0), "<f4")
+        return np.concatenate([none, *(batch[slot] for slot in slots)], axis=1, dtype="<f4")
 
-        keys, values, scores, opt_values = (begin(what) for what in ("keys", "values", "scores", "opt_values"))
-        for batch in batches:
-            keys.write(batch[KEY].astype("<i8").tobytes())
-            values.write(batch[VALUE].tobytes())
-            scores.write(np.rint(batch[SCORE]).astype("<i8").tobytes())
-            if slots:
-                opt_values.write(np.concatenate([batch[slot] for slot in slots], axis=1).astype("<f4").tobytes())
+    parts: dict[str, Callable[[Batch], Any]] = {
+        "keys": _wide_keys,
+        "values": itemgetter(VALUE),
+        "scores": lambda batch: np.rint(batch[SCORE]).astype("<i8"),
+        "opt_values": numbers_of_slots,
+    }
+    write_files({folder / f"{name}_emb_{what}.rank_0.world_size_1": part for what, part in parts.items()}, batches)
     optimizer = dict(table.metadata.get("optimizer") or {})
     args = {"opt_type": optimizer.pop("name", None), **optimizer}
-    (folder / f"{_escaped(name)}_opt_args.json").write_text(json.dumps(args, indent=1) + "\n", encoding="utf-8")
+    (folder / f"{name}_opt_args.json").write_text(json.dumps(args, indent=1) + "\n", encoding="utf-8")
 
 
 def read_dynamicemb(folder: Path, given: SourceOptions) -> tuple[Table, Iterator[Batch]]:
     """Read a dump of dynamicemb, of all ranks, with its scores; the optimizer's values are not read."""
-    pattern = re.compile(r"(.*)_emb_keys\.rank_\d+\.world_size_\d+")
-    found: dict[str, list[Path]] = {}
-    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-        if match := pattern.fullmatch(path.name):
-            found.setdefault(_unescaped(match[1]), []).append(path)
+    found = _key_files(folder, r"(.*)_emb_keys\.rank_\d+\.world_size_\d+")
     name = _chosen_table(folder, list(found), list(found), given)
     parts = []
     for path in found[name]:
@@ -173,7 +150,7 @@ def read_dynamicemb(folder: Path, given: SourceOptions) -> tuple[Table, Iterator
         if _sibling(path, "scores").is_file():
             arrays[SCORE] = _raw(_sibling(path, "scores"), np.int64)
         parts.append(_shaped(folder, arrays))
-    return _joined(str(folder), name, parts)
+    return _joined(folder, {"name": name}, parts)
 
 
 def _chosen_table(folder: Path, known: list[str], candidates: list[str], given: SourceOptions) -> str:
@@ -192,21 +169,20 @@ def _sibling(keys: Path, what: str) -> Path:
     return keys.with_name(keys.name.replace("_emb_keys.", f"_emb_{what}."))
 
 
-def _joined(source: str, name: str, parts: list[Batch]) -> tuple[Table, Iterator[Batch]]:
+def _joined(source: Path, metadata: dict[str, Any], parts: list[Batch]) -> tuple[Table, Iterator[Batch]]:
     widths = {part[VALUE].shape[1] for part in parts if len(part[KEY])} or {0}
     if len(widths) > 1:
         raise BadInput(f"{source} has parts whose rows have {min(widths)} and {max(widths)} values")
     columns = [Column(KEY, parts[0][KEY].dtype), Column(VALUE, parts[0][VALUE].dtype, widths.pop())]
     if all(SCORE in part for part in parts):
         columns.append(Column(SCORE, np.dtype(np.float64)))
-    step = rows_at_once(sum(column.nbytes for column in columns), READ_ROWS)
-
-    def batches() -> Iterator[Batch]:
-        for part in parts:
-            for at in range(0, len(part[KEY]), step):
-                yield {each.name: np.array(part[each.name][at : at + step], each.dtype) for each in columns}
-
-    return Table(columns, sum(len(part[KEY]) for part in parts), {"name": name}), batches()
+    row_bytes = sum(column.nbytes for column in columns)
+    batches = (
+        {each.name: np.array(part[each.name][rows], each.dtype) for each in columns}
+        for part in parts
+        for rows in slices(len(part[KEY]), row_bytes)
+    )
+    return Table(columns, sum(len(part[KEY]) for part in parts), metadata), batches
 
 
 def _raw(path: Path, dtype: Any) -> Any:

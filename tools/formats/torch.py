@@ -9,23 +9,11 @@ import numpy as np
 
 from kvemb.installed import pip_install
 from kvemb.tools.failures import BadInput, WrongUsage
-from kvemb.tools.formats.columns import (
-    KEY,
-    VALUE,
-    Batch,
-    Column,
-    PathOrFile,
-    SourceOptions,
-    Table,
-    check_width,
-    rows_at_once,
-)
+from kvemb.tools.formats.columns import KEY, VALUE, Batch, Column, PathOrFile, SourceOptions, Table, check_width, slices
 from kvemb.tools.numbers import bfloat16
 
-READ_ROWS = 65_536
 
-
-def read_state_dict(source: PathOrFile, given: SourceOptions) -> tuple[Table, Iterator[Batch]]:
+def read_torch(source: PathOrFile, given: SourceOptions) -> tuple[Table, Iterator[Batch]]:
     """Read a matrix of a PyTorch state dict: the named one, or the only one. The key of a row is its number."""
     try:
         import torch
@@ -48,13 +36,12 @@ def read_state_dict(source: PathOrFile, given: SourceOptions) -> tuple[Table, It
     is_bfloat16 = weight.dtype == torch.bfloat16
     dtype = bfloat16() if is_bfloat16 else _in_numpy(weight[:0]).dtype
     width = check_width(weight.shape[1], source)
-    step = rows_at_once(width * dtype.itemsize, READ_ROWS)
 
     def batches() -> Iterator[Batch]:
-        for at in range(0, len(weight), step):
-            part = weight[at : at + step].contiguous()
+        for rows in slices(len(weight), width * dtype.itemsize):
+            part = weight[rows].contiguous()
             values = part.view(torch.int16).numpy().view(dtype) if is_bfloat16 else _in_numpy(part)
-            yield {KEY: np.arange(at, at + len(part)), VALUE: values}
+            yield {KEY: np.arange(rows.start, rows.stop), VALUE: values}
 
     return Table([Column(KEY, np.dtype(np.int64)), Column(VALUE, dtype, width)], len(weight)), batches()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any
@@ -12,20 +13,9 @@ import numpy as np
 
 from kvemb.tools.destinations import first_line, resumed
 from kvemb.tools.failures import BadInput
-from kvemb.tools.formats.columns import (
-    KEY,
-    VALUE,
-    Batch,
-    Column,
-    PathOrFile,
-    SourceOptions,
-    Table,
-    check_width,
-    rows_at_once,
-)
+from kvemb.tools.formats.columns import KEY, VALUE, Batch, Column, PathOrFile, SourceOptions, Table, check_width, slices
 from kvemb.tools.numbers import rounded
 
-READ_ROWS = 65_536
 READ_BYTES = 4 << 20
 MAX_HEAD_BYTES = 100
 # The most bytes of a key or a number as text; a longer one is a sign of another format.
@@ -33,57 +23,54 @@ MAX_DIGITS = 64
 _SHORTER = f"word2vec allows {MAX_DIGITS}: the file is damaged, or of another format"
 
 
-def _head(table: Table) -> bytes:
-    return f"{table.rows} {table.value.width}\n".encode()
+@contextmanager
+def _begun(target: PathOrFile, table: Table) -> Iterator[IO[bytes]]:
+    """Yield a new file, or a pipe, in which the first line is written: the numbers of rows and columns."""
+    with open(target, "wb") if isinstance(target, Path) else nullcontext(target) as file:
+        file.write(f"{table.rows} {table.value.width}\n".encode())
+        file.flush()
+        yield file
 
 
-def write_words(target: PathOrFile, table: Table, batches: Iterator[Batch]) -> None:
+def write_word2vec(target: PathOrFile, table: Table, batches: Iterator[Batch]) -> None:
     """Write word2vec's text: a line with the numbers of rows and columns, then one line per row."""
-    from kvemb.tools.formats.arrow import write_delimited
+    from kvemb.tools.formats.csv import write_delimited
 
-    if isinstance(target, Path):
-        with open(target, "wb") as file:
-            return write_words(file, table, batches)
-    target.write(_head(table))
-    target.flush()
-    return write_delimited(target, table, batches, " ", header=False)
+    with _begun(target, table) as file:
+        write_delimited(file, table, batches, " ", header=False)
 
 
-def write_words_binary(target: PathOrFile, table: Table, batches: Iterator[Batch]) -> None:
+def write_word2vec_binary(target: PathOrFile, table: Table, batches: Iterator[Batch]) -> None:
     """Write word2vec's binary format: the same line, then each key as text, a space, and float32 numbers."""
-    if isinstance(target, Path):
-        with open(target, "wb") as file:
-            return write_words_binary(file, table, batches)
-    target.write(_head(table))
-    for batch in batches:
-        value = np.ascontiguousarray(batch[VALUE], "<f4")
-        rows = value.view(f"V{4 * value.shape[1]}").reshape(-1).tolist()
-        keys = batch[KEY].astype("U").tolist()
-        target.write(b"".join(b"%b %b" % (key.encode(), row) for key, row in zip(keys, rows, strict=True)))
-    return None
+    with _begun(target, table) as file:
+        for batch in batches:
+            value = np.ascontiguousarray(batch[VALUE], "<f4")
+            rows = value.view(f"V{4 * value.shape[1]}").reshape(-1).tolist()
+            keys = batch[KEY].astype("U").tolist()
+            file.write(b"".join(b"%b %b" % (key.encode(), row) for key, row in zip(keys, rows, strict=True)))
 
 
-def _read_head(line: bytes, source: object) -> tuple[int, int]:
+def _read_head(source: PathOrFile, given: SourceOptions) -> tuple[bytes, Table, int]:
+    """Return the first line, the table that it describes, and its dim."""
+    head = first_line(source, MAX_HEAD_BYTES)
     try:
-        rows, dim = map(int, line.removeprefix(codecs.BOM_UTF8).split())
+        rows, dim = map(int, head.removeprefix(codecs.BOM_UTF8).split())
         if rows < 0 or dim < 1:
             raise ValueError
     except ValueError:
-        raise BadInput(f"{source} is not a word2vec file: it must begin with two numbers, got {line[:40]!r}") from None
-    return rows, check_width(dim, source)
+        raise BadInput(f"{source} is not a word2vec file: it must begin with two numbers, got {head[:40]!r}") from None
+    columns = [Column(KEY, np.dtype(given.key_dtype or "int64")), Column(VALUE, np.dtype(np.float32), dim)]
+    return head, Table(columns, rows), check_width(dim, source)
 
 
-def _key(word: bytes, source: object) -> int:
-    try:
-        return int(word)
-    except ValueError:
-        raise BadInput(
-            f"{source} has the key {word[:MAX_DIGITS].decode(errors='replace')!r}; keys must be integers: number "
-            "or hash the words"
-        ) from None
-
-
-def _keys(keys: list[int], dtype: np.dtype[Any], source: object) -> Any:
+def _keys(words: list[bytes], dtype: np.dtype[Any], source: object) -> Any:
+    keys = []
+    for word in words:
+        try:
+            keys.append(int(word))
+        except ValueError:
+            shown = word.strip()[:MAX_DIGITS].decode(errors="replace")
+            raise BadInput(f"{source} has the key {shown!r}; keys must be integers: number or hash the words") from None
     try:
         return np.array(keys, dtype)
     except OverflowError as error:
@@ -103,11 +90,9 @@ def _lines(file: IO[bytes], most: int, source: object) -> Iterator[list[bytes]]:
         yield [rest]
 
 
-def read_words(source: PathOrFile, given: SourceOptions) -> tuple[Table, Iterator[Batch]]:
+def read_word2vec(source: PathOrFile, given: SourceOptions) -> tuple[Table, Iterator[Batch]]:
     """Read word2vec's text, whose words must be integers."""
-    head = first_line(source, MAX_HEAD_BYTES)
-    rows, dim = _read_head(head, source)
-    dtype = np.dtype(given.key_dtype or "int64")
+    head, table, dim = _read_head(source, given)
 
     def batches() -> Iterator[Batch]:
         read = 0
@@ -118,7 +103,7 @@ def read_words(source: PathOrFile, given: SourceOptions) -> tuple[Table, Iterato
                     raise BadInput(f"{source} has a row of {len(wrong[0]) - 1} numbers after row {read:,}, not {dim}")
                 if (longest := max(map(len, chain.from_iterable(words)))) > MAX_DIGITS:
                     raise BadInput(f"{source} has a number of {longest:,} characters after row {read:,}; {_SHORTER}")
-                keys = _keys([_key(word[0], source) for word in words], dtype, source)
+                keys = _keys([word[0] for word in words], table.key.dtype, source)
                 try:
                     values = np.array([word[1:] for word in words]).astype(np.float64)
                 except ValueError as error:
@@ -126,12 +111,13 @@ def read_words(source: PathOrFile, given: SourceOptions) -> tuple[Table, Iterato
                 read += len(words)
                 values = values.reshape(len(words), dim)
                 yield {KEY: keys, VALUE: rounded(values, np.dtype(np.float32), keys, "word2vec holds float32 numbers")}
-        if read != rows:
+        if read != table.rows:
             raise BadInput(
-                f"{source} has {read:,} rows, but its first line says {rows:,}: it is truncated, or of another format"
+                f"{source} has {read:,} rows, but its first line says {table.rows:,}: it is truncated, or of another "
+                "format"
             )
 
-    return Table([Column(KEY, dtype), Column(VALUE, np.dtype(np.float32), dim)], rows), batches()
+    return table, batches()
 
 
 def _word(file: IO[bytes], source: object) -> bytes:
@@ -144,27 +130,21 @@ def _word(file: IO[bytes], source: object) -> bytes:
     return word
 
 
-def read_words_binary(source: PathOrFile, given: SourceOptions) -> tuple[Table, Iterator[Batch]]:
+def read_word2vec_binary(source: PathOrFile, given: SourceOptions) -> tuple[Table, Iterator[Batch]]:
     """Read word2vec's binary format, whose words must be integers."""
-    head = first_line(source, MAX_HEAD_BYTES)
-    rows, dim = _read_head(head, source)
-    dtype = np.dtype(given.key_dtype or "int64")
-    step = rows_at_once(4 * dim, READ_ROWS)
+    head, table, dim = _read_head(source, given)
+    rows = table.rows or 0
 
     def batches() -> Iterator[Batch]:
-        left = rows
         with resumed(source, head) as file:
-            while left:
-                keys, values = [], []
-                for _ in range(min(left, step)):
-                    word = _word(file, source)
-                    row = file.read(4 * dim)
-                    if len(row) != 4 * dim:
-                        raise BadInput(f"{source} is truncated: {left:,} of {rows:,} rows are missing")
-                    keys.append(_key(word.strip(), source))
-                    values.append(row)
-                left -= len(keys)
-                numbers = np.frombuffer(b"".join(values), "<f4").reshape(len(keys), dim)
-                yield {KEY: _keys(keys, dtype, source), VALUE: numbers}
+            for part in slices(rows, 4 * dim):
+                words, values = [], []
+                for at in range(part.start, part.stop):
+                    words.append(_word(file, source))
+                    values.append(file.read(4 * dim))
+                    if len(values[-1]) != 4 * dim:
+                        raise BadInput(f"{source} is truncated: {rows - at:,} of {rows:,} rows are missing")
+                numbers = np.frombuffer(b"".join(values), "<f4").reshape(len(words), dim)
+                yield {KEY: _keys(words, table.key.dtype, source), VALUE: numbers}
 
-    return Table([Column(KEY, dtype), Column(VALUE, np.dtype(np.float32), dim)], rows), batches()
+    return table, batches()
