@@ -147,14 +147,12 @@ def _pool(
     return absent
 
 
-def _pool_part(number: Any, arguments: Any) -> None:
+@in_parts
+def _pool_in_parts(number: Any, arguments: Any) -> None:
     """Pool the bags of a part, and set absent[number] to the number of their missing keys."""
     wanted, bags, shares, beside, cells, uses, scratch, out, missing, absent = arguments
     own = scratch[0][number], scratch[1][number], scratch[2][number]
     absent[number] = _pool(wanted, bags, shares[number], shares[number + 1], beside, cells, uses, own, out, missing)
-
-
-_pool_in_parts = in_parts(_pool_part)
 
 
 @inlined
@@ -237,10 +235,8 @@ def _row_gradients(
             at = following[at]
 
 
-def _row_gradients_part(number: Any, arguments: Any) -> None:
+@in_parts
+def _row_gradients_in_parts(number: Any, arguments: Any) -> None:
     """Set the gradients of a part of the keys, from bounds[number] to bounds[number + 1]."""
     first, following, bag_of, weights, grads, bounds, out, dim = arguments
     _row_gradients(first, following, bag_of, weights, grads, bounds[number], bounds[number + 1], out, dim)
-
-
-_row_gradients_in_parts = in_parts(_row_gradients_part)

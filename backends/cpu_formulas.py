@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from kvemb.backends.cpu_arithmetic import sum_of_squares
+from kvemb.backends import cpu_arithmetic
 from kvemb.backends.cpu_threads import InParts, even_bounds, in_parts, part_count, run_parts
 from kvemb.backends.intrinsics import LINE_BYTES, item_bytes, load, prefetch, store
 from kvemb.kernels.compiling import kernel
@@ -116,7 +116,7 @@ class _Elements(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.AST:
         """Replace a whole row in a call: it is summed, or stands for its dtype, which is that of the gradients."""
         if ast.unparse(node.func) == "sum_of_squares":
-            summed: ast.AST = _expression(f"_sum_of_squares({ast.unparse(node.args[0])}, dim)")
+            summed: ast.AST = _expression(f"sum_of_squares({ast.unparse(node.args[0])}, dim)")
             return summed
         for at, argument in enumerate(node.args):
             whole = isinstance(argument, ast.Name) and argument.id in self._formula.rows
@@ -182,12 +182,11 @@ def _made(functions: tuple[Function, ...], slots: tuple[str, ...]) -> tuple[Call
         "_store": store,
         "_prefetch": prefetch,
         "_item_bytes": item_bytes,
-        "_sum_of_squares": sum_of_squares,
         "_AHEAD": AHEAD,
         "_LINE_BYTES": LINE_BYTES,
     }
     made: dict[str, Any] = {**names, "_DIRTY": DIRTY, "__name__": __name__}
-    made |= {each: getattr(arithmetic, each) for each in FUNCTIONS}
+    made |= {each: getattr(cpu_arithmetic, each) for each in FUNCTIONS}
     exec(compile(source, __file__, "exec"), made)
     own = source.encode() + Path(arithmetic.__file__).read_bytes()
     step = kernel(made[name], own)

@@ -144,13 +144,11 @@ def find(wanted: Any, start: int, stop: int, hashes: Any, buckets: int, tags: An
             cells[i] = cell_of(wanted[i], hashes[i & RING - 1], buckets, tags, keys)
 
 
-def _find_part(number: Any, arguments: Any) -> None:
+@in_parts
+def find_in_parts(number: Any, arguments: Any) -> None:
     """Find the keys of a part of the batch, from bounds[number] to bounds[number + 1]."""
     wanted, bounds, hashes, buckets, tags, keys, cells = arguments
     find(wanted, bounds[number], bounds[number + 1], hashes[number], buckets, tags, keys, cells)
-
-
-find_in_parts = in_parts(_find_part)
 
 
 @kernel
@@ -232,14 +230,12 @@ def lookup(
     return absent
 
 
-def _lookup_part(number: Any, arguments: Any) -> None:
+@in_parts
+def lookup_in_parts(number: Any, arguments: Any) -> None:
     """Look up the keys of a part, and set absent[number] to the number of missing ones."""
     wanted, bounds, rings, cells, uses, out, missing, absent = arguments
     own = rings[0][number], rings[1][number]
     absent[number] = lookup(wanted, bounds[number], bounds[number + 1], own, cells, uses, out, missing)
-
-
-lookup_in_parts = in_parts(_lookup_part)
 
 
 @kernel
@@ -288,11 +284,9 @@ def upsert(wanted: Any, chosen: Any, rings: Any, cells: Any, given: Any, step: i
     return absent
 
 
-def _upsert_part(number: Any, arguments: Any) -> None:
+@in_parts
+def upsert_in_parts(number: Any, arguments: Any) -> None:
     """Upsert the keys at a part's positions, and set absent[number] to the number of those that are missing."""
     wanted, chosen, counts, rings, cells, given, step, absent = arguments
     own = rings[0][number], rings[1][number]
     absent[number] = upsert(wanted, chosen[number, : counts[number]], own, cells, given, step)
-
-
-upsert_in_parts = in_parts(_upsert_part)

@@ -17,12 +17,11 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from kvemb.backends import openmp
 from kvemb.backends.cpu_cores import OtherCores
 from kvemb.backends.intrinsics import next_number
-from kvemb.kernels.compiling import inlined, kernel
+from kvemb.kernels.compiling import inlined, intrinsic, kernel
 from kvemb.rows.hashing import Positions
 from kvemb.threads.parallel import cores
 from kvemb.threads.pool import Threads
@@ -89,7 +88,7 @@ def in_parts(part: Any, source: bytes = b"") -> InParts:
 
 
 @intrinsic
-def _team_call(typingctx: Any, team: Any, function: Any, arguments: Any) -> Any:
+def _in_team(typingctx: Any, team: Any, function: Any, arguments: Any) -> Any:
     """Call GOMP_parallel, whose address is `team`, with a function that calls a kernel with the arguments.
 
     OpenMP calls that function on each of its threads with a pointer to the arguments, which are on this stack.
@@ -115,10 +114,6 @@ def _team_call(typingctx: Any, team: Any, function: Any, arguments: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(team, function, arguments), codegen
-
-
-# Called without the first argument, typingctx. Typed as Any, because numba's stubs have the signature with it.
-_in_team: Any = _team_call
 
 
 @cache

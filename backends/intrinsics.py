@@ -12,21 +12,27 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic, overload
+from numba.extending import overload
 
+from kvemb.kernels.compiling import compiled, intrinsic
 from kvemb.optimizers.arithmetic import LANES
 
 # Bytes of a cache line, which one prefetch() loads.
 LINE_BYTES = 64
 
 
+def _pointer(context: Any, builder: Any, signature: Any, args: Any, array: int = 0) -> Any:
+    """Return the address of an array's element; in args, its flat offset follows the array."""
+    data = context.make_array(signature.args[array])(context, builder, args[array]).data
+    return builder.gep(data, [args[array + 1]])
+
+
 @intrinsic
-def _prefetch(typingctx: Any, array: Any, offset: Any) -> Any:
+def prefetch(typingctx: Any, array: Any, offset: Any) -> Any:
     """Prefetch the cache line of the array's element at a flat offset. Never faults."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        pointer = builder.bitcast(builder.gep(data, [args[1]]), cgutils.voidptr_t)
+        pointer = builder.bitcast(_pointer(context, builder, signature, args), cgutils.voidptr_t)
         i32 = ir.IntType(32)
         function = cgutils.get_or_insert_function(
             builder.module, ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, i32, i32, i32]), "llvm.prefetch.p0"
@@ -38,13 +44,12 @@ def _prefetch(typingctx: Any, array: Any, offset: Any) -> Any:
 
 
 @intrinsic
-def _equal_bytes(typingctx: Any, words: Any, offset: Any, byte: Any) -> Any:
+def equal_bytes(typingctx: Any, words: Any, offset: Any, byte: Any) -> Any:
     """Return a uint64 mask of which of the 16 bytes from words[offset] on equal a byte; lowest bit first."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         sixteen = ir.VectorType(ir.IntType(8), 16)
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        pointer = builder.bitcast(builder.gep(data, [args[1]]), sixteen.as_pointer())
+        pointer = builder.bitcast(_pointer(context, builder, signature, args), sixteen.as_pointer())
         one = builder.insert_element(ir.Constant(sixteen, ir.Undefined), args[2], ir.IntType(32)(0))
         zeros = ir.Constant(ir.VectorType(ir.IntType(32), 16), None)
         wanted = builder.shuffle_vector(one, ir.Constant(sixteen, ir.Undefined), zeros)
@@ -67,11 +72,9 @@ def _copier(nbytes: int) -> Any:
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             block = ir.VectorType(ir.IntType(8), nbytes).as_pointer()
-            places = []
-            for array, at in ((0, 1), (2, 3)):
-                data = context.make_array(signature.args[array])(context, builder, args[array]).data
-                places.append(builder.bitcast(builder.gep(data, [args[at]]), block))
-            builder.store(builder.load(places[1], align=1), places[0], align=1)
+            places = [_pointer(context, builder, signature, args, array) for array in (0, 2)]
+            target, origin = (builder.bitcast(place, block) for place in places)
+            builder.store(builder.load(origin, align=1), target, align=1)
             return context.get_dummy_value()
 
         return types.void(to, types.intp, source, types.intp), codegen
@@ -79,8 +82,11 @@ def _copier(nbytes: int) -> Any:
     return copy
 
 
+copy_64, copy_32, copy_16, copy_8, copy_4, copy_2, copy_1 = (_copier(1 << bit) for bit in range(6, -1, -1))
+
+
 @intrinsic
-def _item_bytes(typingctx: Any, array: Any) -> Any:
+def item_bytes(typingctx: Any, array: Any) -> Any:
     """Return an array's itemsize as a constant; numba itself would read it from memory."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -90,7 +96,7 @@ def _item_bytes(typingctx: Any, array: Any) -> Any:
 
 
 @intrinsic
-def _bits_set(typingctx: Any, word: Any) -> Any:
+def bits_set(typingctx: Any, word: Any) -> Any:
     """Count the bits that are set in a uint64."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -100,7 +106,7 @@ def _bits_set(typingctx: Any, word: Any) -> Any:
 
 
 @intrinsic
-def _trailing_zeros(typingctx: Any, word: Any) -> Any:
+def trailing_zeros(typingctx: Any, word: Any) -> Any:
     """Count the zero bits below the lowest set bit of a uint64, which must not be 0."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -110,7 +116,7 @@ def _trailing_zeros(typingctx: Any, word: Any) -> Any:
 
 
 @intrinsic
-def _sum_of_blocks(typingctx: Any, row: Any, count: Any) -> Any:
+def sum_of_blocks(typingctx: Any, row: Any, count: Any) -> Any:
     """Sum the squares of an array's first `count` elements, a multiple of LANES, as arithmetic.sum_of_squares does."""
     if row.layout != "C" or row.ndim != 1:
         return None
@@ -138,19 +144,18 @@ def _sum_of_blocks(typingctx: Any, row: Any, count: Any) -> Any:
 
 
 @intrinsic
-def _atomic_add(typingctx: Any, array: Any, offset: Any, value: Any) -> Any:
+def atomic_add(typingctx: Any, array: Any, offset: Any, value: Any) -> Any:
     """Add atomically to the array's element at a flat offset."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        builder.atomic_rmw("fadd", builder.gep(data, [args[1]]), args[2], "monotonic")
+        builder.atomic_rmw("fadd", _pointer(context, builder, signature, args), args[2], "monotonic")
         return context.get_dummy_value()
 
     return types.void(array, types.intp, types.float64), codegen
 
 
 @intrinsic
-def _next_number(typingctx: Any, counter: Any) -> Any:
+def next_number(typingctx: Any, counter: Any) -> Any:
     """Add 1 atomically to the first element of an int64 array; return what it was."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -161,7 +166,7 @@ def _next_number(typingctx: Any, counter: Any) -> Any:
 
 
 @intrinsic
-def _bits_of_float_intrinsic(typingctx: Any, value: Any) -> Any:
+def _bits_of_float(typingctx: Any, value: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], ir.IntType(32))
 
@@ -169,25 +174,11 @@ def _bits_of_float_intrinsic(typingctx: Any, value: Any) -> Any:
 
 
 @intrinsic
-def _float_of_bits_intrinsic(typingctx: Any, value: Any) -> Any:
+def _float_of_bits(typingctx: Any, value: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], ir.FloatType())
 
     return types.float32(types.uint32), codegen
-
-
-# Called without the first argument, typingctx. Typed as Any, because numba's stubs have the signature with it.
-prefetch: Any = _prefetch
-trailing_zeros: Any = _trailing_zeros
-equal_bytes: Any = _equal_bytes
-bits_set: Any = _bits_set
-item_bytes: Any = _item_bytes
-copy_64, copy_32, copy_16, copy_8, copy_4, copy_2, copy_1 = (_copier(1 << bit) for bit in range(6, -1, -1))
-atomic_add: Any = _atomic_add
-next_number: Any = _next_number
-sum_of_blocks: Any = _sum_of_blocks
-_bits_of_float: Any = _bits_of_float_intrinsic
-_float_of_bits: Any = _float_of_bits_intrinsic
 
 
 def load(element: Any) -> Any:
@@ -228,65 +219,42 @@ def _store(value: Any, element: Any) -> Any:
     return {types.uint16: to_half, types.int16: to_bfloat}.get(element, same)
 
 
+@compiled
 def _half_to_float(element: Any) -> Any:
-    raise TypeError("compiled, not called")
+    sign = np.uint32(np.uint32(element & np.uint16(0x8000)) << np.uint32(16))
+    exponent = np.uint32((element >> np.uint16(10)) & np.uint16(0x1F))
+    fraction = np.uint32(element & np.uint16(0x3FF))
+    if exponent == 0:
+        magnitude = np.float32(fraction) * np.float32(2.0**-24)
+        return -magnitude if sign else magnitude
+    if exponent == 31:
+        return _float_of_bits(np.uint32(sign | np.uint32(0x7F800000) | np.uint32(fraction << np.uint32(13))))
+    return _float_of_bits(
+        np.uint32(sign | np.uint32((exponent + np.uint32(112)) << np.uint32(23)) | np.uint32(fraction << np.uint32(13)))
+    )
 
 
-@overload(_half_to_float)
-def _half_to_float_compiled(element: Any) -> Any:
-    def convert(element: Any) -> Any:
-        sign = np.uint32(np.uint32(element & np.uint16(0x8000)) << np.uint32(16))
-        exponent = np.uint32((element >> np.uint16(10)) & np.uint16(0x1F))
-        fraction = np.uint32(element & np.uint16(0x3FF))
-        if exponent == 0:
-            magnitude = np.float32(fraction) * np.float32(2.0**-24)
-            return -magnitude if sign else magnitude
-        if exponent == 31:
-            return _float_of_bits(np.uint32(sign | np.uint32(0x7F800000) | np.uint32(fraction << np.uint32(13))))
-        return _float_of_bits(
-            np.uint32(
-                sign | np.uint32((exponent + np.uint32(112)) << np.uint32(23)) | np.uint32(fraction << np.uint32(13))
-            )
-        )
-
-    return convert
-
-
+@compiled
 def _float_to_half(value: Any) -> Any:
-    raise TypeError("compiled, not called")
+    bits = _bits_of_float(value)
+    sign = np.uint16((bits >> np.uint32(16)) & np.uint32(0x8000))
+    magnitude = np.uint32(bits & np.uint32(0x7FFFFFFF))
+    if magnitude > np.uint32(0x7F800000):
+        return np.uint16(sign | np.uint16(0x7E00))
+    if magnitude >= np.uint32(0x477FF000):  # 65520 and above round to infinity
+        return np.uint16(sign | np.uint16(0x7C00))
+    if magnitude < np.uint32(0x38800000):  # subnormal: let float addition align and round the fraction
+        shifted = _bits_of_float(np.float32(_float_of_bits(magnitude) + np.float32(0.5)))
+        return np.uint16(sign | np.uint16(shifted - np.uint32(0x3F000000)))
+    rounded = np.uint32(magnitude + np.uint32(0xFFF) + np.uint32((magnitude >> np.uint32(13)) & np.uint32(1)))
+    return np.uint16(sign | np.uint16((rounded - np.uint32(0x38000000)) >> np.uint32(13)))
 
 
-@overload(_float_to_half)
-def _float_to_half_compiled(value: Any) -> Any:
-    def convert(value: Any) -> Any:
-        bits = _bits_of_float(value)
-        sign = np.uint16((bits >> np.uint32(16)) & np.uint32(0x8000))
-        magnitude = np.uint32(bits & np.uint32(0x7FFFFFFF))
-        if magnitude > np.uint32(0x7F800000):
-            return np.uint16(sign | np.uint16(0x7E00))
-        if magnitude >= np.uint32(0x477FF000):  # 65520 and above round to infinity
-            return np.uint16(sign | np.uint16(0x7C00))
-        if magnitude < np.uint32(0x38800000):  # subnormal: let float addition align and round the fraction
-            shifted = _bits_of_float(np.float32(_float_of_bits(magnitude) + np.float32(0.5)))
-            return np.uint16(sign | np.uint16(shifted - np.uint32(0x3F000000)))
-        rounded = np.uint32(magnitude + np.uint32(0xFFF) + np.uint32((magnitude >> np.uint32(13)) & np.uint32(1)))
-        return np.uint16(sign | np.uint16((rounded - np.uint32(0x38000000)) >> np.uint32(13)))
-
-    return convert
-
-
+@compiled
 def _float_to_bfloat(value: Any) -> Any:
-    raise TypeError("compiled, not called")
-
-
-@overload(_float_to_bfloat)
-def _float_to_bfloat_compiled(value: Any) -> Any:
-    def convert(value: Any) -> Any:
-        bits = _bits_of_float(value)
-        if np.uint32(bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000):
-            return np.int16(np.uint16(np.uint32(bits >> np.uint32(16)) & np.uint32(0x8000)) | np.uint16(0x7FC0))
-        return np.int16(
-            np.uint16((bits + np.uint32(0x7FFF) + np.uint32((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
-        )
-
-    return convert
+    bits = _bits_of_float(value)
+    if np.uint32(bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000):
+        return np.int16(np.uint16(np.uint32(bits >> np.uint32(16)) & np.uint32(0x8000)) | np.uint16(0x7FC0))
+    return np.int16(
+        np.uint16((bits + np.uint32(0x7FFF) + np.uint32((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
+    )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numba
+from numba import extending
 from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 
@@ -29,12 +30,12 @@ def kernel(function: Any, source: bytes = b"") -> Any:
     arrays passed to inlined functions would be counted for every row, and an atomic operation waits for all earlier
     reads. So a kernel cannot make arrays. source: that of a generated function, which is in no file.
     """
-    return _compiled(function, source, _nrt=False)
+    return _kernel(function, source, _nrt=False)
 
 
 def kernel_with_arrays(function: Any) -> Any:
     """Do what kernel does, for a kernel that makes arrays."""
-    return _compiled(function)
+    return _kernel(function)
 
 
 def inlined(function: Any) -> Any:
@@ -42,7 +43,17 @@ def inlined(function: Any) -> Any:
     return numba.njit(inline="always")(function)
 
 
-def _compiled(function: Any, source: bytes = b"", **options: Any) -> Any:
+def compiled(function: Any) -> Any:
+    """Let kernels call a function; LLVM decides whether it is inlined."""
+    return extending.register_jitable(function)
+
+
+def intrinsic(function: Any) -> Any:
+    """Do what numba's intrinsic does. Its types would have callers pass the first argument, typingctx, too."""
+    return extending.intrinsic(function)
+
+
+def _kernel(function: Any, source: bytes = b"", **options: Any) -> Any:
     made = numba.njit(nogil=True, error_model="numpy", **options)(function)
     made._cache = _CodeOnDisk(function, source)
     compile_one = made.compile
