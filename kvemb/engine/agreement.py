@@ -5,27 +5,24 @@ An argument that the variable cannot take on while it is open is refused, never 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from kvemb.checks.brief import brief
-from kvemb.durability.manifest import VariableEntry
-from kvemb.engine.arguments import AnyArguments, Arguments, UnsetFlag
-from kvemb.engine.specification import (
-    Specification,
-    agreed,
-    as_collections,
-    as_creator,
-    as_devices,
-    as_first_rows,
-    as_hot_rows,
-    as_partitioner,
-)
+from kvemb.engine.arguments import AnyArguments, Arguments, is_given
+from kvemb.engine.specification import specify
 from kvemb.engine.table import Table
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import MissingPolicy
 from kvemb.tiers.hot_tables import default_partitioner
+
+# The arguments that take effect when a variable is opened, and the fields of its specification that they become.
+_FIELDS = {
+    "trainable": "trainable", "checkpoint": "checkpointed", "bp_v2": "bp_v2", "devices": "devices",
+    "partitioner": "partitioner", "init_size": "first_rows", "hot_rows": "hot_rows", "kv_creator": "creator",
+    "admission": "admission", "constraint": "constraint", "regularizer": "regularizer", "collections": "collections",
+}  # fmt: skip
 
 
 def agreed_optimizer(known: Table, arguments: AnyArguments) -> Optimizer | None:
@@ -33,45 +30,13 @@ def agreed_optimizer(known: Table, arguments: AnyArguments) -> Optimizer | None:
 
     Raises what get_variable raises.
     """
-    entry = known.entry()
-    optimizer, policy = agreed(arguments, entry)
-    if isinstance(known.policy, MissingPolicy) and policy is not None and not isinstance(policy, MissingPolicy):
+    wanted, mine = specify(arguments, known.entry()), known.specification
+    if isinstance(known.policy, MissingPolicy) and not isinstance(wanted.policy, MissingPolicy):
         raise known.policy.error()
-    for name, given, mine in _given(arguments, known.specification, entry):
-        if given != mine:
-            raise _differs(arguments.name, name, given, mine)
-    return optimizer
-
-
-def _given(arguments: AnyArguments, mine: Specification, entry: VariableEntry) -> Iterator[tuple[str, object, object]]:
-    """Yield those arguments that take effect when a variable is opened, unless they were left out: the name, the value
-    given, and the one that the variable has.
-    """
-    for name, flag, own in (
-        ("trainable", arguments.trainable, mine.trainable),
-        ("checkpoint", arguments.checkpoint, mine.checkpointed),
-        ("bp_v2", arguments.bp_v2, mine.bp_v2),
-    ):
-        if not isinstance(flag, UnsetFlag):
-            yield name, bool(flag), own
-    if arguments.devices is not None:
-        yield "devices", as_devices(arguments.devices), mine.devices
-    if arguments.partitioner is not default_partitioner:
-        yield "partitioner", as_partitioner(arguments.partitioner), mine.partitioner
-    if first_rows := as_first_rows(arguments.init_size):
-        yield "init_size", first_rows, mine.first_rows
-    if arguments.hot_rows is not None:
-        yield "hot_rows", as_hot_rows(arguments.hot_rows), mine.hot_rows
-    if arguments.kv_creator is not None:
-        yield "kv_creator", as_creator(arguments.kv_creator, entry), mine.creator
-    if arguments.admission is not None:
-        yield "admission", arguments.admission, mine.admission
-    if arguments.constraint is not None:
-        yield "constraint", arguments.constraint, mine.constraint
-    if arguments.regularizer is not None:
-        yield "regularizer", arguments.regularizer, mine.regularizer
-    if arguments.collections is not None:
-        yield "collections", as_collections(arguments.collections, trainable=mine.trainable), mine.collections
+    for name, field in _FIELDS.items():
+        if is_given(arguments, name) and getattr(wanted, field) != getattr(mine, field):
+            raise _differs(arguments.name, name, getattr(wanted, field), getattr(mine, field))
+    return None if arguments.optimizer is None else wanted.optimizer
 
 
 def completed(arguments: Arguments, opened: Mapping[str, Any]) -> Arguments:

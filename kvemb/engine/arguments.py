@@ -131,17 +131,16 @@ class ReferenceArguments(LifecycleArguments, DefaultName, RowArguments):
 AnyArguments = Arguments | ReferenceArguments
 
 
+def is_given(arguments: AnyArguments, name: str) -> bool:
+    """Whether an argument was given, and not as what stands for leaving it out."""
+    value, left_out = getattr(arguments, name), type(arguments).__dataclass_fields__[name].default
+    return value is not left_out and not (name == "init_size" and value == 0)
+
+
 def check_given(arguments: AnyArguments) -> None:
-    """Check arguments for types, and for values that have a meaning only in a TensorFlow graph.
+    """Raise TypeError for a wrong type, and ValueError for a value with a meaning only in a TensorFlow graph.
 
     Values that ask for what kvemb always does are accepted.
-
-    Args:
-        arguments: Those of get_variable or Variable.
-
-    Raises:
-        ValueError: A value has a meaning only in a TensorFlow graph.
-        TypeError: A value has the wrong type.
     """
     meant = {"synchronization": "AUTO", "aggregation": "NONE"}
     for name, only in meant.items():

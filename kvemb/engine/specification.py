@@ -116,36 +116,47 @@ def specify(arguments: AnyArguments, stored: VariableEntry | None) -> Specificat
     name = check_name(arguments.name)
     check_given(arguments)
     key_type, value_type, width = _given_shape(stored, arguments)
-    first_rows, hot_rows = as_first_rows(arguments.init_size), as_hot_rows(arguments.hot_rows)
+    first_rows = as_int(arguments.init_size, "init_size", 0, MAX_ROWS)
+    hot_rows = None if arguments.hot_rows is None else as_int(arguments.hot_rows, "hot_rows", 1, MAX_ROWS)
     if hot_rows is not None and first_rows > hot_rows:
         raise ValueError(f"init_size={first_rows:,} rows do not fit in hot_rows={hot_rows:,}; leave one of them out")
     trainable = _flag(arguments, stored, "trainable")
+    optimizer, policy = as_optimizer(arguments.optimizer), as_policy(arguments.restrict_policy)
+    initializer = as_initializer(arguments.initializer, width, value_type)
     if stored is None:
-        optimizer, policy = as_optimizer(arguments.optimizer), as_policy(arguments.restrict_policy)
-        initializer = seeded(as_initializer(arguments.initializer, width, value_type), name)
+        initializer = seeded(initializer, name)
     else:
-        chosen, restricting = agreed(arguments, stored)
-        optimizer, policy = chosen or stored_optimizer(stored), restricting or policy_from_json(stored.policy)
-        initializer = initializer_from_json(stored.initializer)
+        kept = initializer_from_json(stored.initializer)
+        left_out = arguments.initializer is None
+        if not left_out and not agree(kept, seeded_like(initializer, kept), width, value_type):
+            raise SchemaMismatch(name, "initializer", kept, initializer)
+        if optimizer is not None:
+            check_optimizer(name, stored_optimizer(stored), optimizer)
+        if policy is not None:
+            _check_policy(name, stored.policy, policy)
+        initializer, optimizer = kept, optimizer or stored_optimizer(stored)
+        policy = policy or policy_from_json(stored.policy)
     if optimizer is not None and value_type.kind in "iu":
         raise ValueError(
             f"optimizer must be None for value_dtype {value_type.name}, got {optimizer!r}; use a float value_dtype"
         )
+    if not callable(arguments.partitioner):
+        raise TypeError(f"partitioner must be callable as fn(keys, shard_num), got {brief(arguments.partitioner)}")
     return Specification(
         name=name,
         schema=Schema(key_type, value_type, width, optimizer.shapes(width) if optimizer else ()),
         initializer=initializer,
         optimizer=optimizer,
         policy=policy,
-        creator=as_creator(arguments.kv_creator, stored),
-        devices=as_devices(arguments.devices),
-        partitioner=as_partitioner(arguments.partitioner),
+        creator=_creator(arguments.kv_creator, stored),
+        devices=_devices(arguments.devices),
+        partitioner=arguments.partitioner,
         first_rows=first_rows,
         hot_rows=hot_rows,
         trainable=trainable,
         checkpointed=_flag(arguments, stored, "checkpoint"),
         bp_v2=_flag(arguments, stored, "bp_v2"),
-        collections=as_collections(arguments.collections, trainable=trainable),
+        collections=_collections(arguments.collections, trainable=trainable),
         stored=stored,
         dim_left_out=isinstance(arguments.dim, UnsetInt),
         constraint=arguments.constraint,
@@ -154,24 +165,10 @@ def specify(arguments: AnyArguments, stored: VariableEntry | None) -> Specificat
     )
 
 
-def agreed(arguments: AnyArguments, stored: VariableEntry) -> tuple[Optimizer | None, RestrictPolicy | None]:
-    """Return the optimizer and the policy requested for an existing variable, None for what was left out.
-
-    Raises SchemaMismatch if a request differs from what is stored; TypeError, ValueError.
-    """
-    check_given(arguments)
-    key_type, value_type, width = _given_shape(stored, arguments)
-    given = arguments.initializer
-    initializer = None if given is None else as_initializer(given, width, value_type)
-    optimizer, policy = as_optimizer(arguments.optimizer), as_policy(arguments.restrict_policy)
-    _check_stored(arguments.name, stored, key_type, value_type, width, initializer, optimizer, policy)
-    return optimizer, policy
-
-
 def _given_shape(stored: VariableEntry | None, arguments: AnyArguments) -> tuple[np.dtype[Any], np.dtype[Any], int]:
     """Return key dtype, value dtype and dim as requested; what was left out is as stored.
 
-    Raises TypeError or ValueError.
+    Raises TypeError, ValueError; SchemaMismatch if they are not as stored.
     """
     keys: Any = arguments.key_dtype
     values: Any = arguments.value_dtype
@@ -180,37 +177,17 @@ def _given_shape(stored: VariableEntry | None, arguments: AnyArguments) -> tuple
         keys = stored.key_dtype if isinstance(keys, UnsetName) else keys
         values = stored.value_dtype if isinstance(values, UnsetName) else values
         dim = stored.dim if isinstance(dim, UnsetInt) else dim
-    return key_dtype(keys), value_dtype(values), as_int(dim, "dim", 1, MAX_DIM)
+    keys, values, dim = key_dtype(keys), value_dtype(values), as_int(dim, "dim", 1, MAX_DIM)
+    for field, asked in {"dim": dim, "key_dtype": keys.name, "value_dtype": values.name}.items():
+        if stored is not None and (kept := getattr(stored, field)) != asked:
+            raise SchemaMismatch(arguments.name, field, kept, asked)
+    return keys, values, dim
 
 
 def _flag(arguments: AnyArguments, stored: VariableEntry | None, name: str) -> bool:
     """Return a flag as requested; one that was left out is as stored."""
     left_out = isinstance(getattr(arguments, name), UnsetFlag)
     return bool(getattr(arguments if stored is None or not left_out else stored, name))
-
-
-def _check_stored(
-    name: str,
-    stored: VariableEntry,
-    keys: np.dtype[Any],
-    values: np.dtype[Any],
-    dim: int,
-    initializer: Initializer | None,
-    optimizer: Optimizer | None,
-    policy: RestrictPolicy | None,
-) -> None:
-    """Raise SchemaMismatch if a request differs from what is stored; None requests nothing."""
-    for field, asked in {"dim": dim, "key_dtype": keys.name, "value_dtype": values.name}.items():
-        if (kept_as := getattr(stored, field)) != asked:
-            raise SchemaMismatch(name, field, kept_as, asked)
-    if initializer is not None:
-        kept = initializer_from_json(stored.initializer)
-        if not agree(kept, seeded_like(initializer, kept), dim, values):
-            raise SchemaMismatch(name, "initializer", kept, initializer)
-    if optimizer is not None:
-        check_optimizer(name, stored_optimizer(stored), optimizer)
-    if policy is not None:
-        _check_policy(name, stored.policy, policy)
 
 
 def _check_policy(name: str, stored: dict[str, Any] | None, given: RestrictPolicy) -> None:
@@ -238,7 +215,7 @@ def stored_optimizer(stored: VariableEntry) -> Optimizer | None:
     return None if stored.optimizer is None else optimizer_from_json(stored.optimizer)
 
 
-def as_creator(given: Any, stored: VariableEntry | None) -> Creator:
+def _creator(given: Any, stored: VariableEntry | None) -> Creator:
     """Return where cold rows live: as requested, else as stored, else in RocksDB. Raises TypeError or ValueError."""
     if given is None:
         if stored is None:
@@ -252,31 +229,13 @@ def as_creator(given: Any, stored: VariableEntry | None) -> Creator:
     return given
 
 
-def as_partitioner(given: Any) -> Partitioner:
-    """Return the `partitioner` argument. Raises TypeError."""
-    if not callable(given):
-        raise TypeError(f"partitioner must be callable as fn(keys, shard_num), got {brief(given)}")
-    partitioner: Partitioner = given
-    return partitioner
-
-
-def as_first_rows(given: Any) -> int:
-    """Return the `init_size` argument, 0 for a default. Raises TypeError or ValueError."""
-    return as_int(given, "init_size", 0, MAX_ROWS)
-
-
-def as_hot_rows(given: Any) -> int | None:
-    """Return the `hot_rows` argument. Raises TypeError or ValueError."""
-    return None if given is None else as_int(given, "hot_rows", 1, MAX_ROWS)
-
-
-def as_collections(given: Sequence[str] | None, *, trainable: bool) -> tuple[str, ...]:
+def _collections(given: Sequence[str] | None, *, trainable: bool) -> tuple[str, ...]:
     """Return the names of the collections that a variable joins, each once, in an order that is always the same."""
     names = {GraphKeys.GLOBAL_VARIABLES} if given is None else {*given}
     return tuple(sorted(names | {GraphKeys.TRAINABLE_VARIABLES} if trainable else names))
 
 
-def as_devices(spec: Any) -> tuple[str, ...]:
+def _devices(spec: Any) -> tuple[str, ...]:
     """Return one device for each hot table. Raises TypeError or ValueError."""
     if spec is not None and not isinstance(spec, (str, list, tuple)):
         raise TypeError(f"devices must be None, a device such as 'cpu', or a list of devices, got {brief(spec)}")
