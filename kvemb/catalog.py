@@ -71,8 +71,7 @@ def get_or_make(store: Handle[Engine], arguments: Arguments) -> Variable:
 
 def variable_of(table: Table) -> Variable:
     """Return the Variable of an open table."""
-    variable: Variable = table.variable
-    return variable
+    return cast(Variable, table.variable)
 
 
 def open_stored(store: Handle[Engine], name: str, entry: VariableEntry) -> Variable:

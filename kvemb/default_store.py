@@ -79,20 +79,10 @@ def get_variable(arguments: ArgumentsInStore) -> Variable:
     of ``tfra.dynamic_embedding.get_variable``.
 
     Args:
-        store: The store. None: the innermost default store, as in ``with kvemb.open(path):``.
+        store: The store, which must be open. None: the innermost default store, as in ``with kvemb.open(path):``.
 
     Returns:
         The variable. Calls with the same name return the same object.
-
-    Raises:
-        SchemaMismatch: The stored variable has another dim, dtype, initializer, policy or optimizer class. The error, a
-            ValueError, names the field.
-        ValueError: An argument is not valid, or the variable is already open with another one.
-        TypeError: An argument has the wrong type.
-        BackendUnavailable: A device, or a package that it needs, is missing.
-        ReadOnly: The variable is new, and the store is read-only.
-        Poisoned: An earlier write failed, and the variable is new, or opening it would take memory from others.
-        Closed: The store is closed.
 
     Example:
         >>> with kvemb.open("new_store") as new_store:

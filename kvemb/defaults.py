@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self
 
 from kvemb.checks.brief import brief
-from kvemb.handle import Inside, StoreHandle
+from kvemb.handle import Handle, Inside
 from kvemb.store_state import StoreState
 
 
 class Defaults:
     """The stores that functions use by default. temporary: makes a store if there is none (kvemb.default_store)."""
 
-    temporary: Callable[[], StoreHandle[Any]]
+    temporary: Callable[[], DefaultStore[Any]]
 
     def __init__(self) -> None:
-        self.stores: list[StoreHandle[Any]] = []
+        self.stores: list[DefaultStore[Any]] = []
 
-    def innermost(self) -> StoreHandle[Any]:
+    def innermost(self) -> DefaultStore[Any]:
         """Return the default store."""
         return self.stores[-1] if self.stores else self.temporary()
 
-    def leave(self, store: StoreHandle[Any]) -> None:
+    def leave(self, store: DefaultStore[Any]) -> None:
         """Take away the innermost block of a store, which may be in several."""
         at = max(at for at, each in enumerate(self.stores) if each is store)
         del self.stores[at]
@@ -33,10 +33,15 @@ class Defaults:
 DEFAULTS = Defaults()
 
 
-class DefaultStore(StoreHandle[Inside]):
-    """A store that module-level functions use inside its `with` block; the end of the block closes it."""
+class DefaultStore(Handle[Inside]):
+    """A store or a cluster. Module-level functions use it inside its `with` block, whose end closes it."""
 
     state: StoreState
+
+    @property
+    @abstractmethod
+    def variables(self) -> Mapping[str, Any]:
+        """Its variables by name."""
 
     @abstractmethod
     def close(self) -> None:
@@ -76,10 +81,10 @@ class DefaultStore(StoreHandle[Inside]):
             DEFAULTS.leave(self)
 
 
-def store_or_default(store: Any) -> StoreHandle[Any]:
+def store_or_default(store: Any) -> DefaultStore[Any]:
     """Return the store of a `store` argument; None: the default store. Raises TypeError."""
     if store is None:
         return DEFAULTS.innermost()
-    if not isinstance(store, StoreHandle):
+    if not isinstance(store, DefaultStore):
         raise TypeError(f"store must be a Store, got {brief(store)}; use kvemb.open(path)")
     return store

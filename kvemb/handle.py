@@ -26,10 +26,6 @@ class Handle(Generic[Inside]):
         return self
 
 
-class StoreHandle(Handle[Inside]):
-    """A handle of something that has variables; the type of arguments named `store`."""
-
-
 def inside(handle: Handle[Inside]) -> Inside:
     """Return the internal object of a handle: the Table of a Variable, the Engine of a Store."""
     return handle._inside

@@ -14,12 +14,6 @@ def pip_install(extra: str) -> str:
     """Return the command that adds an extra to this kvemb: from its index, checkout, archive or repository.
 
     Follows PEP 610: an installation that is not from an index says in direct_url.json where it is from.
-
-    Args:
-        extra: The extra's name, such as "torch".
-
-    Returns:
-        A command for a shell, which begins with `pip install`.
     """
     named = f"kvemb[{extra}]"
     origin = _origin()

@@ -13,13 +13,10 @@ from typing import NamedTuple
 
 
 class Moment(NamedTuple):
-    """Say when a call is made.
+    """When a call is made. step: how many calls have recorded uses, ever, this one included.
 
-    Attributes:
-        step: How many calls have recorded uses, ever, this one included.
-        seconds: The time, in seconds since 1970.
-        optimizer_step: The number of the optimizer step that the call takes; 0 if it takes none.
-        epoch: The epoch of a policy that has epochs.
+    seconds: since 1970. optimizer_step: the number of the optimizer step that the call takes; 0 if it takes none.
+    epoch: that of a policy that has epochs.
     """
 
     step: int
@@ -35,11 +32,7 @@ current_moment = _moment.get
 
 @contextmanager
 def at(moment: Moment) -> Iterator[None]:
-    """Give calls in the block this moment.
-
-    Args:
-        moment: The step and the time of these calls.
-    """
+    """Give calls in the block this moment."""
     token = _moment.set(moment)
     try:
         yield

@@ -19,18 +19,9 @@ MIN_BUDGET_BYTES = 4 << 20
 
 
 def parse_bytes(size: int | str, what: str = "memory_budget") -> int:
-    """Return a number of bytes.
+    """Return the bytes of a size: an int, or text such as "512MiB" or "1.5 GB". what: the argument, for messages.
 
-    Args:
-        size: An int, or text such as "512MiB" or "1.5 GB".
-        what: The argument's name, for messages. Default: 'memory_budget'.
-
-    Returns:
-        The number of bytes.
-
-    Raises:
-        TypeError: size is neither an int nor text.
-        ValueError: The text is no size.
+    Raises TypeError; ValueError for text that is no size.
     """
     if isinstance(size, bool) or not isinstance(size, (numbers.Integral, str)):
         raise TypeError(f"{what} must be an int (bytes) or text such as '512MiB', got {brief(size)}")
@@ -43,19 +34,7 @@ def parse_bytes(size: int | str, what: str = "memory_budget") -> int:
 
 
 def parse_budget(size: int | str, what: str = "memory_budget") -> int:
-    """Return the bytes of an argument such as memory_budget.
-
-    Args:
-        size: An int, or text such as "512MiB" or "1.5 GB".
-        what: The argument's name, for messages. Default: 'memory_budget'.
-
-    Returns:
-        The number of bytes.
-
-    Raises:
-        TypeError: size is neither an int nor text.
-        ValueError: The text is no size, or the size is below 4 MiB or too large.
-    """
+    """Do what parse_bytes does, for memory. Raises ValueError also for less than 4 MiB, or too much."""
     total = parse_bytes(size, what)
     if total < MIN_BUDGET_BYTES:
         got = brief(size)
@@ -68,18 +47,7 @@ def parse_budget(size: int | str, what: str = "memory_budget") -> int:
 
 
 def parse_device_memory(size: int | str | None) -> int | None:
-    """Return the bytes of a device_memory argument.
-
-    Args:
-        size: An int, text such as "8GiB", or None.
-
-    Returns:
-        The number of bytes; None for None.
-
-    Raises:
-        TypeError: size is none of these.
-        ValueError: The text is no size, or the size is below 4 MiB or too large.
-    """
+    """Return the bytes of a device_memory argument, None for None. Raises TypeError, ValueError."""
     return None if size is None else parse_budget(size, "device_memory")
 
 

@@ -10,13 +10,9 @@ Progress = Callable[[int, int], None]
 
 
 class Meter:
-    """Counts the work done of a total, and reports after each part.
+    """Counts the work done of a total, in bytes or rows, and reports after each part. Thread-safe.
 
-    Thread-safe. Reported counts never decrease.
-
-    Args:
-        total: The amount of work, in bytes or rows.
-        report: Called with (done, total) after each part. None: nothing is reported.
+    Reported counts never decrease.
     """
 
     def __init__(self, total: int, report: Progress | None) -> None:
@@ -24,11 +20,7 @@ class Meter:
         self._lock = threading.Lock()
 
     def __call__(self, count: int) -> None:
-        """Count a part as done.
-
-        Args:
-            count: The amount of work in the part.
-        """
+        """Count this much as done."""
         with self._lock:
             self._done = min(self._done + count, self._total)
             if self._report is not None:

@@ -18,15 +18,17 @@ _SECTIONS = ("Args", "Attributes", "Returns", "Yields", "Raises", "Warns", "Exam
 
 
 def described_as(source: Callable[..., Any]) -> Callable[[Described], Described]:
-    """Return a decorator that completes the `Args:` of a function or a class.
+    """Return a decorator that completes the docstring of a function or a class by that of `source`.
 
-    Arguments that its docstring does not describe get the descriptions that they have in the docstring of `source`.
-    Arguments that `source` does not describe either stay undescribed.
+    Arguments that it does not describe get the descriptions that they have there, and stay undescribed if they have
+    none. Without a `Raises:` of its own it gets that of `source`.
     """
 
     def decorate(target: Described) -> Described:
         if target.__doc__ and source.__doc__:  # python -OO drops them
-            target.__doc__ = _with_arguments(target.__doc__, [source.__doc__, target.__doc__], target)
+            doc = _with_arguments(target.__doc__, [source.__doc__, target.__doc__], target)
+            raised = _entries(doc, "Raises") or _entries(source.__doc__, "Raises")
+            target.__doc__ = _with_entries(doc, "Raises", raised.values())
         return target
 
     return decorate

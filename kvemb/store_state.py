@@ -46,51 +46,31 @@ class StoreState:
         return self.closed or self.forked
 
     def check_here(self) -> None:
-        """Check that this process opened the store.
+        """Raise Closed if this process was forked from the one that opened the store.
 
         It is called before locking, because a lock that was held at the fork stays locked.
-
-        Raises:
-            Closed: This process was forked from the one that opened the store.
         """
         if _here[0] != self.process:
-            raise Closed(self._why_forked())
-
-    def _why_forked(self) -> str:
-        return (
-            f"the store {self.name} was opened by process {self.process}, and does not survive a fork; open it in this "
-            "process with follow=True, or start workers by spawn"
-        )
+            raise Closed(
+                f"the store {self.name} was opened by process {self.process}, and does not survive a fork; open it in "
+                "this process with follow=True, or start workers by spawn"
+            )
 
     def check_open(self) -> None:
-        """Check that the store can be read.
-
-        Raises:
-            Closed: The store is closed, or belongs to the process from which this one was forked.
-        """
+        """Raise Closed if the store cannot be read: it is closed, or this process was forked."""
         self.check_here()
         if self.closed:
             raise Closed(self._why)
 
     def check_writable(self) -> None:
-        """Check that rows may change.
-
-        Raises:
-            Closed: The store is closed, or belongs to the process from which this one was forked.
-            ReadOnly: The store is read-only.
-            Poisoned: A write to disk failed.
-        """
+        """Raise Closed, ReadOnly or Poisoned if rows may not change."""
         self.check_open()
         if self.read_only:
             raise ReadOnly(f"the store {self.name} is read-only; open it without read_only or follow to change it")
         self.check_sound()
 
     def check_sound(self) -> None:
-        """Check that no write to disk has failed, also after ``close()``.
-
-        Raises:
-            Poisoned: A write to disk failed.
-        """
+        """Raise Poisoned if a write to disk has failed, also after ``close()``."""
         if self.cause is not None:
             cause = str(self.cause) or repr(self.cause)
             raise Poisoned(
@@ -108,11 +88,7 @@ class StoreState:
         self.closed = True
 
     def poison(self, cause: BaseException) -> None:
-        """Refuse writes from now on.
-
-        Args:
-            cause: The write that failed. The first cause is kept.
-        """
+        """Refuse writes from now on, because of the write that failed. The first cause is kept."""
         if self.cause is None:
             self.cause = cause
 

@@ -106,6 +106,9 @@ def shared(keys: int, *rest: int, touch: bool = True, **others: int) -> int:
 
     Returns:
         The keys.
+
+    Raises:
+        TypeError: Yes.
     """
     return keys
 
@@ -113,15 +116,15 @@ def shared(keys: int, *rest: int, touch: bool = True, **others: int) -> int:
 @pytest.mark.parametrize(
     ("given", "completed"),
     [
-        ("Do it.", "Do it.\n\nArgs:\n{rest}{touch}"),
-        ("Do it.\n\nMore: this.\n", "Do it.\n\nMore: this.\n\nArgs:\n{rest}{touch}"),
+        ("Do it.", "Do it.\n\nArgs:\n{rest}{touch}{raised}"),
+        ("Do it.\n\nMore: this.\n", "Do it.\n\nMore: this.\n\nArgs:\n{rest}{touch}{raised}"),
         (
             "Do it.\n\n    Raises:\n        ValueError: No.\n    ",
             "Do it.\n\nArgs:\n{rest}{touch}\nRaises:\n    ValueError: No.",
         ),
         (
-            "Do it.\n\nArgs:\n    own: Its own.\n    touch: Unlike.\n        the other.\n\nReturns:\n    None.",
-            "Do it.\n\nArgs:\n{rest}    touch: Unlike.\n        the other.\n    own: Its own.\n\nReturns:\n    None.",
+            "Do it.\n\nArgs:\n    own: Its own.\n    touch: Unlike.\n        this.\n\nReturns:\n    None.",
+            "Do it.\n\nArgs:\n{rest}    touch: Unlike.\n        this.\n    own: Its own.\n\nReturns:\n    None.\n{raised}",
         ),
     ],
 )
@@ -134,10 +137,11 @@ def test_arguments_that_are_not_described_get_the_descriptions_of_another_functi
             pass
 
     rest, touch = "    *rest: More.\n", "    touch: Whether it counts:\n\n        as a use.\n"
+    raised = "\nRaises:\n    TypeError: Yes."
     for each in (target, Target):
         each.__doc__ = given
         assert described_as(shared)(each) is each
-        assert inspect.getdoc(each) == completed.format(rest=rest, touch=touch).rstrip()
+        assert inspect.getdoc(each) == completed.format(rest=rest, touch=touch, raised=raised).rstrip()
 
 
 def test_a_function_without_a_docstring_gets_none():

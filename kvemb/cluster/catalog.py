@@ -9,19 +9,20 @@ from kvemb.catalog import VariableMap, variable_of
 from kvemb.cluster.cluster import Cluster
 from kvemb.cluster.storage import ClusterStorage
 from kvemb.cluster.variable import Variable, arguments_of
+from kvemb.defaults import DefaultStore
 from kvemb.durability.manifest import VariableEntry
 from kvemb.engine.agreement import agreed_optimizer, completed
 from kvemb.engine.arguments import Arguments, GraphKeys
 from kvemb.engine.specification import check_name, specify
 from kvemb.engine.table import Table
 from kvemb.errors import Closed
-from kvemb.handle import StoreHandle, inside
+from kvemb.handle import inside
 from kvemb.options import format_count
 from kvemb.stats import Stats
 from kvemb.variable import Variable as OneStoresVariable
 
 
-def get_or_make(store: StoreHandle[Cluster], arguments: Arguments) -> Variable:
+def get_or_make(store: DefaultStore[Cluster], arguments: Arguments) -> Variable:
     """Return the variable of this full name: open, stored, or new. REQUIRES: the client's lock. See get_variable."""
     client = inside(store)
     session = client.begin_call()
@@ -44,7 +45,7 @@ def get_or_make(store: StoreHandle[Cluster], arguments: Arguments) -> Variable:
     return variable
 
 
-def open_variable(store: StoreHandle[Cluster], name: str) -> OneStoresVariable:
+def open_variable(store: DefaultStore[Cluster], name: str) -> OneStoresVariable:
     """Return a variable of the cluster; if it is not open here, open it as it is stored. Raises KeyError, Closed."""
     client = inside(store)
     client.state.check_here()
@@ -63,7 +64,7 @@ class OpenVariables(VariableMap):
     The next call finds the variable that was made again under that name.
     """
 
-    def __init__(self, store: StoreHandle[Cluster]) -> None:
+    def __init__(self, store: DefaultStore[Cluster]) -> None:
         self._cluster = inside(store)
         super().__init__(self._cluster.names, lambda name: open_variable(store, name))
 

@@ -176,7 +176,7 @@ class Store(DefaultStore[Cluster]):
                 twice or belongs to another store.
             KeyError: The cluster has no variable of a name.
         """
-        parts = call_arguments.parts_to_read(self, keys, out, self.variables)
+        parts = call_arguments.parts_to_read(self, keys, out)
         wanted = [LookupPart(part.table, part.keys, part.values, None, part.counts) for part in parts.values()]
         self._inside.lookup(wanted, touch=bool(touch))
         return call_arguments.rows_of(parts, out)
@@ -198,7 +198,7 @@ class Store(DefaultStore[Cluster]):
                 given twice or belongs to another store.
             KeyError: The cluster has no variable of a name.
         """
-        parts = list(call_arguments.checked_parts(self, grads, call_arguments.part_to_train, self.variables).values())
+        parts = list(call_arguments.checked_parts(self, grads, call_arguments.part_to_train).values())
         failures = self._inside.train([StepPart(part.table, part.keys, part.values) for part in parts])
         for part, failure in zip(parts, failures, strict=True):
             if failure is not None:
@@ -220,7 +220,7 @@ class Store(DefaultStore[Cluster]):
             TypeError, ValueError: As ``lookup`` raises them.
             KeyError: The cluster has no variable of a name.
         """
-        for part in call_arguments.checked_parts(self, keys, call_arguments.part_to_prefetch, self.variables).values():
+        for part in call_arguments.checked_parts(self, keys, call_arguments.part_to_prefetch).values():
             part.table.operations.prefetch(part.keys, bool(after_lookup))
 
     @described_as(OneStore.lookup)

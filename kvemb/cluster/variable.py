@@ -12,10 +12,11 @@ from kvemb.cluster.cluster import Cluster
 from kvemb.cluster.operations import ClusterOperations
 from kvemb.cluster.storage import ClusterStorage
 from kvemb.contracts import HotTable
+from kvemb.defaults import DefaultStore
 from kvemb.engine.specification import Specification
 from kvemb.engine.table import Table
 from kvemb.errors import Closed, ShardLost
-from kvemb.handle import Handle, StoreHandle, inside
+from kvemb.handle import Handle, inside
 from kvemb.memory.budget import Budget
 from kvemb.shared_docs import described_as
 from kvemb.stats import Stats
@@ -34,7 +35,7 @@ class Variable(OneStoresVariable):
     the counters of all shards that had the keys are joined: no key has fewer sightings than before.
     """
 
-    def __init__(self, store: StoreHandle[Cluster], specification: Specification) -> None:
+    def __init__(self, store: DefaultStore[Cluster], specification: Specification) -> None:
         self._store, self._cluster = store, inside(store)
         Handle.__init__(self, _table(self._cluster, specification, self))
 

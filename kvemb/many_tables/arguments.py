@@ -15,11 +15,12 @@ import numpy.typing as npt
 from numpy.lib.array_utils import byte_bounds
 
 from kvemb.checks.brief import brief
+from kvemb.defaults import DefaultStore
 from kvemb.engine.given_keys import gradients, owned_keys
 from kvemb.engine.keys import GivenKeys
 from kvemb.engine.on_device import device_counts
 from kvemb.engine.table import Table
-from kvemb.handle import StoreHandle, inside
+from kvemb.handle import inside
 from kvemb.variable import Variable
 
 Given = TypeVar("Given")
@@ -57,16 +58,14 @@ class TablePart(NamedTuple):
 
 
 def checked_parts(
-    store: StoreHandle[Any],
-    wanted: Mapping[Any, Given],
-    check: Callable[[Table, Given], TablePart],
-    variables: Mapping[str, Variable],
+    store: DefaultStore[Any], wanted: Mapping[Any, Given], check: Callable[[Table, Given], TablePart]
 ) -> dict[Any, TablePart]:
-    """Return each variable's part. Raises before anything changes, naming the variable. variables: the store's."""
+    """Return each variable's part. Raises before anything changes, naming the variable."""
     if not isinstance(wanted, Mapping):
         raise TypeError(f"expected a dict whose keys are variables or their names, got {brief(wanted)}")
     parts: dict[Any, TablePart] = {}
     seen: set[str] = set()
+    variables = store.variables
     for given, arguments in wanted.items():
         table = _table(store, given, variables)
         if table.name in seen:
@@ -79,7 +78,7 @@ def checked_parts(
     return parts
 
 
-def _table(store: StoreHandle[Any], given: Any, variables: Mapping[str, Variable]) -> Table:
+def _table(store: DefaultStore[Any], given: Any, variables: Mapping[str, Variable]) -> Table:
     if isinstance(given, str):
         return inside(variables[given])
     if not isinstance(given, Variable):
@@ -114,15 +113,12 @@ def part_to_read(table: Table, keys: npt.ArrayLike, out: npt.NDArray[Any] | None
 
 
 def parts_to_read(
-    store: StoreHandle[Any],
-    wanted: Mapping[Any, npt.ArrayLike],
-    out: Mapping[Any, npt.NDArray[Any]] | None,
-    variables: Mapping[str, Variable],
+    store: DefaultStore[Any], wanted: Mapping[Any, npt.ArrayLike], out: Mapping[Any, npt.NDArray[Any]] | None
 ) -> dict[Any, TablePart]:
     """Return each variable's part of a lookup. out: the arrays that some of them fill. Raises as checked_parts does."""
     if out is None:
-        return checked_parts(store, wanted, part_to_read, variables)
-    parts = checked_parts(store, _with_arrays(wanted, out), lambda table, given: part_to_read(table, *given), variables)
+        return checked_parts(store, wanted, part_to_read)
+    parts = checked_parts(store, _with_arrays(wanted, out), lambda table, given: part_to_read(table, *given))
     filled = [byte_bounds(array) for array in out.values() if isinstance(array, np.ndarray) and array.size]
     for part in parts.values():
         if part.given.on_device or not len(part.keys):

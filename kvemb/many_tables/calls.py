@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy.typing as npt
 
-from kvemb.catalog import VariableMap, open_variable
+from kvemb.defaults import DefaultStore
 from kvemb.engine.engine import Engine
-from kvemb.handle import StoreHandle, inside
+from kvemb.handle import inside
 from kvemb.many_tables.arguments import (
     TablePart,
     checked_parts,
@@ -27,21 +27,20 @@ from kvemb.operations.reads import MissedKeys
 from kvemb.threads.disk_waits import ReadThreads
 from kvemb.threads.interrupts import uninterrupted
 from kvemb.threads.parallel import cores, run_each
-from kvemb.variable import Variable
 
 # Of the process, because its threads, its cores and the page cache are.
 _read_threads = ReadThreads()
 
 
 def lookup(
-    store: StoreHandle[Engine],
+    store: DefaultStore[Engine],
     wanted: Mapping[Any, npt.ArrayLike],
     *,
     touch: bool,
     out: Mapping[Any, npt.NDArray[Any]] | None = None,
 ) -> dict[Any, npt.NDArray[Any]]:
     """See Store.lookup."""
-    parts = parts_to_read(store, wanted, out, _variables(store))
+    parts = parts_to_read(store, wanted, out)
     tables = [part.table for part in parts.values()]
     while True:
         refreshes = [table.storage.refreshes for table in tables]
@@ -54,9 +53,9 @@ def lookup(
     return rows_of(parts, out)
 
 
-def apply_gradients(store: StoreHandle[Engine], wanted: Mapping[Any, tuple[npt.ArrayLike, npt.ArrayLike]]) -> None:
+def apply_gradients(store: DefaultStore[Engine], wanted: Mapping[Any, tuple[npt.ArrayLike, npt.ArrayLike]]) -> None:
     """See Store.apply_gradients."""
-    parts = list(checked_parts(store, wanted, part_to_train, _variables(store)).values())
+    parts = list(checked_parts(store, wanted, part_to_train).values())
     inside(store).state.check_writable()
 
     def step(part: TablePart) -> Callable[[], None]:
@@ -68,14 +67,10 @@ def apply_gradients(store: StoreHandle[Engine], wanted: Mapping[Any, tuple[npt.A
     _raise_first(parts, failures)
 
 
-def prefetch(store: StoreHandle[Engine], wanted: Mapping[Any, npt.ArrayLike], after_lookup: bool) -> None:
+def prefetch(store: DefaultStore[Engine], wanted: Mapping[Any, npt.ArrayLike], after_lookup: bool) -> None:
     """See Store.prefetch."""
-    for part in checked_parts(store, wanted, part_to_prefetch, _variables(store)).values():
+    for part in checked_parts(store, wanted, part_to_prefetch).values():
         part.given.prefetch(after_lookup=after_lookup)
-
-
-def _variables(store: StoreHandle[Engine]) -> Mapping[str, Variable]:
-    return VariableMap(inside(store).names, lambda name: open_variable(store, name))
 
 
 def _read(parts: list[TablePart], touch: bool) -> None:
