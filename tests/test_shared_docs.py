@@ -124,7 +124,7 @@ def shared(keys: int, *rest: int, touch: bool = True, **others: int) -> int:
         ),
         (
             "Do it.\n\nArgs:\n    own: Its own.\n    touch: Unlike.\n        this.\n\nReturns:\n    None.",
-            "Do it.\n\nArgs:\n{rest}    touch: Unlike.\n        this.\n    own: Its own.\n\nReturns:\n    None.\n{raised}",
+            "Do it.\n\nArgs:\n{rest}    touch: Unlike.\n        this.\n    own: Its own.\n\nReturns:\n    0.\n{raised}",
         ),
     ],
 )

@@ -86,11 +86,6 @@ class HotTables:
         return sum(table.size for table in self.tables)
 
     @property
-    def cells(self) -> int:
-        """Cells of all tables."""
-        return sum(table.capacity_rows for table in self.tables)
-
-    @property
     def nbytes(self) -> int:
         """Bytes of all tables' cells."""
         return sum(table.nbytes for table in self.tables)
@@ -205,9 +200,9 @@ class HotTables:
     ) -> Positions:
         """Pool bags as contracts.HotTable.pool does.
 
-        If keys are in several tables of devices, keys not in `beside` are missing. No table then pools its part of a
-        bag, because rows are summed in order. No table pools the bags whose rows are all in it either, because they are
-        rare: of bags of 20 keys over two devices, one in half a million.
+        If keys are in several tables of devices, keys not in `beside` are missing: rows are summed in order, so no
+        table pools its part of a bag, and bags whose rows are all in one table are rare (of bags of 20 keys over two
+        devices, one in half a million).
         """
         for table, positions in self.by_table(owners):
             if self._host is not None and rule is not None:
@@ -287,18 +282,21 @@ class HotTables:
 
     # By cell. cells (n,) come with the owners of their keys; entries < 0 are skipped.
 
+    def _hot(self, cells: Positions, owners: Owners) -> Iterator[tuple[HotTable, Positions]]:
+        """Yield each table with the positions of its cells, without entries < 0."""
+        for table, positions in self.by_table(owners):
+            mine = np.arange(len(cells))[positions]
+            yield table, mine[cells[mine] >= 0]
+
     def read(self, cells: Positions, owners: Owners) -> Iterator[RowBlock]:
         """Yield the rows of cells, table by table."""
-        for table, positions in self.by_table(owners):
-            mine = cells[positions]
-            if len(hot := mine[mine >= 0]):
-                yield table.read(hot)
+        for table, hot in self._hot(cells, owners):
+            if len(hot):
+                yield table.read(cells[hot])
 
     def put(self, cells: Positions, owners: Owners, rows: RowBlock) -> None:
         """Overwrite the rows in cells with rows (n) of the same keys."""
-        for table, positions in self.by_table(owners):
-            mine = np.arange(len(cells))[positions]
-            hot = mine[cells[mine] >= 0]
+        for table, hot in self._hot(cells, owners):
             table.put(cells[hot], rows.select(hot))
 
     def gather(self, cells: Positions, owners: Owners, out: Values) -> None:
@@ -345,17 +343,13 @@ class HotTables:
 
     def read_slot(self, cells: Positions, owners: Owners, number: int, out: Values) -> None:
         """Copy a slot of cells to out (n, width)."""
-        for table, positions in self.by_table(owners):
-            mine = np.arange(len(cells))[positions]
-            hot = mine[cells[mine] >= 0]
+        for table, hot in self._hot(cells, owners):
             out[hot] = table.read(cells[hot]).slot(number)
 
     def scores(self, cells: Positions, owners: Owners) -> Scores:
         """Return the scores of cells (n,), NaN where an entry is < 0."""
         scores = np.full(len(cells), np.nan)
-        for table, positions in self.by_table(owners):
-            mine = np.arange(len(cells))[positions]
-            hot = mine[cells[mine] >= 0]
+        for table, hot in self._hot(cells, owners):
             scores[hot] = table.scores(cells[hot])
         return scores
 
