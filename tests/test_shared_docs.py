@@ -123,7 +123,7 @@ def shared(keys: int, *rest: int, touch: bool = True, **others: int) -> int:
             "Do it.\n\nArgs:\n{rest}{touch}\nRaises:\n    ValueError: No.",
         ),
         (
-            "Do it.\n\nArgs:\n    own: Its own.\n    touch: Unlike.\n        this.\n\nReturns:\n    None.",
+            "Do it.\n\nArgs:\n    own: Its own.\n    touch: Unlike.\n        this.\n\nReturns:\n    0.",
             "Do it.\n\nArgs:\n{rest}    touch: Unlike.\n        this.\n    own: Its own.\n\nReturns:\n    0.\n{raised}",
         ),
     ],
