@@ -8,13 +8,13 @@ holds the pulled files and the new ones at the same time.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 from kvemb.cluster.durability.epochs import ShardPart, write_changes
-from kvemb.cluster.durability.manifest import ClusterManifest
+from kvemb.cluster.durability.manifest import ClusterManifest, id_of_part
 from kvemb.cluster.durability.series import Published
 from kvemb.cluster.durability.sightings import join_sightings, stored_by
 from kvemb.cluster.router import BUCKETS, buckets_of
@@ -36,6 +36,8 @@ from kvemb.rows.block import RowBlock
 # Rows read from a shard at a time.
 BATCH_ROWS = 16_384
 ALL = (0, BUCKETS - 1)
+# The rows of a variable, in key order.
+Rows = Callable[[str], Iterator[RowBlock]]
 
 
 def gather(parts: list[ShardPart], wanted: Published, target: Path, meter: Meter, before: Checkpoint | None) -> None:
@@ -46,7 +48,8 @@ def gather(parts: list[ShardPart], wanted: Published, target: Path, meter: Meter
     FileExistsError, ColdStoreError.
     """
     with atomic_directory(target) as folder:
-        counts = _write(folder, parts, wanted.described, ALL, meter)
+        with ExitStack() as stack:
+            counts = _write(folder, wanted.described, _rows_of(stack, parts, wanted.described, ALL), meter)
         for name, entry in wanted.described.variables.items():
             if counts[name] != entry.rows:
                 raise Corruption(
@@ -78,16 +81,32 @@ def gather_changes(
 def gather_buckets(
     parts: list[ShardPart], described: ClusterManifest, buckets: tuple[int, int], target: Path, meter: Meter
 ) -> Checkpoint:
-    """Write the rows of some buckets, first and last, as the checkpoint of a new store with an identity of its own.
+    """Write the rows of some buckets, first and last, as the checkpoint of a new shard: write_part()."""
+    with ExitStack() as stack:
+        return write_part(parts, described, buckets, _rows_of(stack, parts, described, buckets), target, meter)
 
-    parts: the shards that have these buckets. Other arguments as for gather().
+
+def write_part(
+    parts: list[ShardPart],
+    described: ClusterManifest,
+    buckets: tuple[int, int],
+    rows: Rows,
+    target: Path,
+    meter: Meter,
+) -> Checkpoint:
+    """Write the part of a cluster's checkpoint that a new shard has, as the checkpoint of a store of its own.
+
+    parts: the old shards that have any of its buckets, without rows. buckets: its first and its last. The shard with
+    the first bucket gets the files saved beside the rows. Other arguments as for gather().
     """
     with atomic_directory(target) as folder:
-        counts = _write(folder, parts, described, buckets, meter)
+        counts = _write(folder, described, rows, meter)
         variables = {name: replace(entry, rows=counts[name]) for name, entry in described.variables.items()}
         store = uuid.uuid4().hex
-        made = Manifest(store, uuid.uuid4().hex, None, 1, described.created, variables, changes=[Epoch(store)])
-        made = replace(made, sightings=_write_sightings(folder, parts, 1))
+        made = Manifest(store, id_of_part(described.id, store), None, 1, described.created, variables)
+        made = replace(made, changes=[Epoch(store)], sightings=_write_sightings(folder, parts, 1))
+        if buckets[0] == 0:
+            _link_attached(folder, parts[0])
         complete(folder, made)
     return Checkpoint(target)
 
@@ -99,30 +118,41 @@ def _complete(folder: Path, parts: list[ShardPart], wanted: Published, before: C
     made = Manifest(described.store, described.id, parent, number, described.created, dict(described.variables))
     made = replace(made, extra=described.extra, hot=_write_hot(folder, parts, number, described))
     made = replace(made, sightings=_write_sightings(folder, parts, number))
-    for name in parts[0].described.attached:
-        (folder / layout.FILES).mkdir(exist_ok=True)
-        fresh_files.link_or_copy(parts[0].path / name, folder / name)
+    _link_attached(folder, parts[0])
     made = replace(made, changes=write_changes(parts, described, before, folder, made))
     complete(folder, made, None if before is None else before.path)
 
 
-def _write(
-    folder: Path, parts: list[ShardPart], described: ClusterManifest, buckets: tuple[int, int], meter: Meter
-) -> dict[str, int]:
-    """Write the rows of some buckets; returns how many each variable has."""
+def _link_attached(folder: Path, first: ShardPart) -> None:
+    """Link the files that the first shard has beside the rows."""
+    for name in first.described.attached:
+        (folder / layout.FILES).mkdir(exist_ok=True)
+        fresh_files.link_or_copy(first.path / name, folder / name)
+
+
+def _write(folder: Path, described: ClusterManifest, rows: Rows, meter: Meter) -> dict[str, int]:
+    """Write rows; returns how many each variable has."""
     counts = dict.fromkeys(described.variables, 0)
-    with ExitStack() as stack:
-        sources = [stack.enter_context(opened(part.path, part.described)) for part in parts]
 
-        def rows(name: str) -> Iterator[RowBlock]:
-            streams = [_chosen(source, name, buckets) for source in sources]
-            for block in merged(streams, described.variables[name].schema, BATCH_ROWS):
-                counts[name] += len(block)
-                meter(len(block))
-                yield block
+    def counted(name: str) -> Iterator[RowBlock]:
+        for block in rows(name):
+            counts[name] += len(block)
+            meter(len(block))
+            yield block
 
-        write_rows(folder / layout.ROWS, dict(sorted(described.variables.items())), rows, folder)
+    write_rows(folder / layout.ROWS, dict(sorted(described.variables.items())), counted, folder)
     return counts
+
+
+def _rows_of(stack: ExitStack, parts: list[ShardPart], described: ClusterManifest, buckets: tuple[int, int]) -> Rows:
+    """Open shards until the end of the stack; returns the rows of some buckets that they have."""
+    sources = [stack.enter_context(opened(part.path, part.described)) for part in parts]
+
+    def rows(name: str) -> Iterator[RowBlock]:
+        streams = [_chosen(source, name, buckets) for source in sources]
+        return merged(streams, described.variables[name].schema, BATCH_ROWS)
+
+    return rows
 
 
 def _chosen(source: ReadableCheckpoint, name: str, buckets: tuple[int, int]) -> Iterator[RowBlock]:

@@ -1,15 +1,13 @@
 """Rewrites a checkpoint of a cluster for another number of shards, without opening the cluster.
 
 Each old shard is read once. Its rows are written to sorted runs on disk, one for each new shard. When a new shard has
-all its rows, its store is loaded from the runs, and pushed. The next old shard is pulled, and new shards are loaded, in
-the background. Memory does not grow with the table.
+all its rows, its checkpoint is written from the runs, and pushed. The next old shard is pulled, and new shards are
+written, in the background. Memory does not grow with the table.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import time
 import uuid
 from collections.abc import Mapping
@@ -19,32 +17,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvemb import bulk, opening
 from kvemb.checks.numeric import as_int
 from kvemb.cluster.durability.epochs import ShardPart
-from kvemb.cluster.durability.manifest import ShardEntry, id_of_part, ranges
+from kvemb.cluster.durability.gathering import write_part
+from kvemb.cluster.durability.manifest import ShardEntry, ranges
 from kvemb.cluster.durability.offline import found
 from kvemb.cluster.durability.restoring import ClusterRemote
 from kvemb.cluster.durability.series import ClusterSeries, Published
-from kvemb.cluster.durability.sightings import join_sightings, stored_by
 from kvemb.cluster.router import BUCKETS, Router
 from kvemb.durability import fresh_files, layout, paths
-from kvemb.durability.attachments import Attachments
-from kvemb.durability.layout import series_name
-from kvemb.durability.sightings.point_files import Stored
-from kvemb.engine.admitting import adopt_sightings
+from kvemb.durability.readable import opened
+from kvemb.durability.scratch import scratch as scratch_folder
 from kvemb.handle import inside
 from kvemb.limits import Limits
-from kvemb.offline.loading import BulkLoader
 from kvemb.offline.sorter import Sorter
-from kvemb.options import MIN_BUDGET_BYTES
 from kvemb.progress import Meter, Progress
-from kvemb.store import Store
 from kvemb.threads.interrupts import result_of
 from kvemb.threads.pool import Threads
 
-# The memory budget of a new shard's store; rows do not pass through its hot tier.
-BUDGET = "32MiB"
 # Bounds of rows in memory: those being sorted for all new shards, those of the merged runs of a shard, and those read
 # at a time.
 SIZES = Limits(sort_bytes=16 << 20, scan_rows=16_384)
@@ -100,159 +90,86 @@ def reshard(
     count = as_int(shards, "shards", 1, BUCKETS)
     source, target = ClusterRemote(url, options), ClusterSeries(out, options)
     wanted = found(source, number)
-    root = Path(tempfile.gettempdir()) if scratch is None else paths.local(scratch, "scratch").absolute()
+    root = None if scratch is None else paths.local(scratch, "scratch").absolute()
     with ExitStack() as undo:
-        if (lock := target.lock()) is not None:
-            undo.callback(lock.close)
+        undo.callback(target.lock().close)
         with layout.as_cold_store_error(f"write to {root}"):
-            fresh_files.make_directory(root)
-            folder = Path(tempfile.mkdtemp(prefix="kvemb-reshard-", dir=root))
-        undo.callback(shutil.rmtree, folder, ignore_errors=True)
-        work = _Resharding(source, wanted, target, folder, Meter(wanted.rows, progress), limits)
-        parts: dict[str, Any] = {"shards": tuple(work.divided(count)), "follows": ()}
-        target.publish(work.number, replace(wanted.described, id=work.id, created=time.time(), **parts))
-        return work.number
-
-
-class _NewShard:
-    """The rows of a new shard, in sorted runs, one Sorter for each variable. buckets: its first and its last.
-
-    made: the old shards that have these buckets. counted: their counter files.
-    """
-
-    def __init__(self, folder: Path, buckets: tuple[int, int], limits: Limits) -> None:
-        self.folder, self.buckets = folder, buckets
-        self.made: list[ShardPart] = []
-        self.counted: list[Stored] = []
-        self._limits = limits
-        self._sorters: dict[str, Sorter] = {}
-
-    def sorter(self, name: str, source: Store) -> Sorter:
-        """Return the sorter of a variable."""
-        if name not in self._sorters:
-            folder = self.folder / str(len(self._sorters))
-            with layout.as_cold_store_error(f"write to {folder}"):
-                fresh_files.make_directory(folder)
-            self._sorters[name] = Sorter(inside(source.variables[name]).schema, folder, self._limits)
-        return self._sorters[name]
-
-    def add_shard(self, old: ShardPart) -> None:
-        """Record an old shard that has some of the buckets, and keep its counter files, which are deleted with it."""
-        kept = self.folder / f"counted-{len(self.made)}"
-        with layout.as_cold_store_error(f"write to {kept}"):
-            fresh_files.make_directory(kept)
-            for source, counted in (files := stored_by(old)).values():
-                fresh_files.link_or_copy(source / counted.file, kept / counted.file)
-        self.made.append(old)
-        self.counted.append({name: (kept, counted) for name, (_, counted) in files.items()})
-
-    def load(self, store: Store, like: Mapping[str, Mapping[str, Any]], meter: Meter) -> None:
-        """Load all rows into an empty store. like: bulk.described() of each variable."""
-        for name, described in like.items():
-            variable = bulk.make(store, name, described)
-            if name not in self._sorters:
-                continue
-            with BulkLoader(variable) as loading:
-                for block in self._sorters[name].blocks():
-                    loading.add(block)
-                    meter(len(block))
-                loading.finish()
+            if root is not None:
+                fresh_files.make_directory(root)
+            folder = undo.enter_context(scratch_folder("kvemb-reshard-", root))
+        described = replace(wanted.described, id=uuid.uuid4().hex, created=time.time(), shards=(), follows=())
+        work = _Resharding(source, wanted, target, Published(target.next_number(), described), folder, limits)
+        entries = work.written(ranges(count), Meter(wanted.rows, progress))
+        target.publish(work.new.number, replace(described, shards=tuple(entries)))
+        return work.new.number
 
 
 class _Resharding:
-    """The rewriting of one checkpoint in another series. folder: for files. meter: counts rows.
-
-    number, id: of the new checkpoint.
-    """
+    """The rewriting of one checkpoint in another series. new: without shards. folder: for files."""
 
     def __init__(
-        self,
-        source: ClusterRemote,
-        old: Published,
-        target: ClusterSeries,
-        folder: Path,
-        meter: Meter,
-        limits: Limits,
+        self, source: ClusterRemote, old: Published, target: ClusterSeries, new: Published, folder: Path, limits: Limits
     ) -> None:
-        self._source, self._old, self._target, self._limits = source, old, target, limits
-        self._described = old.described
-        self.number, self.id, self._folder, self._meter = target.next_number(), uuid.uuid4().hex, folder, meter
-        self._like: dict[str, dict[str, Any]] = {}
+        self._source, self._old, self._target, self.new = source, old, target, new
+        self._folder, self._limits = folder, limits
 
-    def divided(self, count: int) -> list[ShardEntry]:
-        """Write the new shards."""
-        router, waiting, old = Router(count), list[Future[ShardEntry]](), self._described.shards
-        each = max(1, self._limits.sort_bytes // count // max(1, len(self._described.variables)))
-        limits = replace(self._limits, sort_bytes=each)
-        parts = [_NewShard(self._folder / f"new-{at}", range, limits) for at, range in enumerate(ranges(count))]
-        with Threads(1) as pulling, Threads(1) as loading:
-            coming = pulling.submit(self._pulled, old[0])
-            for at, shard in enumerate(old):
+    def written(self, ranges: list[tuple[int, int]], meter: Meter) -> list[ShardEntry]:
+        """Write and push the new shards, which have these buckets."""
+        count, router = len(ranges), Router(len(ranges))
+        sorters = [self._sorters(at, count) for at in range(count)]
+        shards, parts, waiting = self._old.described.shards, list[ShardPart](), list[Future[ShardEntry]]()
+
+        def write(at: int, old: list[ShardPart]) -> ShardEntry:
+            target, sorted_rows = self._folder / f"checkpoint-{at}", sorters[at]
+            made = write_part(
+                old, self.new.described, ranges[at], lambda name: sorted_rows[name].blocks(), target, meter
+            )
+            store = inside(made).store
+            self._target.of_shard(store).push(made, self.new.number)
+            for left in (target, self._folder / f"runs-{at}"):
+                fresh_files.remove(left)
+            return ShardEntry(*ranges[at], store)
+
+        with Threads(1) as pulling, Threads(1) as writing:
+            coming = pulling.submit(self._pulled, shards[0])
+            for at, shard in enumerate(shards):
                 part, before = result_of(coming), len(waiting)
-                if at + 1 < len(old):
-                    coming = pulling.submit(self._pulled, old[at + 1])
-                if at == 0:
-                    self._keep_attached(part)
-                self._divide(part, router, parts)
-                shutil.rmtree(part.path)
+                if at + 1 < len(shards):
+                    coming = pulling.submit(self._pulled, shards[at + 1])
+                self._divide(part, router, sorters)
+                fresh_files.remove(part.path / layout.ROWS)  # the small files are needed until new shards are written
+                parts.append(part)
                 for done in waiting[:before]:  # so that the disk holds the rows of few shards at a time
                     result_of(done)
-                ready = [part for part in parts[before:] if part.buckets[1] <= shard.last]
-                waiting += [loading.submit(self._loaded, part) for part in ready]
+                for new, (first, last) in enumerate(ranges[before:], start=before):
+                    if last <= shard.last:
+                        old = [part for part in parts if part.shard.last >= first and part.shard.first <= last]
+                        waiting.append(writing.submit(write, new, old))
             return [result_of(done) for done in waiting]
+
+    def _sorters(self, number: int, shards: int) -> dict[str, Sorter]:
+        """Return a sorter of each variable's rows for a new shard."""
+        made, variables = {}, self._old.described.variables
+        each = max(1, self._limits.sort_bytes // shards // max(1, len(variables)))
+        for at, (name, entry) in enumerate(variables.items()):
+            folder = self._folder / f"runs-{number}" / str(at)
+            with layout.as_cold_store_error(f"write to {folder}"):
+                folder.mkdir(parents=True)
+            made[name] = Sorter(entry.schema, folder, replace(self._limits, sort_bytes=each))
+        return made
 
     def _pulled(self, shard: ShardEntry) -> ShardPart:
         (part,) = self._source.pulled(self._old, [shard], self._folder / "old")
         return part
 
-    def _keep_attached(self, first: ShardPart) -> None:
-        """Keep the files that the first old shard saved beside the rows."""
-        for name in first.described.attached:
-            (self._folder / "attached").mkdir(exist_ok=True)
-            fresh_files.link_or_copy(first.path / name, self._folder / "attached" / name.rpartition("/")[2])
-
-    def _divide(self, part: ShardPart, router: Router, parts: list[_NewShard]) -> None:
-        """Read an old shard, and add its rows to the new ones."""
-        old = part.shard
-        given: Any = {"memory_budget": MIN_BUDGET_BYTES, "read_only": True}
-        with opening.open(part.path, **given) as store:
-            for name in sorted(self._described.variables):
-                self._like.setdefault(name, bulk.described(store.variables[name]))
-                for block in inside(store.variables[name]).storage.scan(self._limits.scan_rows):
+    def _divide(self, part: ShardPart, router: Router, sorters: list[dict[str, Sorter]]) -> None:
+        """Read an old shard, and add its rows to those of the new ones."""
+        with opened(part.path, part.described) as source:
+            for name in part.described.variables:
+                cold = source.rows(name)
+                assert cold is not None
+                for block in cold.scan(self._limits.scan_rows):
                     split = router.split(block.keys)
                     rows = block.select(split.order)
                     for shard, where in split.parts:
-                        parts[shard].sorter(name, store).add(rows.part(where.start, where.stop))
-        for new in parts:
-            if new.buckets[0] <= old.last and new.buckets[1] >= old.first:
-                new.add_shard(part)
-
-    def _loaded(self, part: _NewShard) -> ShardEntry:
-        """Make a new shard, and push it."""
-        given: Any = {"memory_budget": BUDGET}
-        store = opening.open(part.folder / "store", **given)
-        try:
-            part.load(store, self._like, self._meter)
-            for name, entry in self._described.variables.items():  # those of the whole table
-                inside(store.variables[name]).storage.advance(entry.step, entry.optimizer_steps)
-            folder = part.folder / layout.SIGHTINGS
-            for name, counted in join_sightings(part.counted, folder, self.number).items():
-                adopt_sightings(inside(store), inside(store.variables[name]), folder, counted)
-        except BaseException:
-            store.close(flush=False)
-            raise
-        return self._pushed(store, part.buckets, part.folder)
-
-    def _pushed(self, store: Store, buckets: tuple[int, int], folder: Path) -> ShardEntry:
-        """Push a shard's store; closes it, and deletes its folder. The first shard gets the files beside the rows."""
-        attached = self._folder / "attached"
-        files = {path.name: path for path in attached.iterdir()} if buckets[0] == 0 and attached.is_dir() else {}
-        try:
-            given = Attachments(files, id=id_of_part(self.id, store.id), linked=True)
-            checkpoint = inside(store).start(folder / series_name(self.number), attached=given).result()
-            assert checkpoint is not None
-            self._target.of_shard(store.id).push(checkpoint, self.number)
-            return ShardEntry(*buckets, store.id)
-        finally:
-            store.close(flush=False)
-            shutil.rmtree(folder, ignore_errors=True)
+                        sorters[shard][name].add(rows.part(where.start, where.stop))

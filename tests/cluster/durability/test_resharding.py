@@ -9,12 +9,11 @@ from quick import quick
 import kvemb
 import kvemb.cluster
 from kvemb import bulk
-from kvemb.cluster.durability import resharding
+from kvemb.cluster.durability import gathering, resharding
 from kvemb.cluster.durability.restoring import ClusterRemote
 from kvemb.cluster.durability.series import ClusterSeries
 from kvemb.errors import ColdStoreError, Corruption
 from kvemb.limits import Limits
-from kvemb.offline import loading
 from kvemb.offline.pushing import Pusher
 from kvemb.tools.stress.lockstep import check_same
 
@@ -94,7 +93,7 @@ def test_each_old_shard_is_pulled_once(open_cluster, tmp_path, monkeypatch):
     assert pulls == [0, 1024, 2048, 3072]
 
 
-@pytest.mark.parametrize("fails", ["pull", "spool", "load", "push"])
+@pytest.mark.parametrize("fails", ["pull", "spool", "write", "push"])
 def test_a_failure_leaves_no_checkpoint_and_no_files_here(open_cluster, tmp_path, monkeypatch, fails):
     make(open_cluster, tmp_path / "series", 3)
 
@@ -107,7 +106,7 @@ def test_a_failure_leaves_no_checkpoint_and_no_files_here(open_cluster, tmp_path
     else:
         places = {
             "spool": (resharding.Sorter, "add"),
-            "load": (loading.TableFiles, "append"),
+            "write": (gathering, "write_rows"),
             "push": (Pusher, "push"),
         }
         monkeypatch.setattr(*places[fails], fail)
