@@ -116,14 +116,12 @@ class _Resharding:
     def written(self, ranges: list[tuple[int, int]], meter: Meter) -> list[ShardEntry]:
         """Write and push the new shards, which have these buckets."""
         count, router = len(ranges), Router(len(ranges))
-        sorters = [self._sorters(at, count) for at in range(count)]
+        sorters = {at: self._sorters(at, count) for at in range(count)}
         shards, parts, waiting = self._old.described.shards, list[ShardPart](), list[Future[ShardEntry]]()
 
-        def write(at: int, old: list[ShardPart]) -> ShardEntry:
-            target, sorted_rows = self._folder / f"checkpoint-{at}", sorters[at]
-            made = write_part(
-                old, self.new.described, ranges[at], lambda name: sorted_rows[name].blocks(), target, meter
-            )
+        def write(at: int, rows: dict[str, Sorter], old: list[ShardPart]) -> ShardEntry:
+            target = self._folder / f"checkpoint-{at}"
+            made = write_part(old, self.new.described, ranges[at], lambda name: rows[name].blocks(), target, meter)
             store = inside(made).store
             self._target.of_shard(store).push(made, self.new.number)
             for left in (target, self._folder / f"runs-{at}"):
@@ -144,7 +142,7 @@ class _Resharding:
                 for new, (first, last) in enumerate(ranges[before:], start=before):
                     if last <= shard.last:
                         old = [part for part in parts if part.shard.last >= first and part.shard.first <= last]
-                        waiting.append(writing.submit(write, new, old))
+                        waiting.append(writing.submit(write, new, sorters.pop(new), old))
             return [result_of(done) for done in waiting]
 
     def _sorters(self, number: int, shards: int) -> dict[str, Sorter]:
@@ -162,7 +160,7 @@ class _Resharding:
         (part,) = self._source.pulled(self._old, [shard], self._folder / "old")
         return part
 
-    def _divide(self, part: ShardPart, router: Router, sorters: list[dict[str, Sorter]]) -> None:
+    def _divide(self, part: ShardPart, router: Router, sorters: dict[int, dict[str, Sorter]]) -> None:
         """Read an old shard, and add its rows to those of the new ones."""
         with opened(part.path, part.described) as source:
             for name in part.described.variables:
