@@ -21,8 +21,8 @@ from kvemb.checks.numeric import as_int
 from kvemb.checks.ranges import MAX_GIVEN_STEPS, MAX_PARTS, MAX_ROWS
 from kvemb.durability import layout
 from kvemb.durability.checkpoint import Checkpoint
-from kvemb.durability.manifest import entry_of
 from kvemb.durability.scratch import scratch
+from kvemb.durability.variable_entry import entry_of
 from kvemb.engine.admitting import adopt_sightings
 from kvemb.handle import inside
 from kvemb.offline.loading import Loaded, Rows, load

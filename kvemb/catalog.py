@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 from kvemb.checks.brief import there_are
-from kvemb.durability.manifest import VariableEntry
+from kvemb.durability.variable_entry import VariableEntry
 from kvemb.engine.agreement import agreed_optimizer
 from kvemb.engine.arguments import Arguments
 from kvemb.engine.engine import Engine

@@ -13,8 +13,9 @@ from kvemb.durability import layout, readable
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.delta import epochs_since
 from kvemb.durability.epochs import common_checkpoint, dropped_variables
-from kvemb.durability.manifest import Epoch, VariableEntry
+from kvemb.durability.manifest import Epoch
 from kvemb.durability.readable import ReadableCheckpoint
+from kvemb.durability.variable_entry import VariableEntry
 from kvemb.engine.admitting import adopt_sightings
 from kvemb.engine.dropping import drop
 from kvemb.engine.engine import Engine

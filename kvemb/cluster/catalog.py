@@ -10,7 +10,7 @@ from kvemb.cluster.cluster import Cluster
 from kvemb.cluster.storage import ClusterStorage
 from kvemb.cluster.variable import Variable, arguments_of
 from kvemb.defaults import DefaultStore
-from kvemb.durability.manifest import VariableEntry
+from kvemb.durability.variable_entry import VariableEntry
 from kvemb.engine.agreement import agreed_optimizer, completed
 from kvemb.engine.arguments import Arguments, GraphKeys
 from kvemb.engine.specification import check_name, specify

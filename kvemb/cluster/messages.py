@@ -9,7 +9,7 @@ import numpy.typing as npt
 from kvemb.cluster.calls import Timeouts
 from kvemb.cluster.coordination.counting import StepCounts
 from kvemb.cluster.transport import Transport
-from kvemb.durability.manifest import VariableEntry
+from kvemb.durability.variable_entry import VariableEntry
 from kvemb.moment import Moment
 from kvemb.rows.hashing import Keys, Positions
 

@@ -25,7 +25,7 @@ from kvemb.cluster.ranking import Ranking
 from kvemb.cluster.scans import Scans
 from kvemb.cluster.transport import ShardFailed
 from kvemb.contracts import Mask, Values
-from kvemb.durability.manifest import VariableEntry
+from kvemb.durability.variable_entry import VariableEntry
 from kvemb.engine.table import Table
 from kvemb.errors import Closed, ColdStoreError, Corruption, KvembError, ReadOnly
 from kvemb.handle import inside

@@ -25,8 +25,9 @@ from kvemb.durability import cold_databases, fresh_files, inventory, journal_seg
 from kvemb.durability.attachments import AttachedFiles
 from kvemb.durability.delta import Change, differences, epochs_since
 from kvemb.durability.epochs import dropped_variables
-from kvemb.durability.manifest import FileEntry, HotRows, Manifest, VariableEntry, rows_in_words
+from kvemb.durability.manifest import FileEntry, HotRows, Manifest
 from kvemb.durability.readable import opened
+from kvemb.durability.variable_entry import VariableEntry, rows_in_words
 from kvemb.errors import CheckpointNotFound, Locked
 from kvemb.handle import Handle, inside
 from kvemb.limits import DEFAULT

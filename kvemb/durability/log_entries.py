@@ -11,7 +11,7 @@ import numpy as np
 from kvemb.checks.brief import brief
 from kvemb.checks.ranges import MAX_STEPS
 from kvemb.durability.journal_segments import CLEARED, COUNTED, NUMBER, REMOVED, ROWS, LogEntry, counted, read
-from kvemb.durability.manifest import VariableEntry
+from kvemb.durability.variable_entry import VariableEntry
 from kvemb.errors import Corruption
 from kvemb.rows.codec import KEY_BYTES, record_dtype, unordered_keys
 from kvemb.rows.schema import Schema

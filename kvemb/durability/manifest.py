@@ -1,7 +1,6 @@
 """The manifest of a checkpoint: its identity, its variables, and its files with their checksums.
 
 One JSON file, `manifest.json`, next to the rows (FORMAT.md, "Manifest"). Pure values, except read() and write().
-Longer than 300 lines: how a manifest becomes text, and how it is read again, are beside its fields.
 """
 
 from __future__ import annotations
@@ -9,18 +8,21 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from kvemb.checks import names
 from kvemb.checks.brief import brief
-from kvemb.checks.fields import Fields
+from kvemb.checks.fields import OMITTED, Id, Refused, Sha256, array, as_json, integer, number, shown, text
+from kvemb.checks.fields import read as read_fields
+from kvemb.checks.names import Name
+from kvemb.checks.ranges import END_OF_TIME, MAX_FILE_BYTES, MAX_POINTS, MAX_ROWS
 from kvemb.durability import fresh_files
-from kvemb.durability.manifest_fields import check, check_variable
 from kvemb.durability.sightings.counter_file import Counted
+from kvemb.durability.variable_entry import VariableEntry, check_variable, with_widths
 from kvemb.errors import CheckpointNotFound, Corruption, UnsupportedFormat
-from kvemb.rows.schema import Schema, SlotShape, dtype_of
 
 FORMAT = 5  # on disk; do not renumber. 4 is used by another object at a URL (kvemb.offline.chain)
 # Formats that can be read. In format 2 a slot is only a name, and as wide as the embedding; before 5, nothing is
@@ -39,51 +41,25 @@ _FILE = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class VariableEntry:
-    """One variable, as stored. Dtypes by name; initializer, optimizer, policy and creator as JSON, from to_json()."""
-
-    key_dtype: str
-    value_dtype: str
-    dim: int
-    slots: tuple[SlotShape, ...]
-    initializer: dict[str, Any]
-    optimizer: dict[str, Any] | None
-    policy: dict[str, Any] | None
-    creator: dict[str, Any]
-    trainable: bool
-    checkpoint: bool
-    bp_v2: bool
-    rows: int
-    step: int
-    optimizer_steps: int = 0
-
-    @property
-    def schema(self) -> Schema:
-        """The schema of its rows."""
-        return Schema(dtype_of(self.key_dtype), dtype_of(self.value_dtype), self.dim, self.slots)
-
-
-def rows_in_words(variables: Mapping[str, VariableEntry]) -> str:
-    """Return how many variables and rows there are, for messages."""
-    rows = sum(entry.rows for entry in variables.values())
-    return f"{len(variables)} variable{'s' * (len(variables) != 1)}, {rows:,} row{'s' * (rows != 1)}"
+_KeyFile = Annotated[str, text(r"[0-9]{6,18}\.keys", "a name such as '000007.keys'")]
+_HotFile = Annotated[str, text(r"[0-9]{6,18}-[0-9]{3,18}\.keys", "a name such as '000007-000.keys'")]
+_Place = Annotated[str, text(r"host|gpu:[0-9]{1,4}", "'host' or names such as 'gpu:0'")]
 
 
 @dataclass(frozen=True)
 class FileEntry:
     """One file of a checkpoint."""
 
-    bytes: int
-    sha256: str
+    bytes: Annotated[int, integer(0, MAX_FILE_BYTES)]
+    sha256: Sha256
 
 
 @dataclass(frozen=True)
 class HotRows:
     """Rows of a variable that were hot in one memory, and the bytes of all its cells there."""
 
-    rows: int
-    bytes: int
+    rows: Annotated[int, integer(0, MAX_ROWS)]
+    bytes: Annotated[int, integer(0, MAX_FILE_BYTES)]
 
 
 @dataclass
@@ -94,9 +70,9 @@ class EpochChanges:
     """
 
     cleared: bool = False
-    files: list[str] = field(default_factory=list)
-    dropped: bool = False
-    left: bool = False
+    files: list[_KeyFile] = field(default_factory=list)
+    dropped: Annotated[bool, OMITTED] = False
+    left: Annotated[bool, OMITTED] = False
 
 
 @dataclass
@@ -107,9 +83,9 @@ class Epoch:
     delta: its id, after those of the checkpoints that were passed; if it was restored from it: empty; otherwise None.
     """
 
-    since: str
-    variables: dict[str, EpochChanges] = field(default_factory=dict)
-    includes: list[str] | None = None
+    since: Id
+    variables: dict[Name, EpochChanges] = field(default_factory=dict)
+    includes: Annotated[list[Id] | None, OMITTED] = None
 
     def copied(self) -> Epoch:
         """Return a copy that shares no list. copy.deepcopy would take many times as long, and leave garbage."""
@@ -130,19 +106,19 @@ class Manifest:
     memory, "gpu:0" or "host". sightings: by variable, for those with an Admission that counted any.
     """
 
-    store: str
-    id: str
-    parent: str | None
-    point: int
-    created: float
-    variables: dict[str, VariableEntry] = field(default_factory=dict)
-    hot: dict[str, list[str]] = field(default_factory=dict)
-    changes: list[Epoch] = field(default_factory=list)
-    files: dict[str, FileEntry] = field(default_factory=dict)
-    left_out: list[str] = field(default_factory=list)
-    extra: dict[str, Any] = field(default_factory=dict)
-    tiers: dict[str, dict[str, HotRows]] = field(default_factory=dict)
-    sightings: dict[str, Counted] = field(default_factory=dict)
+    store: Id
+    id: Id
+    parent: Id | None
+    point: Annotated[int, integer(1, MAX_POINTS)]
+    created: Annotated[float, number(0, END_OF_TIME)]
+    variables: dict[Name, VariableEntry] = field(default_factory=dict)
+    hot: dict[Name, list[_HotFile]] = field(default_factory=dict)
+    changes: Annotated[list[Epoch], array(1, MAX_CHARACTERS)] = field(default_factory=list)
+    files: dict[names.Path, FileEntry] = field(default_factory=dict)
+    left_out: Annotated[list[Name], OMITTED] = field(default_factory=list)
+    extra: Annotated[dict[str, Any], OMITTED] = field(default_factory=dict)
+    tiers: Annotated[dict[Name, dict[_Place, HotRows]], OMITTED] = field(default_factory=dict)
+    sightings: Annotated[dict[Name, Counted], OMITTED] = field(default_factory=dict)
 
     def only(self, names: Collection[str]) -> Manifest:
         """Return the manifest of a checkpoint of some of the variables."""
@@ -197,53 +173,15 @@ def text_of(data: dict[str, Any]) -> str:
 
 def _indented(value: Any, levels: int, line: str = "\n ") -> str:
     if not (levels and isinstance(value, dict) and value):
-        return json.dumps(value)
+        return json.dumps(value, default=as_json)
     entries = (f"{json.dumps(name)}: {_indented(entry, levels - 1, line + ' ')}" for name, entry in value.items())
     return "{" + line + ("," + line).join(entries) + line[:-1] + "}"
 
 
 def data_of(manifest: Manifest) -> dict[str, Any]:
-    """Return a manifest as JSON, checksum included; parse() reads its text. Do not change it.
-
-    dataclasses.asdict would take five times as long, because it copies everything.
-    """
-    data: dict[str, Any] = {"format": FORMAT, **_fields(manifest)}
-    for name in ("left_out", "extra", "tiers", "sightings"):
-        if not data[name]:
-            del data[name]
-    data["variables"] = {name: _data_of_variable(entry) for name, entry in manifest.variables.items()}
-    data["changes"] = [_data_of_epoch(epoch) for epoch in manifest.changes]
-    data["files"] = {name: _fields(entry) for name, entry in manifest.files.items()}
-    if manifest.tiers:
-        tiers = manifest.tiers.items()
-        data["tiers"] = {name: {at: _fields(held) for at, held in places.items()} for name, places in tiers}
-    if manifest.sightings:
-        data["sightings"] = {name: _fields(counted) for name, counted in manifest.sightings.items()}
+    """Return a manifest for text_of, checksum included; parse() reads the text."""
+    data = {"format": FORMAT, **as_json(manifest)}
     return {"checksum": checksum_of(data), **data}
-
-
-def _fields(of: Any) -> dict[str, Any]:
-    return {name: getattr(of, name) for name in of.__dataclass_fields__}
-
-
-def _data_of_variable(entry: VariableEntry) -> dict[str, Any]:
-    data = {**_fields(entry), "slots": [_fields(slot) for slot in entry.slots]}
-    if not entry.optimizer_steps:
-        del data["optimizer_steps"]
-    return data
-
-
-def _data_of_epoch(epoch: Epoch) -> dict[str, Any]:
-    data = _fields(epoch)
-    if epoch.includes is None:
-        del data["includes"]
-    data["variables"] = {}
-    for name, changed in epoch.variables.items():
-        fields = data["variables"][name] = _fields(changed)
-        for flag in ("dropped", "left"):
-            if not fields[flag]:
-                del fields[flag]
-    return data
 
 
 def read(directory: Path, *, max_characters: int = MAX_CHARACTERS) -> Manifest:
@@ -281,14 +219,9 @@ def parse(text: str, path: str, *, max_characters: int = MAX_CHARACTERS) -> Mani
         if data.pop("checksum") != checksum_of(data):
             raise ValueError("its checksum is wrong")
         del data["format"]
-        check(data, version)
-        data["variables"] = {name: _entry(entry) for name, entry in data["variables"].items()}
-        data["files"] = {name: FileEntry(**entry) for name, entry in data["files"].items()}
-        data["changes"] = [_epoch(**epoch) for epoch in data["changes"]]
-        tiers = data.get("tiers", {})
-        data["tiers"] = {name: {at: HotRows(**held) for at, held in places.items()} for name, places in tiers.items()}
-        data["sightings"] = {name: Counted(**entry) for name, entry in data.get("sightings", {}).items()}
-        manifest = Manifest(**data)
+        manifest = read_fields(Manifest, _as_newest(data, version))
+        for name, entry in manifest.variables.items():
+            check_variable(entry, f"variables.{shown(name)}")
         if strange := [name for name in manifest.files if not _is_listed(name, version)]:
             raise ValueError(f"it lists {brief(strange[0])}, which is no file of a checkpoint")
         if missing := manifest.named_files - set(manifest.files):
@@ -308,24 +241,17 @@ def _is_listed(name: str, version: int) -> bool:
 
 def checksum_of(data: dict[str, Any]) -> str:
     """Return the sha256 of an object's other fields, as compact JSON with sorted names."""
-    return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":"), default=as_json).encode()).hexdigest()
 
 
-def _epoch(since: str, variables: dict[str, Any], includes: list[str] | None = None) -> Epoch:
-    return Epoch(since, {name: EpochChanges(**changed) for name, changed in variables.items()}, includes)
-
-
-def _entry(data: dict[str, Any]) -> VariableEntry:
-    slots = [SlotShape(slot, data["dim"]) if isinstance(slot, str) else SlotShape(**slot) for slot in data["slots"]]
-    return VariableEntry(**{**data, "slots": tuple(slots)})
-
-
-def entry_of(data: dict[str, Any], what: str) -> VariableEntry:
-    """Parse a variable's entry, of a manifest of any readable format. Raises UnsupportedFormat."""
-    try:
-        slots = Fields(data).elements("slots")
-        named = bool(slots) and all(isinstance(slot, str) for slot in slots)
-        check_variable(Fields(data), 2 if named else FORMAT)
-        return _entry(data)
-    except (ValueError, RecursionError) as error:
-        raise UnsupportedFormat(f"{what!r} is described in a way this kvemb cannot read: {error}") from error
+def _as_newest(data: dict[str, Any], version: int) -> dict[str, Any]:
+    """Return the fields of a manifest of an older format as those of FORMAT. Raises for fields that it did not have."""
+    if version == FORMAT:
+        return data
+    entries = data["variables"]
+    newer = {"extra", "tiers", "sightings"} & data.keys()
+    if newer or any("optimizer_steps" in entry for entry in entries.values()):
+        raise Refused("is not a field that this kvemb knows", min(newer, default="optimizer_steps"))
+    return (
+        {**data, "variables": {name: with_widths(entry) for name, entry in entries.items()}} if version == 2 else data
+    )

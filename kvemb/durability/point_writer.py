@@ -30,9 +30,10 @@ from kvemb.durability.checkpoint import Checkpoint, DirectoryDraft, complete, wr
 from kvemb.durability.epochs import dropped_variables
 from kvemb.durability.hotset import write_hot
 from kvemb.durability.journal import Journal
-from kvemb.durability.manifest import Epoch, HotRows, Manifest, VariableEntry
+from kvemb.durability.manifest import Epoch, HotRows, Manifest
 from kvemb.durability.points import Points
 from kvemb.durability.sightings.point_files import write_sightings
+from kvemb.durability.variable_entry import VariableEntry
 from kvemb.errors import CheckpointNotFound, ColdStoreError, KvembError
 from kvemb.operations.sightings import Counters, Sightings
 from kvemb.rows.codec import Ordered
@@ -119,10 +120,9 @@ class PointWriter:
                 self._last = closing is not None
                 self._rotate(state)
                 entries = {part.name: part.entry() for part in self._parts}
-                self._manifest = self._points.describe(self._number, entries, self._without)
-                identity = self._attached.id or self._manifest.id
+                new, given = self._points.describe(self._number, entries, self._without), self._attached
                 tiers = _on_gpus({part.name: part.storage.hot_tables.sizes() for part in self._parts})
-                self._manifest = replace(self._manifest, id=identity, extra=self._attached.extra, tiers=tiers)
+                self._manifest = replace(new, id=given.id or new.id, extra=given.extra, tiers=tiers)
                 for part in self._parts:
                     part.storage.snapshot.prepare()
                 for number, part in enumerate(self._parts):

@@ -20,9 +20,10 @@ from kvemb.contracts import ColdDatabase
 from kvemb.durability import fresh_files, inventory, journal_segments, layout, manifest, paths
 from kvemb.durability.checkpoint import DirectoryDraft, warn_if_not_closed
 from kvemb.durability.inventory import Inventory
-from kvemb.durability.manifest import Epoch, Manifest, VariableEntry
+from kvemb.durability.manifest import Epoch, Manifest
 from kvemb.durability.readable import database_in_place
 from kvemb.durability.sightings.point_files import Adopted, Stored
+from kvemb.durability.variable_entry import VariableEntry
 from kvemb.errors import KvembError, StoreNotFound
 
 Value = TypeVar("Value")

@@ -16,7 +16,8 @@ from kvemb.contracts import ColdDatabase, ColdStore
 from kvemb.durability import journal_segments
 from kvemb.durability.changes import ChangeLog
 from kvemb.durability.journal_segments import LogEntry
-from kvemb.durability.manifest import Manifest, VariableEntry
+from kvemb.durability.manifest import Manifest
+from kvemb.durability.variable_entry import VariableEntry
 from kvemb.errors import Corruption
 from kvemb.options import format_count, format_time
 from kvemb.rows.block import REMOVED, RowBlock

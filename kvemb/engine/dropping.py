@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import replace
 
-from kvemb.durability.manifest import VariableEntry
+from kvemb.durability.variable_entry import VariableEntry
 from kvemb.engine.assembly import give_back, poison_if_there
 from kvemb.engine.engine import Engine
 from kvemb.engine.table import Table

@@ -13,10 +13,10 @@ import numpy as np
 
 from kvemb import registry
 from kvemb.checks.brief import brief
+from kvemb.checks.names import is_name
 from kvemb.checks.numeric import as_int
 from kvemb.checks.ranges import MAX_DIM, MAX_NAME_BYTES, MAX_ROWS
-from kvemb.durability.manifest import VariableEntry
-from kvemb.durability.manifest_fields import is_name
+from kvemb.durability.variable_entry import VariableEntry
 from kvemb.engine.arguments import AnyArguments, GraphKeys, UnsetFlag, UnsetInt, UnsetName, check_given
 from kvemb.errors import SchemaMismatch
 from kvemb.initializers import Initializer, as_initializer, initializer_from_json

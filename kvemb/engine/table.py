@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb.checks.brief import brief
-from kvemb.durability.manifest import VariableEntry
 from kvemb.durability.point_writer import VariablePart
+from kvemb.durability.variable_entry import VariableEntry
 from kvemb.engine.specification import Specification, check_optimizer
 from kvemb.errors import Closed
 from kvemb.limits import DEFAULT, Limits

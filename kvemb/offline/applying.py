@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kvemb.contracts import ColdDatabase, SortedFile
 from kvemb.durability import cold_databases, layout
-from kvemb.durability.manifest import VariableEntry
+from kvemb.durability.variable_entry import VariableEntry
 from kvemb.errors import Corruption
 from kvemb.limits import DEFAULT
 from kvemb.offline.delta_file import DeltaFile, frame_rows

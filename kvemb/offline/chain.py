@@ -8,10 +8,10 @@ So each description names everything that its checkpoint needs. Pure values and 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
-from kvemb.checks.fields import ID, SHA256, Fields
+from kvemb.checks.fields import Id, Sha256, array, as_json, integer, read
 from kvemb.checks.ranges import MAX_FILE_BYTES, MAX_SERIES
 from kvemb.durability import layout, manifest
 from kvemb.durability.layout import series_name
@@ -26,10 +26,10 @@ MAX_DELTAS = 256
 class Delta:
     """A delta file: the number and the id of the checkpoint that it leads to, its size and checksum."""
 
-    number: int
-    id: str
-    bytes: int
-    sha256: str
+    number: Annotated[int, integer(0, MAX_SERIES)]
+    id: Id
+    bytes: Annotated[int, integer(0, MAX_FILE_BYTES)]
+    sha256: Sha256
 
     @property
     def file(self) -> FileEntry:
@@ -41,8 +41,17 @@ class Delta:
 class Base:
     """The whole checkpoint that the first delta begins with."""
 
-    number: int
-    id: str
+    number: Annotated[int, integer(0, MAX_SERIES)]
+    id: Id
+
+
+@dataclass(frozen=True)
+class _Written:
+    """The description of a checkpoint that is not whole, as JSON."""
+
+    base: Base
+    deltas: Annotated[tuple[Delta, ...], array(1, MAX_DELTAS)]
+    manifest: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -97,12 +106,8 @@ def is_row_file(name: str) -> bool:
 def text_of(pushed: PushedCheckpoint) -> bytes:
     """Return the text to write for a checkpoint that is not whole."""
     assert pushed.base is not None
-    data = {
-        "format": FORMAT,
-        "base": asdict(pushed.base),
-        "deltas": [asdict(delta) for delta in pushed.deltas],
-        "manifest": manifest.data_of(pushed.described),
-    }
+    written = _Written(pushed.base, pushed.deltas, manifest.data_of(pushed.described))
+    data = {"format": FORMAT, **as_json(written)}
     return manifest.text_of({"checksum": manifest.checksum_of(data), **data}).encode()
 
 
@@ -113,22 +118,14 @@ def parse(text: str, where: str, *, max_characters: int) -> PushedCheckpoint:
     try:
         if data.pop("checksum", None) != manifest.checksum_of(data):
             raise ValueError("its checksum is wrong")
-        fields = Fields(data)
-        fields.take("format")
-        described = json.dumps(fields.take("manifest"))
-        base = fields.fields("base")
-        begin = Base(base.integer("number", 0, MAX_SERIES), base.text("id", *ID))
-        base.done()
-        deltas = [_delta(Fields(each, f"deltas[{at}]")) for at, each in enumerate(fields.elements("deltas"))]
-        fields.done()
-        if not 0 < len(deltas) <= MAX_DELTAS:
-            raise ValueError(f"it must have 1 to {MAX_DELTAS} deltas, got {len(deltas)}")
+        del data["format"]
+        written = read(_Written, data)
+        described = json.dumps(written.manifest) + "\n"
     except (ValueError, RecursionError) as error:
         raise Corruption(f"{where} is damaged: {error}; push it again") from error
-    pushed = PushedCheckpoint(
-        manifest.parse(described + "\n", where, max_characters=max_characters), begin, tuple(deltas)
-    )
-    if deltas[-1].id != pushed.described.id:
+    found = manifest.parse(described, where, max_characters=max_characters)
+    pushed = PushedCheckpoint(found, written.base, written.deltas)
+    if pushed.ids[-1] != pushed.described.id:
         raise Corruption(f"{where} is damaged: its last delta leads to another checkpoint; push it again")
     return pushed
 
@@ -142,14 +139,3 @@ def _chained(text: str, max_characters: int) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) and type(data.get("format")) is int and data["format"] == FORMAT else None
-
-
-def _delta(fields: Fields) -> Delta:
-    delta = Delta(
-        fields.integer("number", 0, MAX_SERIES),
-        fields.text("id", *ID),
-        fields.integer("bytes", 0, MAX_FILE_BYTES),
-        fields.text("sha256", *SHA256),
-    )
-    fields.done()
-    return delta

@@ -12,13 +12,13 @@ import json
 import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Annotated
 
 import numpy as np
 
-from kvemb.checks.fields import ID, Fields
+from kvemb.checks.fields import Accepted, Id, as_json, integer, read
 from kvemb.durability.delta import epochs_since
 from kvemb.durability.epochs import dropped_variables
 from kvemb.durability.manifest import FileEntry, Manifest
@@ -41,9 +41,18 @@ _CHECKSUM = struct.Struct("<I")
 class DeltaPart:
     """A variable in a delta. cleared: it has only the rows of this delta. record_bytes: of each of its records."""
 
-    name: str
+    name: Annotated[str, Accepted("a variable's name", lambda name: type(name) is str and name != "")]
     cleared: bool
-    record_bytes: int
+    record_bytes: Annotated[int, integer(1, 1 << 31)]
+
+
+@dataclass(frozen=True)
+class _Head:
+    """The JSON at the beginning of a file."""
+
+    id: Id
+    since: Id
+    variables: list[DeltaPart]
 
 
 def frame_rows(record_bytes: int, frame_bytes: int = FRAME_BYTES) -> int:
@@ -75,7 +84,7 @@ def write_delta(
             streams.append(recorded)
         with open(path, "xb") as file:
             writer = _Writer(file)
-            writer.head(described.id, before.id, parts)
+            writer.head(_Head(described.id, before.id, parts))
             for number, (part, recorded) in enumerate(zip(parts, streams, strict=True)):
                 entry, found = described.variables[part.name], 0
                 cold = after.rows(part.name)
@@ -97,8 +106,8 @@ class _Writer:
         self._file, self._frames = file, 0
         self.nbytes, self.digest = 0, hashlib.sha256()
 
-    def head(self, id: str, since: str, parts: list[DeltaPart]) -> None:
-        text = json.dumps({"id": id, "since": since, "variables": [asdict(part) for part in parts]}).encode()
+    def head(self, head: _Head) -> None:
+        text = json.dumps(head, default=as_json).encode()
         self._write(_HEAD.pack(_MAGIC, VERSION, len(text)) + text)
 
     def frame(self, number: int, rows: RowBlock, removed: Ordered) -> None:
@@ -139,25 +148,14 @@ class DeltaFile:
                 raise self._damaged(f"its head says that it has {size:,} bytes")
             text = file.read(size)
             self._check(begins + text, file.read(_CHECKSUM.size))
-            self.id, self.since, self.parts = self._described(text)
-            self._find_frames(file)
+            try:
+                head = read(_Head, json.loads(text))
+            except (ValueError, RecursionError) as error:
+                raise self._damaged(str(error)) from error
+            self.id, self.since, self.parts = head.id, head.since, {part.name: part for part in head.variables}
+            self._find_frames(file, [part.name for part in head.variables])
 
-    def _described(self, text: bytes) -> tuple[str, str, dict[str, DeltaPart]]:
-        try:
-            fields = Fields(json.loads(text))
-            id, since, parts = fields.text("id", *ID), fields.text("since", *ID), []
-            for at, each in enumerate(fields.elements("variables")):
-                part = Fields(each, f"variables[{at}]")
-                name = part.text("name", r"(?s).+", "a variable's name")
-                parts.append(DeltaPart(name, part.flag("cleared"), part.integer("record_bytes", 1, 1 << 31)))
-                part.done()
-            fields.done()
-        except (ValueError, RecursionError) as error:
-            raise self._damaged(str(error)) from error
-        self._names = [part.name for part in parts]
-        return id, since, {part.name: part for part in parts}
-
-    def _find_frames(self, file: IO[bytes]) -> None:
+    def _find_frames(self, file: IO[bytes], names: list[str]) -> None:
         count = 0
         while True:
             at = file.tell()
@@ -170,11 +168,10 @@ class DeltaFile:
                 if rows != count or file.read(1):
                     raise self._damaged(f"it has {count:,} frames and should have {rows:,}")
                 return
-            if number >= len(self._names):
-                raise self._damaged(f"it has a frame of variable {number}, but only {len(self._names)} variables")
-            name = self._names[number]
-            self._frames.setdefault(name, []).append(at)
-            file.seek(self._bytes(name, rows, removed) + _CHECKSUM.size, 1)
+            if number >= len(names):
+                raise self._damaged(f"it has a frame of variable {number}, but only {len(names)} variables")
+            self._frames.setdefault(names[number], []).append(at)
+            file.seek(self._bytes(names[number], rows, removed) + _CHECKSUM.size, 1)
             count += 1
 
     def _bytes(self, name: str, rows: int, removed: int) -> int:

@@ -17,8 +17,9 @@ from typing import Any
 
 from kvemb.durability import manifest, paths
 from kvemb.durability.layout import series_name
-from kvemb.durability.manifest import HotRows, Manifest, VariableEntry
+from kvemb.durability.manifest import HotRows, Manifest
 from kvemb.durability.sightings.sizes import SightingsSize, sizes_of
+from kvemb.durability.variable_entry import VariableEntry
 from kvemb.errors import BackendUnavailable, CheckpointNotFound, Corruption, KvembError, TransferError
 from kvemb.installed import pip_install
 from kvemb.offline import chain, streams

@@ -10,9 +10,12 @@ import numbers
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+
+from kvemb.checks.fields import integer, text
+from kvemb.checks.ranges import MAX_DIM
 
 KEY_DTYPES = ("int64", "int32", "uint64")
 VALUE_DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int32", "int64")
@@ -63,8 +66,8 @@ def dtype_of(spec: Any) -> np.dtype[Any]:
 class SlotShape:
     """A slot of a row: its name, and its number of elements."""
 
-    name: str
-    width: int
+    name: Annotated[str, text(r"\w{1,100}", "a name of a slot")]
+    width: Annotated[int, integer(1, MAX_DIM)]
 
 
 @dataclass(frozen=True)

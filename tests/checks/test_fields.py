@@ -1,55 +1,86 @@
-"""Fields of JSON, taken one by one: what fits comes back, and each refusal names the field and both values."""
+"""JSON as dataclasses: what fits comes back, and each refusal names the field and both values."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
 import pytest
 
-from kvemb.checks.fields import Fields
+from kvemb.checks.fields import OMITTED, Id, array, as_json, integer, number, one_of, read, text
 
 
-def test_what_fits_comes_back():
-    fields = Fields({"n": 3, "x": 1, "on": False, "t": "ab", "w": "one", "o": {"n": 1}, "e": [1], "s": ["a"]})
-    assert fields.integer("n", 0, 3) == 3
-    assert fields.number("x", 0, 2) == 1.0
-    assert fields.flag("on") is False
-    assert fields.text("t", "[a-z]+", "letters") == "ab"
-    assert fields.one_of("w", ("one", "two")) == "one"
-    assert fields.fields("o").integer("n", 1, 1) == 1
-    assert fields.elements("e") == [1]
-    assert list(fields.names()) == ["s"]
-    assert fields.has("s")
-    assert fields.texts("s", "a", "a's") == ["a"]
-    fields.done()
+@dataclass(frozen=True)
+class Inner:
+    """An object in an object."""
+
+    n: Annotated[int, integer(0, 9)] = 0
+    more: Annotated[list[str], OMITTED] = field(default_factory=list)
 
 
-@pytest.mark.parametrize(
-    ("take", "value"),
-    [
-        *((lambda fields: fields.integer("a", 0, 9), value) for value in (10, -1, 1.0, True, "1", None)),
-        *((lambda fields: fields.number("a", 0, 9), value) for value in (9, -1, "1", True, float("nan"), 10**400)),
-        *((lambda fields: fields.flag("a"), value) for value in (0, 1, "true", None)),
-        *((lambda fields: fields.text("a", "[a-z]+", "letters"), value) for value in ("", "aB", "a\n", 7, None)),
-        *((lambda fields: fields.one_of("a", ("x", "y")), value) for value in ("z", ["x"], None)),
-        *((lambda fields: fields.elements("a"), value) for value in ({}, "ab", None)),
-        *((lambda fields: fields.texts("a", "x", "x's"), value) for value in (["y"], [1], "x")),
-        *((lambda fields: fields.fields("a"), value) for value in ([], "x", None)),
-    ],
-)
-def test_what_does_not_fit_is_refused_by_name(take, value):
-    with pytest.raises(ValueError, match=r"^outer\.a must be .*, got "):
-        take(Fields({"a": value}, "outer"))
+Key = Annotated[str, text("[a-z]+", "letters")]
+
+
+@dataclass(frozen=True)
+class Outer:
+    """An object with a field of each kind."""
+
+    x: Annotated[float, number(0, 9)]
+    on: bool
+    t: Key
+    w: Annotated[str, one_of(("one", "two"))]
+    o: dict[Key, Inner]
+    e: Annotated[tuple[Inner, ...], array(1, 2)]
+    some: Id | None
+    given: dict[str, Any]
+    left: Annotated[int | None, OMITTED] = None
+
+
+SOUND = Outer(1.5, False, "ab", "one", {"a": Inner(3, ["x"])}, (Inner(), Inner(9)), "f" * 32, {"7": [None]}, 5)
+
+
+def test_what_fits_comes_back_and_what_is_omitted_is_not_written():
+    text_of = json.dumps(SOUND, default=as_json)
+    assert read(Outer, json.loads(text_of)) == SOUND
+    assert '"a": {"n": 3, "more": ["x"]}' in text_of
+    assert '"e": [{"n": 0}, {"n": 9}]' in text_of
+    assert "left" not in as_json(Outer(**{**vars(SOUND), "left": None}))
+    assert read(Inner, {"n": 1}) == Inner(1)
+
+
+REFUSED = {
+    "x": [9, -1, "1", True, float("nan"), 10**400],
+    "on": [0, 1, "true", None],
+    "t": ["", "aB", "a\n", 7, None],
+    "w": ["z", ["one"], None],
+    "o": [[], "x", None, {"A": {"n": 1}}],
+    "o.a": [{"a": value} for value in (3, [], None)],
+    "o.a.n": [{"a": {"n": value}} for value in (10, -1, 1.0, True, "1", None)],
+    "e": [{}, [], [{"n": 1}] * 3, "ab", None],
+    r"e\[1\]": [[{"n": 1}, 2]],
+    r"e\[1\].more": [[{"n": 1}, {"n": 2, "more": 1}]],
+    "some": ["f" * 31, 7],
+    "given": [[], None],
+}
+
+
+@pytest.mark.parametrize(("path", "value"), [(path, value) for path, values in REFUSED.items() for value in values])
+def test_what_does_not_fit_is_refused_by_name(path, value):
+    data = json.loads(json.dumps(SOUND, default=as_json))
+    with pytest.raises(ValueError, match=rf"^{path} must (be|have) .*, got "):
+        read(Outer, {**data, path.partition(".")[0].partition("\\")[0]: value})
 
 
 def test_missing_and_unknown_fields_are_named():
-    with pytest.raises(ValueError, match=r"^outer.b is missing$"):
-        Fields({}, "outer").take("b")
+    with pytest.raises(ValueError, match=r"^n is missing$"):
+        read(Inner, {})
     with pytest.raises(ValueError, match=r"^b is not a field that this kvemb knows$"):
-        Fields({"b": 1}).done()
+        read(Inner, {"n": 1, "b": 1})
     with pytest.raises(ValueError, match=r"^it must be an object, got 7$"):
-        Fields(7)
-
-
-def test_a_strange_name_is_quoted_and_cut():
-    with pytest.raises(ValueError, match=r"^'a\\nb' is missing$"):
-        Fields({}).take("a\nb")
-    assert len(Fields({}).path("x" * 5000)) <= 100
+        read(Inner, 7)
+    with pytest.raises(ValueError, match=r"^'a\\nb' is not a field") as told:
+        read(Inner, {"n": 1, "a\nb": 1})
+    with pytest.raises(ValueError, match="is not a field") as told:
+        read(Inner, {"n": 1, "x" * 5000: 1})
+    assert len(str(told.value)) <= 150

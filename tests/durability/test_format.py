@@ -16,8 +16,9 @@ import kvemb
 from kvemb import initializers, optimizers, restrict
 from kvemb.durability.journal import Journal
 from kvemb.durability.keyfile import read_keys, write_keys
-from kvemb.durability.manifest import Epoch, EpochChanges, FileEntry, Manifest, VariableEntry
+from kvemb.durability.manifest import Epoch, EpochChanges, FileEntry, Manifest
 from kvemb.durability.sightings.counter_file import Counted, read_counters, write_counters
+from kvemb.durability.variable_entry import VariableEntry
 from kvemb.handle import inside
 from kvemb.offline.delta_file import DeltaFile, DeltaPart
 from kvemb.operations.sightings import Sightings

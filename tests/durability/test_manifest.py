@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import hostile
 import pytest
 
 from kvemb.durability import manifest
-from kvemb.durability.manifest import Epoch, EpochChanges, FileEntry, Manifest, VariableEntry
+from kvemb.durability.manifest import Epoch, EpochChanges, FileEntry, HotRows, Manifest
 from kvemb.durability.sightings.counter_file import Counted
+from kvemb.durability.variable_entry import VariableEntry
 from kvemb.errors import CheckpointNotFound, Corruption, UnsupportedFormat
 from kvemb.rows.schema import SlotShape
 
@@ -48,6 +50,8 @@ EXAMPLE = Manifest(
         "sightings/000009-000.counts": FileEntry(800, "23" * 32),
         "files/model.pt": FileEntry(7, "01" * 32),
     },
+    left_out=["old"],
+    tiers={"users": {"gpu:0": HotRows(2, 300), "host": HotRows(0, 0)}},
     extra={"step": 7, "loss": [0.25, None], "from": {"run": "übers"}},
 )
 
@@ -77,15 +81,6 @@ def test_another_format_is_refused_by_name(tmp_path, version):
         manifest.read(tmp_path)
 
 
-def change(data, path, value):
-    for part in path[:-1]:
-        data = data[part]
-    if value is None:
-        del data[path[-1]]
-    else:
-        data[path[-1]] = value
-
-
 @pytest.mark.parametrize(
     "text",
     ["", "{", "[]", "null", "7", '"text"', "{}", '{"format": 2}', '{"format": 3}', '{"format": 5}', "\xff\xfe"],
@@ -97,49 +92,80 @@ def test_damaged_text_is_named(tmp_path, text):
         manifest.read(tmp_path)
 
 
-FIELDS = [
-    *((("store",), None), (("point",), None), (("point",), 13), (("id",), "bee"), (("files",), {})),
-    *((("variables",), None), (("variables",), []), (("variables", "users"), 3), (("checksum",), None)),
-    (("extra",), []),
+USERS = ("variables", "users")
+BENT = [
+    *(((name,), hostile.MISSING, f"{name} is missing") for name in ("store", "parent", "variables", "hot", "files")),
+    (("more",), 1, "more is not a field that this kvemb knows"),
+    (("id",), "C0FFEE" + 26 * "0", "id must be 32 hexadecimal digits"),
+    (("parent",), "", "parent must be 32 hexadecimal digits"),
+    (("point",), 0, "point must be an int from 1"),
+    (("created",), float("nan"), "created must be a number from 0"),
+    (("variables",), [], "variables must be an object"),
+    (("variables", "a//b"), {}, "variables must have variables' names as fields, got 'a//b'"),
+    (USERS, 3, "variables.users must be an object"),
+    ((*USERS, "dim"), "3", "users.dim must be an int from 1"),
+    ((*USERS, "dim"), hostile.MISSING, "users.dim is missing"),
+    ((*USERS, "key_dtype"), "int7", "users.key_dtype must be one of int64, int32, uint64"),
+    ((*USERS, "value_dtype"), [], "users.value_dtype must be one of float32"),
+    ((*USERS, "slots"), [{"name": "accumulator", "width": 2**40}], r"users.slots\[0\].width must be an int from 1"),
+    ((*USERS, "slots"), ["accumulator"], r"slots\[0\] must be an object"),
+    ((*USERS, "slots"), [], "variables.users.slots must be those of the optimizer"),
+    ((*USERS, "trainable"), 1, "users.trainable must be true or false"),
+    ((*USERS, "more"), 1, "users.more is not a field"),
+    (("hot", "default"), [], "hot must have variables' names"),
+    (("hot", "users"), ["1.keys"], r"hot.users\[0\] must be a name such as '000007-000\.keys', got '1\.keys'"),
+    (("tiers", "a//b"), {}, "tiers must have variables' names as fields, got 'a//b'"),
+    (("tiers", "users", "cpu"), {}, r"'host' or names such as 'gpu:0' as fields, got 'cpu'"),
+    (("tiers", "users", "host", "rows"), -1, r"host\.rows must be an int from 0"),
+    (("tiers", "users", "gpu:0", "bytes"), 0.5, r"bytes must be an int from 0"),
+    (("sightings", "users", "file"), "../7-0.counts", r"file must be a name such as '000007-000\.counts'"),
+    (("sightings", "users", "counters"), 0, "counters must be an int from 4"),
+    (("sightings", "users", "counters"), 1023, "counters must be a multiple of 4, got 1023"),
+    (("sightings", "users", "counted"), -1, "counted must be an int from 0"),
+    (("changes",), [], "changes must be an array of 1 to"),
+    (("changes", 0, "since"), "x", r"changes\[0\]\.since must be"),
+    (("changes", 0, "variables", "users", "files"), ["../1.keys"], r"files\[0\] must be a name such as '000007\.keys'"),
+    (("changes", 0, "variables", "users", "dropped"), 1, "dropped must be true or false, got 1"),
+    (("changes", 0, "includes"), ["x"], r"changes\[0\]\.includes\[0\] must be"),
+    (("files", "../x"), {}, "files must have paths below the directory as fields"),
+    (("files", "rows/000012.sst", "bytes"), -1, "bytes must be an int from 0"),
+    (("files", "rows/000012.sst", "sha256"), "ab", "sha256 must be 64 hexadecimal digits"),
+    (("files",), {}, "it names .* but does not list it in files"),
+    (("left_out",), [".."], r"left_out\[0\] must be variables' names"),
+    (("extra",), [1], "extra must be an object"),
 ]
-ENTRY_FIELDS = {
-    "dim": [None, "3", 0, 1.0],
-    "slots": [
-        *(3, [3], [], None, ["accumulator"], [{"name": "accumulator"}], [{"name": "accumulator", "width": 3, "x": 1}]),
-        *([{"name": "accumulator", "width": width}] for width in (0, -1, 4, 3.0, True, None, "3", 2**40)),
-        *([{"name": name, "width": 3}] for name in ("", "m", 3, None, "a b", "x" * 200)),
-        [{"name": "accumulator", "width": 3}] * 2,
-    ],
-    "key_dtype": ["int7", None, 3],
-    "value_dtype": ["complex64", []],
-    "rows": [-1, 1.5],
-    "step": ["0", -1, True],
-    "initializer": ["zeros", None],
-    "creator": [[]],
-    "optimizer": ["sgd"],
-    "policy": [7],
-    "trainable": [1],
-    "more": [1],
-}
 
 
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [*FIELDS, *((("variables", "users", name), value) for name, values in ENTRY_FIELDS.items() for value in values)],
-    ids=repr,
-)
-def test_a_damaged_field_is_named(tmp_path, path, value):
-    """With a checksum that fits, too: a field says itself what it cannot be."""
-    for fitting in (False, True):
-        manifest.write(EXAMPLE, tmp_path)
-        data = json.loads((tmp_path / "manifest.json").read_text())
-        change(data, path, value)
-        if fitting and len(path) == 3:
-            rest = {name: field for name, field in data.items() if name != "checksum"}
-            data["checksum"] = manifest.checksum_of(rest)
-        (tmp_path / "manifest.json").write_text(json.dumps(data))
-        with pytest.raises(Corruption, match=r"manifest\.json is damaged: .+; restore from another checkpoint"):
-            manifest.read(tmp_path)
+@pytest.mark.parametrize(("path", "value", "message"), BENT)
+def test_a_damaged_field_is_named_though_its_checksum_fits(path, value, message):
+    data = hostile.changed(json.loads(manifest.text_of(manifest.data_of(EXAMPLE))), path, value)
+    with pytest.raises(Corruption, match=f"^there is damaged: .*{message}.*; restore from another checkpoint"):
+        manifest.parse(hostile.signed(data), "there")
+
+
+@pytest.mark.parametrize("name", ["initializer", "optimizer", "policy", "creator"])
+def test_a_kind_that_is_not_known_is_of_another_version(name):
+    data = json.loads(manifest.text_of(manifest.data_of(EXAMPLE)))
+    data["variables"]["users"][name] = {"kind": "new", "name": "new"}
+    with pytest.raises(UnsupportedFormat, match=rf"^there: variables\.users\.{name}: "):
+        manifest.parse(hostile.signed(data), "there")
+
+
+def test_before_format_5_nothing_is_attached_and_no_steps_are_counted():
+    data = json.loads(manifest.text_of(manifest.data_of(EXAMPLE)))
+    data["format"] = 3
+    for field in ("extra", "sightings", "tiers"):
+        with pytest.raises(Corruption, match=f"{field} is not a field that this kvemb knows"):
+            manifest.parse(hostile.signed(data), "there")
+        del data[field]
+    del data["files"]["sightings/000009-000.counts"]
+    with pytest.raises(Corruption, match=r"lists 'files/model\.pt', which is no file of a checkpoint"):
+        manifest.parse(hostile.signed(data), "there")
+    del data["files"]["files/model.pt"]
+    manifest.parse(hostile.signed(data), "there")
+    data["variables"]["users"]["optimizer_steps"] = 1
+    with pytest.raises(Corruption, match="optimizer_steps is not a field that this kvemb knows"):
+        manifest.parse(hostile.signed(data), "there")
 
 
 def test_every_flipped_bit_is_named_or_changes_nothing(tmp_path):

@@ -103,7 +103,7 @@ def test_an_end_that_is_another_checkpoint_and_too_many_deltas_are_damage():
     with pytest.raises(Corruption, match="its last delta leads to another checkpoint"):
         parse(chain.text_of(replace(pushed, deltas=pushed.deltas[:1])).decode())
     for deltas in ((), pushed.deltas * 200):
-        with pytest.raises(Corruption, match="it must have 1 to 256 deltas"):
+        with pytest.raises(Corruption, match="deltas must be an array of 1 to 256 elements"):
             parse(chain.text_of(replace(pushed, deltas=deltas)).decode())
     with pytest.raises(Corruption, match="longer than"):
         chain.parse(chain.text_of(pushed).decode(), "there", max_characters=100)

@@ -50,7 +50,7 @@ STRANGE = [
 
 
 def test_a_file_that_no_checkpoint_lists_is_refused(manager, tmp_path):
-    described, told = inside(manager.latest()), r"is damaged: (.* is no file of a checkpoint|files must be paths)"
+    described, told = inside(manager.latest()), r"is damaged: (.* is no file of a checkpoint|files must have paths)"
     for name in STRANGE:
         manifest.write(replace(described, files={**described.files, name: FileEntry(0, "ab" * 32)}), tmp_path)
         with pytest.raises(Corruption, match=told):

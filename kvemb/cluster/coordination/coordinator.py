@@ -27,7 +27,7 @@ from kvemb.cluster.ledger import Ledger, once
 from kvemb.cluster.making import Plan
 from kvemb.cluster.messages import ChangeRequest, JoinReply, OpenVariable
 from kvemb.cluster.transport import Transport
-from kvemb.durability.manifest import VariableEntry
+from kvemb.durability.variable_entry import VariableEntry
 from kvemb.errors import BackendUnavailable, Closed, SchemaMismatch, ShardLost
 from kvemb.moment import Moment
 from kvemb.optimizers import Optimizer

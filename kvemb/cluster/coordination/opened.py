@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from kvemb.cluster.coordination.counting import StepCounts, TotalSteps
 from kvemb.cluster.messages import OpenVariable
-from kvemb.durability.manifest import VariableEntry
+from kvemb.durability.variable_entry import VariableEntry
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import MissingPolicy
 

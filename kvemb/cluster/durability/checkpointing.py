@@ -24,7 +24,7 @@ from kvemb.cluster.durability.series import ClusterSeries, Published
 from kvemb.cluster.ledger import StoredCalls, joined_calls
 from kvemb.cluster.messages import PushedPart
 from kvemb.durability.lock_file import LockFile
-from kvemb.durability.manifest import VariableEntry, rows_in_words
+from kvemb.durability.variable_entry import VariableEntry, rows_in_words
 from kvemb.threads.interrupts import result_of, uninterrupted
 from kvemb.threads.pool import Threads
 

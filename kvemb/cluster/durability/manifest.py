@@ -9,25 +9,34 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import re
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 from kvemb.checks.brief import brief
-from kvemb.checks.fields import Fields
+from kvemb.checks.fields import OMITTED, Accepted, Id, integer, number, read, text
+from kvemb.checks.names import is_name
 from kvemb.checks.ranges import END_OF_TIME, MAX_STEPS
-from kvemb.cluster.ledger import StoredCalls
 from kvemb.cluster.router import BUCKETS, first_buckets
 from kvemb.durability import manifest
-from kvemb.durability.manifest import VariableEntry, entry_of, rows_in_words
-from kvemb.durability.manifest_fields import is_name
+from kvemb.durability.variable_entry import VariableEntry, entry_of, rows_in_words
 from kvemb.errors import Corruption, UnsupportedFormat
 
 FORMAT = manifest.CLUSTER_FORMAT  # on disk
 # As many epochs of changes as a store keeps.
 MAX_FOLLOWED = 256
-_ID = (r"[0-9a-f]{32}", "32 hexadecimal digits")
+_Bucket = Annotated[int, integer(0, BUCKETS - 1)]
+_Client = Annotated[str, text(r"[0-9a-f]{32}", "clients' ids of 32 hexadecimal digits")]
+_Numbers = Annotated[
+    list[int],
+    Accepted(
+        "an array of at least one int from 0 to below 2^62",
+        lambda given: (
+            type(given) is list and given and all(type(each) is int and 0 <= each < MAX_STEPS for each in given)
+        ),
+    ),
+    Accepted("ascending", lambda given: given[1:] == sorted({each for each in given[1:] if each >= given[0]})),
+]
 
 
 @dataclass(frozen=True)
@@ -37,9 +46,9 @@ class ShardEntry:
     first, last: its buckets, the last one included.
     """
 
-    first: int
-    last: int
-    store: str
+    first: _Bucket
+    last: _Bucket
+    store: Id
 
 
 @dataclass(frozen=True, repr=False)
@@ -51,14 +60,14 @@ class ClusterManifest:
     values saved beside the rows. calls: those that its rows contain.
     """
 
-    id: str
-    store: str
-    created: float
+    id: Id
+    store: Id
+    created: Annotated[float, number(0, END_OF_TIME)]
     variables: dict[str, VariableEntry]
     shards: tuple[ShardEntry, ...]
-    follows: tuple[str, ...] = ()
-    extra: dict[str, Any] = field(default_factory=dict)
-    calls: StoredCalls = field(default_factory=dict)
+    follows: tuple[Id, ...] = ()
+    extra: Annotated[dict[str, Any], OMITTED] = field(default_factory=dict)
+    calls: Annotated[dict[_Client, _Numbers], OMITTED] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"<checkpoint of a cluster {self.id}, {len(self.shards)} shards, {rows_in_words(self.variables)}>"
@@ -132,53 +141,20 @@ def parse(text: str, where: str) -> ClusterManifest:
             raise UnsupportedFormat(f"its format must be a cluster's format {FORMAT}, got {brief(data.get('format'))}")
         if data.pop("checksum", None) != manifest.checksum_of(data):
             raise ValueError("its checksum is wrong")
-        fields = Fields(data)
-        fields.take("format")
-        fields.integer("buckets", BUCKETS, BUCKETS)
-        named = fields.fields("variables")
-        for name in named.names():
-            if not is_name(name):
-                raise ValueError(f"variables must have names that stay in their folder, got {brief(name)}")
-        described = ClusterManifest(
-            fields.text("id", *_ID),
-            fields.text("store", *_ID),
-            fields.number("created", 0, END_OF_TIME),
-            {name: entry_of(named.take(name), name) for name in named.names()},
-            tuple(_shard(Fields(each, f"shards[{at}]")) for at, each in enumerate(fields.elements("shards"))),
-            tuple(fields.texts("follows", *_ID)),
-        )
-        if fields.has("extra"):
-            fields.fields("extra")
-            described = replace(described, extra=data["extra"])
-        if fields.has("calls"):
-            described = replace(described, calls=_calls(fields.fields("calls")))
-        fields.done()
+        del data["format"]
+        if (buckets := data.pop("buckets", None)) != BUCKETS:
+            raise ValueError(f"buckets must be {BUCKETS}, got {brief(buckets)}")
+        named = data.get("variables")
+        described = read(ClusterManifest, {**data, "variables": {}} if isinstance(named, dict) else data)
+        if strange := [name for name in named if not is_name(name)]:
+            raise ValueError(f"variables must have names that stay in their folder, got {brief(strange[0])}")
+        described = replace(described, variables={name: entry_of(entry, name) for name, entry in named.items()})
         _check_cover(described.shards)
     except UnsupportedFormat as error:
         raise UnsupportedFormat(f"{where}: {error}") from error
     except (ValueError, RecursionError) as error:
         raise Corruption(f"{where} is damaged: {error}; use another checkpoint") from error
     return described
-
-
-def _shard(fields: Fields) -> ShardEntry:
-    first, last = fields.integer("first", 0, BUCKETS - 1), fields.integer("last", 0, BUCKETS - 1)
-    entry = ShardEntry(first, last, fields.text("store", *_ID))
-    fields.done()
-    return entry
-
-
-def _calls(clients: Fields) -> StoredCalls:
-    calls = {}
-    for client in clients.names():
-        if re.fullmatch(_ID[0], client) is None:
-            raise ValueError(f"{clients.where} must have clients' ids of {_ID[1]} as fields, got {brief(client)}")
-        calls[client] = numbers = clients.elements(client)
-        if not numbers or not all(type(number) is int and 0 <= number < MAX_STEPS for number in numbers):
-            raise clients.refused(client, "an array of at least one int from 0 to below 2^62", numbers)
-        if numbers[1:] != sorted({number for number in numbers[1:] if number >= numbers[0]}):
-            raise clients.refused(client, "ascending", numbers)
-    return calls
 
 
 def _check_cover(shards: tuple[ShardEntry, ...]) -> None:

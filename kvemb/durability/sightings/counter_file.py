@@ -9,9 +9,12 @@ import struct
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
+from kvemb.checks.fields import Accepted, integer, text
+from kvemb.checks.ranges import MAX_BUDGET_BYTES, MAX_ROWS
 from kvemb.errors import Corruption, UnsupportedFormat
 from kvemb.operations.sightings import ROWS, Counters
 
@@ -30,9 +33,9 @@ class Counted:
     counters: how many the file has. counted: the sightings since they were halved.
     """
 
-    file: str
-    counters: int
-    counted: int
+    file: Annotated[str, text(r"[0-9]{6,18}-[0-9]{3,18}\.counts", "a name such as '000007-000.counts'")]
+    counters: Annotated[int, integer(4, MAX_BUDGET_BYTES), Accepted("a multiple of 4", lambda number: number % 4 == 0)]
+    counted: Annotated[int, integer(0, MAX_ROWS)]
 
 
 def write_counters(path: Path, counters: Counters) -> Counted:

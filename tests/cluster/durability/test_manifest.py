@@ -19,7 +19,8 @@ from kvemb.cluster.durability.manifest import (
     ranges,
     text_of,
 )
-from kvemb.durability.manifest import VariableEntry, checksum_of
+from kvemb.durability.manifest import checksum_of
+from kvemb.durability.variable_entry import VariableEntry
 from kvemb.errors import Corruption, UnsupportedFormat
 
 
@@ -81,7 +82,7 @@ def test_the_identity_of_a_shards_checkpoint_is_as_specified():
 
 CHANGES = {
     "extra": lambda data: data.update(extra=[1]),
-    "follows must be": lambda data: data.update(follows=["../x"]),
+    r"follows\[0\] must be": lambda data: data.update(follows=["../x"]),
     "buckets": lambda data: data.update(buckets=8192),
     "shards must end": lambda data: data["shards"].pop(),
     r"shards\[0\] must begin": lambda data: data["shards"].reverse(),
