@@ -26,36 +26,12 @@ BUDGET = "4MiB"
 LIMITS = Limits(**small_spill(32))
 KEYS = np.arange(200)
 # Every call that changes a store, and everything that makes a durable point, in most orders that differ.
-STEPS = [
-    "table",
-    "upsert",
-    "upsert",
-    "flush",
-    "upsert",
-    "train",
-    "lookup",
-    "checkpoint",
-    "side",
-    "train",
-    "remove",
-    "flush",
-    "restrict",
-    "upsert",
-    "restore",
-    "flush",
-    "train",
-    "reopen",
-    "lookup",
-    "upsert",
-    "checkpoint",
-    "remove",
-    "train",
-    "flush",
-    "upsert",
-    "lookup",
-    "flush",
-    "upsert",
-]
+STEPS = " ".join(
+    [
+        "table upsert upsert flush upsert train lookup checkpoint side train remove flush restrict upsert",
+        "restore flush train reopen lookup upsert checkpoint remove train flush upsert lookup flush upsert",
+    ]
+).split()
 
 
 class Ended(Exception):

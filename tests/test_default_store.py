@@ -42,9 +42,3 @@ def test_the_store_that_is_given_is_used_and_else_the_innermost_default(open_sto
         assert kvemb.get_variable("users", dim=3) is inner.variables["users"]
     assert given is outer.variables["users"]
     assert (given.dim, inner.variables["users"].dim) == (2, 3)
-
-
-@pytest.mark.parametrize("wrong", ["store", 7, object()], ids=["text", "number", "object"])
-def test_what_is_no_store_is_refused(wrong):
-    with pytest.raises(TypeError, match=r"store must be a Store, got .*; use kvemb\.open\(path\)"):
-        kvemb.get_variable("users", dim=2, store=wrong)

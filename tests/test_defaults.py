@@ -90,5 +90,5 @@ def test_only_a_store_is_chosen(no_default, store):
         assert store_or_default(None) is store
     variable = store.get_variable("users", dim=2)
     for wrong in (variable, store.path, Handle(store.path), 0, ""):
-        with pytest.raises(TypeError, match="store must be a Store, got"):
+        with pytest.raises(TypeError, match=r"store must be a Store, got .*; use kvemb\.open\(path\)"):
             store_or_default(wrong)

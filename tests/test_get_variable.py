@@ -8,7 +8,6 @@ import pytest
 import kvemb
 from kvemb import (
     FrequencyRestrictPolicy,
-    GraphKeys,
     MemoryCreator,
     RandomUniform,
     RestrictPolicy,
@@ -307,34 +306,3 @@ def test_a_users_policy_is_kept_while_its_variable_is_open_without_it(open_store
     with open_store(tmp_path / "replica") as replica:
         assert isinstance(replica.get_variable("x", restrict_policy=MyPolicy()).restrict_policy, MyPolicy)
     assert first.variables["x"].policy["kind"] == "custom"
-
-
-@pytest.mark.parametrize("flag", ["trainable", "checkpoint", "bp_v2"])
-def test_a_flag_that_an_open_variable_does_not_have_is_refused(open_store, tmp_path, flag):
-    """It was ignored: a table that one model was to freeze was trained by it."""
-    store = open_store(tmp_path / "store")
-    mine = getattr(store.get_variable("x", dim=2), flag, True)
-    assert store.get_variable("x", dim=2, **{flag: mine}) is store.get_variable("x") is store.variables["x"]
-    with pytest.raises(ValueError, match=rf"'x' is open with {flag}={mine}, got {flag}={not mine}; leave it out"):
-        store.get_variable("x", dim=2, **{flag: not mine})
-    store.close()
-    store = open_store(tmp_path / "store")
-    variable = store.get_variable("x", dim=2, **{flag: not mine})
-    assert store.get_variable("x", dim=2) is store.get_variable("x", dim=2, **{flag: not mine}) is variable
-
-
-def test_everything_but_hyperparameters_is_remembered(open_store, tmp_path):
-    store = open_store(tmp_path / "store")
-    given = {"initializer": RandomUniform(seed=4), "restrict_policy": FrequencyRestrictPolicy(half_life=7.5)}
-    store.get_variable("x", "uint64", "float16", 5, optimizer=Adagrad(0.25, 0.5), trainable=False, bp_v2=True, **given)
-    store.close()
-    store = open_store(tmp_path / "store")
-    variable = store.variables["x"]
-    assert (variable.key_dtype, variable.value_dtype, variable.dim) == (np.uint64, np.float16, 5)
-    assert variable.optimizer == Adagrad(0.25, 0.5)
-    assert (variable.initializer, variable.restrict_policy) == tuple(given.values())
-    assert (variable.trainable, variable.bp_v2) == (False, True)
-    assert store.get_collection(GraphKeys.TRAINABLE_VARIABLES) == []
-    store.close()
-    again = open_store(tmp_path / "store").get_variable("x", "uint64", "float16", 5, optimizer=Adagrad(0.125))
-    assert again.optimizer == Adagrad(0.125)

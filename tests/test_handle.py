@@ -8,15 +8,11 @@ import kvemb
 from kvemb.handle import Handle, inside
 
 
-def test_copies_are_the_handle_itself():
-    handle = Handle([1])
+def test_a_handle_stands_for_one_thing_and_its_copies_are_the_handle_itself():
+    handle = Handle(thing := [1])
+    assert inside(handle) is thing
     assert copy.copy(handle) is handle
     assert copy.deepcopy({"a": handle})["a"] is handle
-
-
-def test_inside_is_what_it_stands_for():
-    thing = object()
-    assert inside(Handle(thing)) is thing
 
 
 def test_what_users_see_of_a_variable_and_a_store_does_not_grow() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import multiprocessing
 import pickle
 
@@ -84,8 +83,3 @@ def test_what_no_other_process_could_read_is_refused(open_store, tmp_path):
     for each in (store, scratch):
         with pytest.raises(Closed):
             pickle.dumps(each)
-
-
-def test_a_copy_is_the_variable_itself(store, users):
-    assert copy.copy(users) is users
-    assert copy.deepcopy({"tables": [users], "store": store}) == {"tables": [users], "store": store}

@@ -211,9 +211,6 @@ def test_a_closed_store_opens_no_variable(open_store, tmp_path):
             ask()
 
 
-# Durability.
-
-
 # Checkpoints.
 
 
@@ -329,15 +326,11 @@ def test_stats_are_those_of_all_variables(store):
     assert store.stats.hits + store.stats.misses == 30
 
 
-def test_a_store_says_what_it_holds(store):
+def test_a_store_says_what_it_holds_and_how_it_is_open(open_store, store):
     fill(store)
     text = repr(store)
     assert text.startswith(f"<kvemb.Store {store.path} open, budget 8.0 MiB>\n  <kvemb.Variable 'users' int64 -> 4 x ")
     assert "1,000 rows" in text
-
-
-def test_a_store_says_how_it_is_open(open_store, store):
-    fill(store)
     store.flush()
     for how, state in (({"follow": True}, "following"), ({"read_only": True}, "read-only")):
         reader = open_store(store.path, **how)

@@ -128,6 +128,8 @@ def test_collections_are_those_that_are_given():
     assert get_collection(GraphKeys.GLOBAL_VARIABLES) == [two]
     assert get_collection(GraphKeys.TRAINABLE_VARIABLES) == [one]
     assert get_collection("nothing") == []
+    get_collection(GraphKeys.TRAINABLE_VARIABLES).clear()
+    assert get_collection(GraphKeys.TRAINABLE_VARIABLES) == [one], "it was a copy"
 
 
 # Custom getters.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -23,22 +24,19 @@ from kvemb.optimizers import Adagrad
 def test_a_variable_too_large_for_the_budget_can_be_asked_for_again_smaller(tmp_path: Path) -> None:
     with kvemb.open(tmp_path / "store", memory_budget="8MiB") as store:
         free = store.budget.free
-        with pytest.raises(ValueError, match="hot_rows"):
+        with pytest.raises(ValueError, match=r"hot_rows of variable 'rows' needs .* free"):
             store.get_variable("rows", dim=64, hot_rows=10_000_000)
-        assert store.budget.free == free
+        assert (store.budget.free, list(store.variables)) == (free, [])
         var = store.get_variable("rows", dim=64, hot_rows=64)
         var.upsert([1], [[1.0] * 64])
         assert var.size() == 1
 
 
 def test_a_cold_store_that_cannot_be_made_costs_no_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise ColdStoreError("the disk is full")
-
     with kvemb.open(tmp_path / "store", memory_budget="8MiB") as store:
         free = store.budget.free
         with monkeypatch.context() as broken:
-            broken.setattr(inside(store).database, "create", refuse)
+            broken.setattr(inside(store).database, "create", Mock(side_effect=ColdStoreError("the disk is full")))
             with pytest.raises(ColdStoreError):
                 store.get_variable("rows", dim=4)
         assert store.budget.free == free
@@ -55,13 +53,6 @@ def state_of(store: kvemb.Store) -> Any:
     names = store.get_collection(GraphKeys.GLOBAL_VARIABLES), store.get_collection(GraphKeys.TRAINABLE_VARIABLES)
     families = cold_databases.families(store.path / layout.LIVE / layout.ROWS)
     return store.budget.free, sorted(families), list(store.variables), names
-
-
-def refusing(error: BaseException) -> Any:
-    def refuse(*_: object, **__: object) -> None:
-        raise error
-
-    return refuse
 
 
 # What is patched, and what it fails with.
@@ -89,7 +80,7 @@ def test_a_step_that_fails_is_undone(
         asked = {"dim": 4} if stored else {"dim": 4, "kv_creator": creator}
         before = state_of(store)
         with monkeypatch.context() as broken:
-            broken.setattr(place, name, refusing(error))
+            broken.setattr(place, name, Mock(side_effect=error))
             with pytest.raises(type(error)):
                 store.get_variable("rows", **asked)
         assert state_of(store) == before
@@ -106,7 +97,7 @@ def test_a_new_variable_whose_durable_point_cannot_be_made_is_undone(
         store.get_variable("first", dim=4).upsert([1], [[1.0] * 4])
         before = state_of(store)
         with monkeypatch.context() as broken:
-            broken.setattr(inside(store).database, step, refusing(ColdStoreError("the disk is full")))
+            broken.setattr(inside(store).database, step, Mock(side_effect=ColdStoreError("the disk is full")))
             with pytest.raises(Poisoned, match="the disk is full"):
                 store.get_variable("rows", dim=4)
         assert state_of(store) == before
@@ -138,8 +129,8 @@ def test_a_cold_store_that_is_made_though_that_failed_is_in_no_durable_point(
         store.flush()  # from now on cold stores are made at once
         database = inside(store).database
         if undone:
-            monkeypatch.setattr(database, "drop", refusing(error))
-            monkeypatch.setattr(assembly, "TieredStorage", refusing(MemoryError()))
+            monkeypatch.setattr(database, "drop", Mock(side_effect=error))
+            monkeypatch.setattr(assembly, "TieredStorage", Mock(side_effect=MemoryError()))
         else:
             monkeypatch.setattr(database, "create", after(database.create, error))
         with pytest.raises(MemoryError if undone else Poisoned):

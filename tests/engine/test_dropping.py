@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from kvemb.errors import Closed, ColdStoreError, Poisoned, ReadOnly
 from kvemb.handle import inside
 
 BUDGET = "8MiB"
+FULL = Mock(side_effect=ColdStoreError("No space left on device"))
 DIM = 4
 
 
@@ -142,11 +144,8 @@ def test_where_the_disk_refuses_it_is_still_there(monkeypatch, open_store, tmp_p
     table = fill(store, "users")
     store.flush()
 
-    def refuse(*_: Any, **__: Any) -> None:
-        raise ColdStoreError("No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr(points.layout, "set_current", refuse)
+        patch.setattr(points.layout, "set_current", FULL)
         with pytest.raises(Poisoned, match="No space left"):
             store.drop_variable("users")
     assert (table.lookup(np.arange(500)) == 1).all()
@@ -159,12 +158,9 @@ def test_one_that_cannot_be_deleted_from_the_database_is_in_no_later_point(monke
     store = open_store(tmp_path / "store")
     store.get_variable("table", dim=1).upsert([1], [[1.0]])
 
-    def refuse(name: str) -> None:
-        raise ColdStoreError("too full")
-
     with monkeypatch.context() as broken:
-        broken.setattr(inside(store).database, "drop", refuse)
-        with pytest.raises(Poisoned, match="too full"):
+        broken.setattr(inside(store).database, "drop", FULL)
+        with pytest.raises(Poisoned, match="No space left"):
             store.drop_variable("table")
     store.close()
     assert list(open_store(tmp_path / "store").variables) == []
@@ -366,11 +362,8 @@ def test_where_dropping_fails_before_its_point_a_delta_has_every_row(monkeypatch
     fill(store, "users")
     store.checkpoint(tmp_path / "before")
 
-    def refuse(*_: Any, **__: Any) -> None:
-        raise ColdStoreError("No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr(points.Points, "draft", refuse)
+        patch.setattr(points.Points, "draft", FULL)
         with pytest.raises(ColdStoreError, match="No space left"):
             store.drop_variable("users")
     fill(store, "users", 3, 2.0)

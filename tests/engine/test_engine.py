@@ -8,38 +8,18 @@ import threading
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from programs import run_python
 
 import kvemb
-from kvemb import GraphKeys
 from kvemb.durability import layout
 from kvemb.engine import engine
-from kvemb.errors import Closed, Corruption, Poisoned, ReadOnly
+from kvemb.errors import Corruption, Poisoned
 from kvemb.handle import inside
-
-KEYS = np.arange(1000)
-VALUES = np.arange(4000, dtype=np.float32).reshape(1000, 4)
-
-
-def fill(store: kvemb.Store, name: str = "users") -> kvemb.Variable:
-    variable = store.get_variable(name, dim=4, hot_rows=64, optimizer=kvemb.optimizers.Adagrad(0.5))
-    variable.upsert(KEYS, VALUES)
-    return variable
-
-
-def test_names_are_those_of_open_and_of_stored_variables(open_store, tmp_path):
-    with open_store(tmp_path / "store") as store:
-        fill(store, "b")
-    store = open_store(tmp_path / "store")
-    fill(store, "a")
-    assert inside(store).names() == ["a", "b"]
-    assert list(inside(store).tables) == ["a"]
-    store.close()
-    with pytest.raises(Closed):
-        inside(store).names()
+from tests.test_store import VALUES, fill
 
 
 def test_calls_in_order_run_one_after_the_other_on_one_thread(store):
@@ -50,27 +30,6 @@ def test_calls_in_order_run_one_after_the_other_on_one_thread(store):
         inside(store).in_order(divmod, 1, 0)
 
 
-def test_what_is_discarded_is_in_no_collection(store):
-    kept, gone = fill(store, "kept"), fill(store, "gone")
-    engine = inside(store)
-    engine.collect("mine", gone)
-    with engine.lock:
-        engine.discard(inside(gone))
-    assert list(engine.tables) == ["kept"]
-    assert engine.collections["mine"] == []
-    assert engine.collections[GraphKeys.GLOBAL_VARIABLES] == [kept]
-
-
-@pytest.mark.parametrize("warm", [False, True])
-def test_hot_keys_are_told_where_the_store_is_warm(store, tmp_path, warm):
-    fill(store)
-    checkpoint = store.checkpoint(tmp_path / "checkpoint")
-    with kvemb.restore(checkpoint, tmp_path / "restored", warm=warm, memory_budget="8MiB") as restored:
-        found = sum(len(keys) for keys in inside(restored).hot_keys("users"))
-        assert (0 < found <= 64) if warm else found == 0
-        assert list(inside(restored).hot_keys("none")) == []
-
-
 def test_released_without_a_flush_it_forgets_what_came_after_the_last_point(open_store, tmp_path):
     store = open_store(tmp_path / "store")
     users = fill(store)
@@ -79,15 +38,6 @@ def test_released_without_a_flush_it_forgets_what_came_after_the_last_point(open
     inside(store).release()
     assert not (store.path / "live").exists()
     assert open_store(store.path).variables["users"].lookup([1]).tolist() == VALUES[1:2].tolist()
-
-
-def test_a_reader_begins_no_point(open_store, store):
-    fill(store)
-    store.flush()
-    reader = open_store(store.path, read_only=True)
-    with pytest.raises(ReadOnly):
-        inside(reader).flush()
-    assert not hasattr(inside(reader), "points")
 
 
 def test_findings_name_the_variable_and_the_file(open_store, tmp_path):
@@ -166,10 +116,7 @@ def test_a_flush_that_fails_poisons_the_store(open_store, tmp_path, monkeypatch,
     store.flush()
     users.upsert([1], np.full((1, 4), 9, np.float32))
 
-    def refuse(*arguments: object, **named: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(layout, "set_current", refuse)
+    monkeypatch.setattr(layout, "set_current", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(Poisoned, match="No space left"):
         store.flush()
     monkeypatch.undo()
@@ -198,23 +145,6 @@ def test_a_poisoned_store_opens_no_variable_whose_memory_others_have(open_store,
     store.state.poison(OSError(28, "No space left on device"))
     with pytest.raises(Poisoned, match="No space left"):  # not ValueError, after waiting
         store.get_variable("users", hot_rows=1000)
-
-
-def test_the_budget_is_shared_by_the_variables(store):
-    with pytest.raises(ValueError, match=r"hot_rows of variable 'big' needs .* free"):
-        store.get_variable("big", dim=64, hot_rows=1_000_000)
-    assert list(store.variables) == []
-    assert store.get_variable("big", dim=64, hot_rows=1000).size() == 0
-
-
-def test_collections_hold_what_was_made_in_order(store):
-    fixed = store.get_variable("fixed", trainable=False)
-    trained = store.get_variable("trained")
-    assert store.get_collection(GraphKeys.GLOBAL_VARIABLES) == [fixed, trained]
-    assert store.get_collection(GraphKeys.TRAINABLE_VARIABLES) == [trained]
-    assert store.get_collection("other") == []
-    store.get_collection(GraphKeys.TRAINABLE_VARIABLES).clear()
-    assert store.get_collection(GraphKeys.TRAINABLE_VARIABLES) == [trained]
 
 
 def test_no_thread_or_warning_is_left_by_a_store(open_store, tmp_path):

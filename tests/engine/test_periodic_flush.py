@@ -6,6 +6,7 @@ import gc
 import queue
 import threading
 import time
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -101,11 +102,8 @@ def test_a_flush_that_fails_is_told_by_the_next_write_and_by_close(open_store, t
     users = store.get_variable("users", dim=2)
     users.upsert([1], ones(1))
 
-    def refuse(*arguments, **named):
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr(layout, "set_current", refuse)
+        patch.setattr(layout, "set_current", Mock(side_effect=OSError(28, "No space left on device")))
         clock.tick()
         while inside(store).state.cause is None:
             time.sleep(0.001)
@@ -123,7 +121,7 @@ def test_the_failure_of_a_users_checkpoint_is_still_told_to_the_user(store, cloc
     users = store.get_variable("users", dim=2)
     users.upsert([1], ones(1))
     with monkeypatch.context() as patch:
-        patch.setattr(layout, "unpack", lambda *args: (_ for _ in ()).throw(ColdStoreError("too full")))
+        patch.setattr(layout, "unpack", Mock(side_effect=ColdStoreError("too full")))
         pending = store.checkpoint(tmp_path / "first", block=False)
         while not pending.done():
             time.sleep(0.001)

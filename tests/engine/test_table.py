@@ -12,10 +12,7 @@ from kvemb import FrequencyRestrictPolicy
 from kvemb.errors import Closed, ReadOnly, SchemaMismatch
 from kvemb.handle import inside
 from kvemb.optimizers import SGD, Adagrad
-
-
-def values_of(count):
-    return np.arange(count * 3, dtype=np.float32).reshape(count, 3)
+from tests.test_variable import values_of
 
 
 @pytest.fixture
@@ -27,15 +24,6 @@ def table(make):
 
 
 # What it is made of.
-
-
-def test_keys_are_flattened_and_their_shape_is_told(table):
-    shape, keys = inside(table).flat([[1, 2], [3, 4]])
-    assert shape == (2, 2)
-    assert keys.tolist() == [1, 2, 3, 4]
-    assert inside(table).flat(5)[0] == ()
-    with pytest.raises(TypeError, match="keys must be int64"):
-        inside(table).flat([0.5])
 
 
 def test_its_entry_of_a_durable_point_has_the_numbers_of_now(table):

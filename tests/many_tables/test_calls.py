@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -56,10 +57,8 @@ def test_names_stand_for_variables_and_open_them(open_store, tmp_path):
 
 @pytest.mark.parametrize("over_threads", [False, pytest.param(True, marks=OVER_THREADS)])
 def test_a_failed_part_stops_no_other_and_is_named(store, tables, monkeypatch, over_threads):
-    def fail(*arguments, **options):
-        raise ColdStoreError("the disk is gone")
-
-    monkeypatch.setattr(inside(tables[1]).operations, "_apply", fail)
+    failing = Mock(side_effect=ColdStoreError("the disk is gone"))
+    monkeypatch.setattr(inside(tables[1]).operations, "_apply", failing)
     with pytest.raises(ColdStoreError, match="the disk is gone") as caught:
         store.apply_gradients({table: ([500], np.ones((1, table.dim), np.float32)) for table in tables})
     assert caught.value.__notes__ == ["variable 'b'"]

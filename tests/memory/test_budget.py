@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
 
@@ -28,10 +29,7 @@ def test_what_is_reserved_is_gone():
 
 
 def test_a_reservation_does_not_wait_if_nobody_gives_any_more():
-    def refuse() -> None:
-        raise OSError("the disk is full")
-
-    budget = Budgets(16 << 20, check_giving=refuse).host
+    budget = Budgets(16 << 20, check_giving=Mock(side_effect=OSError("the disk is full"))).host
     lease = budget.lease()
     assert lease.take(budget.free)
     with pytest.raises(OSError, match="full"):

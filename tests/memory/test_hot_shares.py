@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 
@@ -70,12 +72,8 @@ def test_cells_are_given_up_some_at_a_time_down_to_the_least():
 def test_memory_is_given_back_where_the_rows_that_leave_are_refused():
     (table,), budget, memory = shares_of(1)
     budget.rebalancer.shares[0].ask(1)
-
-    def refuse(rows):
-        raise OSError("disk")
-
     with pytest.raises(OSError, match="disk"):
-        list(map(refuse, memory.shrink()))
+        list(map(Mock(side_effect=OSError("disk")), memory.shrink()))
     assert table.capacity_rows < 64
     assert budget.free == 16 * MIB - table.nbytes
 

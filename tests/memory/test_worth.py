@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -111,14 +112,10 @@ def test_a_large_table_is_sampled():
 
 def test_a_look_without_memory_goes_on_watching_the_same_rows(monkeypatch):
     table, keys, worth = measured()
-
-    def none_left(rows):
-        raise MemoryError
-
     use(table, keys[1024:])  # so that other rows have the lowest scores
     table.remove(table.find(keys[:512]))
     with monkeypatch.context() as patched:
-        patched.setattr(worth_module, "KeyIndex", none_left)
+        patched.setattr(worth_module, "KeyIndex", Mock(side_effect=MemoryError))
         with pytest.raises(MemoryError):
             worth._watch(50)
     worth.offered(keys[:256], keys[:256] + 0.5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from unittest.mock import Mock
 
 import pytest
 
@@ -11,10 +12,15 @@ from kvemb.threads import parallel
 from kvemb.threads.parallel import run_each
 
 
+def appending(ran):
+    """Twenty pieces of work, each of which appends its number."""
+    return [lambda number=number: ran.append(number) for number in range(20)]
+
+
 @pytest.mark.parametrize("threads", [1, 2, 8])
 def test_each_runs_once(threads):
     ran: list[int] = []
-    assert run_each([lambda number=number: ran.append(number) for number in range(20)], threads) == [None] * 20
+    assert run_each(appending(ran), threads) == [None] * 20
     assert sorted(ran) == list(range(20))
 
 
@@ -25,24 +31,16 @@ def test_pieces_run_at_the_same_time():
 
 def test_a_failure_stops_no_other_piece():
     ran: list[int] = []
-
-    def fail():
-        raise ValueError("the first")
-
-    failures = run_each([fail, *[lambda number=number: ran.append(number) for number in range(5)]], 2)
+    failures = run_each([Mock(side_effect=ValueError("the first")), *appending(ran)], 2)
     assert [str(failure) for failure in failures if failure] == ["the first"]
     assert failures[0] is not None
-    assert sorted(ran) == list(range(5))
+    assert sorted(ran) == list(range(20))
 
 
 def test_after_an_interrupt_nothing_begins():
     ran: list[int] = []
-
-    def interrupt():
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        run_each([interrupt, *[lambda number=number: ran.append(number) for number in range(5)]], 1)
+        run_each([Mock(side_effect=KeyboardInterrupt), *appending(ran)], 1)
     assert ran == []
 
 

@@ -7,6 +7,7 @@ import subprocess
 import textwrap
 import threading
 import time
+from unittest.mock import Mock
 
 import pytest
 from programs import run_python
@@ -100,11 +101,8 @@ def test_the_threads_of_a_pool_that_nothing_refers_to_end() -> None:
 
 
 def test_where_no_thread_can_be_started_the_caller_does_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     pool = Threads(2, thread_name_prefix="none")
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
     assert pool.submit(threading.current_thread).result(0) is threading.current_thread()
     with pytest.raises(ZeroDivisionError):
         pool.submit(divmod, 7, 0).result(0)
