@@ -17,10 +17,8 @@ from pathlib import Path
 import kvemb
 from kvemb import bulk
 from kvemb.tools.destinations import atomic_output
-from kvemb.tools.exported_rows import RowOptions, write
+from kvemb.tools.exported_rows import RowWriter
 from kvemb.tools.failures import BadInput
-from kvemb.tools.formats.columns import Table
-from kvemb.tools.formats.known import Format
 from kvemb.tools.reading import Progress, opened
 
 
@@ -28,9 +26,7 @@ def export_parts(
     path: str | os.PathLike[str],
     source: kvemb.Variable,
     out: str,
-    kind: Format,
-    table: Table,
-    options: RowOptions,
+    writer: RowWriter,
     parts: int,
     jobs: int,
     progress: Progress | None,
@@ -39,18 +35,17 @@ def export_parts(
 
     All parts are of one durable point. Raises BadInput if the store gets a new one between two jobs.
     """
-    if kind.folder:
+    if writer.kind.folder:
         raise BadInput(
-            f"the output of {kind.name} is one folder and cannot be split; leave out --partitions and --jobs"
+            f"the output of {writer.kind.name} is one folder and cannot be split; leave out --partitions and --jobs"
         )
     ranges = bulk.ranges(source, parts)
     total, done = source.size(), 0
-    part = Table(table.columns, None, table.metadata)
     with atomic_output(out, folder=True) as folder:
-        files = [folder / f"part-{at:05d}-of-{len(ranges):05d}{kind.suffix}" for at in range(len(ranges))]
+        files = [folder / f"part-{at:05d}-of-{len(ranges):05d}{writer.kind.suffix}" for at in range(len(ranges))]
         if jobs == 1:
             for file, key_range in zip(files, ranges, strict=True):
-                done += write(file, kind, part, source, options, key_range=key_range)
+                done += writer.write(file, source, key_range=key_range)
                 if progress is not None:
                     progress(done, total)
             return done
@@ -60,9 +55,7 @@ def export_parts(
         with watched, held, workers as pool:
             try:
                 work = [
-                    pool.submit(
-                        _write_part, path, bulk.point(source), source.name, file, kind, part, options, key_range
-                    )
+                    pool.submit(_write_part, path, bulk.point(source), source.name, file, writer, key_range)
                     for file, key_range in zip(files, ranges, strict=True)
                 ]
                 for finished in as_completed(work):
@@ -114,9 +107,7 @@ def _write_part(
     point: str,
     variable: str,
     file: Path,
-    kind: Format,
-    table: Table,
-    options: RowOptions,
+    writer: RowWriter,
     key_range: tuple[int, int],
 ) -> int:
     with _writing:
@@ -124,4 +115,4 @@ def _write_part(
         with opened(path, variable) as source:
             if bulk.point(source) != point:
                 raise BadInput(f"{path} changed during the export; export a checkpoint instead, or use --jobs 1")
-            return write(file, kind, table, source, options, _check, key_range)
+            return writer.write(file, source, _check, key_range)

@@ -23,119 +23,108 @@ METADATA_FORMAT = 2
 
 
 @dataclass(frozen=True)
-class RowOptions:
-    """Which rows and columns are exported, and how.
+class RowWriter:
+    """Writes rows in a format: which rows and columns, and how.
 
     beside: those of SLOTS, SCORE and STEP that are exported. dtype: of the values; None keeps theirs. batch_rows: rows
     that are read and written at a time.
     """
 
+    kind: Format
     beside: tuple[str, ...] = ()
     dtype: str | None = None
     normalize: bool = False
     where: Where = Where()  # noqa: RUF009 -- frozen
     batch_rows: int = BATCH_ROWS
 
+    def table(self, source: kvemb.Variable) -> Table:
+        """Return the columns and the metadata of a variable's export. Raises BadInput if the format cannot hold them.
 
-def table_of(source: kvemb.Variable, options: RowOptions) -> Table:
-    """Return the columns and the metadata of a variable's export."""
-    metadata: dict[str, Any] = {"format": METADATA_FORMAT, **bulk.described(source)}
-    given = source.value_dtype if options.dtype is None else dtype_of(options.dtype)
-    columns = [Column(KEY, source.key_dtype), Column(VALUE, given, source.dim)]
-    if options.dtype == "int8":
-        columns.append(Column(SCALE, np.dtype(np.float32)))
-    if SLOTS in options.beside:
-        columns += [Column(slot["name"], bulk.slot_dtype(source), slot["width"]) for slot in metadata["slots"]]
-    if SCORE in options.beside:
-        columns.append(Column(SCORE, np.dtype(np.float64)))
-    if STEP in options.beside:
-        columns.append(Column(STEP, np.dtype(np.int64)))
-    if options.dtype is None and not options.normalize and not options.where:
-        metadata["whole"] = {SLOTS, SCORE, STEP} <= set(options.beside)
-    return Table(columns, None if options.where else source.size(), metadata)
-
-
-def widened(table: Table, kind: Format) -> Table:
-    """Return a table with bfloat16 columns as float32, which keeps every bit, if the format has no bfloat16."""
-    narrow = [column.name for column in table.columns if column.dtype.name == "bfloat16"]
-    if not narrow or (kind.dtypes is not None and "bfloat16" in kind.dtypes):
+        Columns of bfloat16 become float32, which keeps every bit, if the format has no bfloat16.
+        """
+        metadata: dict[str, Any] = {"format": METADATA_FORMAT, **bulk.described(source)}
+        given = source.value_dtype if self.dtype is None else dtype_of(self.dtype)
+        columns = [Column(KEY, source.key_dtype), Column(VALUE, given, source.dim)]
+        if self.normalize and given.kind in "iu" and self.dtype != "int8":
+            raise BadInput(f"--normalize needs floats, the values are {given.name}; add --dtype float16")
+        if self.dtype == "int8":
+            columns.append(Column(SCALE, np.dtype(np.float32)))
+        if SLOTS in self.beside:
+            columns += [Column(slot["name"], bulk.slot_dtype(source), slot["width"]) for slot in metadata["slots"]]
+        columns += [Column(SCORE, np.dtype(np.float64))] * (SCORE in self.beside)
+        columns += [Column(STEP, np.dtype(np.int64))] * (STEP in self.beside)
+        if self.dtype is None and not self.normalize and not self.where:
+            metadata["whole"] = {SLOTS, SCORE, STEP} <= set(self.beside)
+        narrow = [column.name for column in columns if column.dtype.name == "bfloat16"]
+        if narrow and (self.kind.dtypes is None or "bfloat16" not in self.kind.dtypes):
+            metadata["bfloat16"] = narrow
+            wide = np.dtype(np.float32)
+            columns = [replace(column, dtype=wide) if column.name in narrow else column for column in columns]
+        table = Table(columns, None, metadata)
+        self.kind.check(table)
         return table
-    columns = [
-        replace(column, dtype=np.dtype(np.float32)) if column.name in narrow else column for column in table.columns
-    ]
-    return Table(columns, table.rows, {**table.metadata, "bfloat16": narrow})
 
+    def batch(self, rows: bulk.Rows, table: Table) -> Batch:
+        """Return rows as a batch of a table's columns."""
+        values = rows.values
+        if self.normalize:
+            values = unit(values).astype(rows.values.dtype if self.dtype is None else np.float32)
+        batch: Batch = {KEY: rows.keys, **(rows.slots or {}), SCORE: rows.scores, STEP: rows.steps}  # type: ignore[dict-item]
+        if self.dtype == "int8":
+            wide = rounded(values, np.dtype(np.float32), rows.keys, "leave --dtype out, or add --normalize")
+            if not (finite := np.isfinite(wide).all(axis=1)).all():
+                key = rows.keys[~finite][0]
+                raise BadInput(f"the row of key {key} has a NaN or an infinity, which int8 cannot hold")
+            scale = np.max(np.abs(wide), axis=1, initial=0.0) / np.float32(127)
+            ratio = np.divide(wide, scale[:, None], out=np.zeros_like(wide), where=scale[:, None] > 0)
+            values, batch[SCALE] = np.clip(np.rint(ratio), -127, 127).astype(np.int8), scale.astype(np.float32)
+        elif self.dtype is not None:
+            values = rounded(values, dtype_of(self.dtype), rows.keys, "choose another --dtype, or leave it out")
+        batch[VALUE] = values
+        for name in table.metadata.get("bfloat16", []):
+            batch[name] = widen(batch[name])
+        return {column.name: batch[column.name] for column in table.columns}
 
-def scanned(
-    source: kvemb.Variable, options: RowOptions, progress: Progress | None, key_range: tuple[int, int] | None = None
-) -> Iterator[bulk.Rows]:
-    """Yield the rows to export. key_range: first and last key, None for all."""
-    first, last = options.where.narrowed(*(key_range or bounds(source)))
-    if first > last:
-        return
-    for rows in with_progress(bulk.scan(source, options.batch_rows, first=first, last=last), progress, source.size()):
-        part = selected(rows, options.where.mask(rows)) if options.where.clauses else rows
-        if len(part):
-            yield part
+    def scan(
+        self, source: kvemb.Variable, progress: Progress | None, key_range: tuple[int, int] | None = None
+    ) -> Iterator[bulk.Rows]:
+        """Yield the rows to export. key_range: first and last key, None for all."""
+        first, last = self.where.narrowed(*(key_range or (None, None)))
+        scan = bulk.scan(source, self.batch_rows, first=first, last=last)
+        for rows in with_progress(scan, progress, source.size()):
+            part = selected(rows, self.where.mask(rows)) if self.where.clauses else rows
+            if len(part):
+                yield part
 
+    def write(
+        self,
+        target: PathOrFile,
+        source: kvemb.Variable,
+        progress: Progress | None = None,
+        key_range: tuple[int, int] | None = None,
+    ) -> int:
+        """Write the rows to export; returns their number. key_range: first and last key, None for all.
 
-def bounds(source: kvemb.Variable) -> tuple[int, int]:
-    """Return the smallest and the largest key of the key dtype."""
-    limits = np.iinfo(source.key_dtype)
-    return int(limits.min), int(limits.max)
+        progress(done, total): also called, with 0 rows done, while rows are counted that the format must know
+        beforehand.
+        """
+        table = self.table(source)
+        if self.kind.counted and (self.where or key_range):
+            counting = None if progress is None else lambda _, total: progress(0, total)
+            table.rows = sum(map(len, self.scan(source, counting, key_range)))
+        elif self.kind.counted:
+            table.rows = source.size()
+        return self.write_rows(target, table, self.scan(source, progress, key_range))
 
+    def write_rows(self, target: PathOrFile, table: Table, rows: Iterator[bulk.Rows]) -> int:
+        """Write rows; returns their number."""
+        count = 0
 
-def batch_of(rows: bulk.Rows, table: Table, options: RowOptions) -> Batch:
-    """Return rows as a batch of a table's columns."""
-    values = rows.values
-    if options.normalize:
-        values = unit(values).astype(rows.values.dtype if options.dtype is None else np.float32)
-    batch: Batch = {KEY: rows.keys, **(rows.slots or {}), SCORE: rows.scores, STEP: rows.steps}  # type: ignore[dict-item]
-    if options.dtype == "int8":
-        wide = rounded(values, np.dtype(np.float32), rows.keys, "leave --dtype out, or add --normalize")
-        if not (finite := np.isfinite(wide).all(axis=1)).all():
-            raise BadInput(f"the row of key {rows.keys[~finite][0]} has a NaN or an infinity, which int8 cannot hold")
-        scale = np.max(np.abs(wide), axis=1, initial=0.0) / np.float32(127)
-        ratio = np.divide(wide, scale[:, None], out=np.zeros_like(wide), where=scale[:, None] > 0)
-        values, batch[SCALE] = np.clip(np.rint(ratio), -127, 127).astype(np.int8), scale.astype(np.float32)
-    elif options.dtype is not None:
-        values = rounded(values, dtype_of(options.dtype), rows.keys, "choose another --dtype, or leave it out")
-    batch[VALUE] = values
-    bits = table.metadata.get("bfloat16", [])
-    return {
-        column.name: widen(batch[column.name]) if column.name in bits else batch[column.name]
-        for column in table.columns
-    }
+        def batches() -> Iterator[Batch]:
+            nonlocal count
+            for part in rows:
+                count += len(part)
+                yield self.batch(part, table)
 
-
-def write(
-    target: PathOrFile,
-    kind: Format,
-    table: Table,
-    source: kvemb.Variable,
-    options: RowOptions,
-    progress: Progress | None = None,
-    key_range: tuple[int, int] | None = None,
-) -> int:
-    """Write the rows to export in a format; returns their number. key_range: first and last key, None for all.
-
-    progress(done, total): also called, with 0 rows done, while rows are counted that the format must know beforehand.
-    """
-    if kind.counted and table.rows is None:
-        counting = None if progress is None else lambda _, total: progress(0, total)
-        table = Table(table.columns, sum(map(len, scanned(source, options, counting, key_range))), table.metadata)
-    return write_rows(target, kind, table, scanned(source, options, progress, key_range), options)
-
-
-def write_rows(target: PathOrFile, kind: Format, table: Table, rows: Iterator[bulk.Rows], options: RowOptions) -> int:
-    """Write rows in a format; returns their number."""
-    count = 0
-
-    def batches() -> Iterator[Batch]:
-        nonlocal count
-        for part in rows:
-            count += len(part)
-            yield batch_of(part, table, options)
-
-    kind.write(target, table, batches())
-    return count
+        self.kind.write(target, table, batches())
+        return count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -94,18 +94,25 @@ def _import(
     name = given.variable or table.metadata.get("name") or stem
     with ExitStack() as stack:
         where = Path(path) if Path(path).exists() else stack.enter_context(atomic_output(os.fspath(path), folder=True))
-        store = kvemb.open(where, memory_budget=BUDGET)
-        try:
-            known = name in store.variables
-            target = store.variables[name] if known else _created(store, name, table, given)
-            made = None if known else _kinds(target)
-            loaded = bulk.load(target, ahead(_rows(batches, table, target, progress)), on_conflict=on_conflict)
-            rows = target.size()
-        except BaseException:
-            store.close(flush=False)  # discards a variable that this import created
-            raise
-        store.close()
-    return Imported(name, loaded.added, loaded.replaced, loaded.kept, rows, made)
+        store = stack.enter_context(filled(where))
+        known = name in store.variables
+        target = store.variables[name] if known else _created(store, name, table, given)
+        loaded = bulk.load(target, ahead(_rows(batches, table, target, progress)), on_conflict=on_conflict)
+        described = bulk.described(target)
+        made = {what: kind_name(described[what]) for what in ("optimizer", "policy", "initializer")}
+        return Imported(name, loaded.added, loaded.replaced, loaded.kept, target.size(), None if known else made)
+
+
+@contextmanager
+def filled(path: Path) -> Iterator[kvemb.Store]:
+    """Open a store for a block that fills it. If the block fails, the variables that it created are discarded."""
+    store = kvemb.open(path, memory_budget=BUDGET)
+    try:
+        yield store
+    except BaseException:
+        store.close(flush=False)
+        raise
+    store.close()
 
 
 def _created(store: kvemb.Store, name: str, table: Table, given: SourceOptions) -> kvemb.Variable:
@@ -122,11 +129,6 @@ def _created(store: kvemb.Store, name: str, table: Table, given: SourceOptions) 
     if not value.width:
         raise BadInput(f"the source has no rows and does not give their dim; create the variable {name!r} first")
     return store.get_variable(name, keys, values, value.width)
-
-
-def _kinds(variable: kvemb.Variable) -> dict[str, str]:
-    metadata = bulk.described(variable)
-    return {what: kind_name(metadata[what]) for what in ("optimizer", "policy", "initializer")}
 
 
 def _rows(
@@ -147,9 +149,10 @@ def _rows(
                 f"the source has rows of {values.shape[1]} values, variable {target.name!r} has {target.dim}"
             )
         for slot in slots if has_slots else ():
-            if batch[slot.name].shape[1:] != (slot.width,):
+            shape = batch[slot.name].shape[1:]
+            if shape != (slot.width,):
                 raise BadInput(
-                    f"the source has the slot {slot.name!r} with {_width(batch[slot.name])} numbers, variable "
+                    f"the source has the slot {slot.name!r} with {shape[0] if shape else 1} numbers, variable "
                     f"{target.name!r} has it with {slot.width}; export without slots, or see kvemb migrate --optimizer"
                 )
         yield bulk.Rows(
@@ -162,11 +165,6 @@ def _rows(
         done += len(batch[KEY])
         if progress is not None:
             progress(done, table.rows or 0)
-
-
-def _width(column: Any) -> int:
-    """Return how many numbers a row of the column has."""
-    return column.shape[1] if column.ndim == 2 else 1
 
 
 def check_dtype(value_dtype: str | None) -> None:

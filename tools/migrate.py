@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,10 @@ import kvemb
 from kvemb import bulk
 from kvemb.tools.destinations import atomic_output, local
 from kvemb.tools.failures import BadInput, WrongUsage
-from kvemb.tools.importing import BUDGET, check_dtype, converted
+from kvemb.tools.importing import BUDGET, check_dtype, converted, filled
+from kvemb.tools.named import have_one_scale, named, policy_text
 from kvemb.tools.numbers import rounded
-from kvemb.tools.policies import have_one_scale, policy_of, policy_text
 from kvemb.tools.reading import Progress, chosen, kind_name, opened, with_progress
-
-OPTIMIZERS: dict[str, type[kvemb.optimizers.Optimizer] | None] = {"none": None, **kvemb.optimizers.KINDS}
-_WORDS = {"true": True, "false": False, "none": None}
 
 
 @dataclass
@@ -58,7 +55,7 @@ def plan(
     rate, and "adagrad:0.1,clip_norm=1" another parameter. The other parameters are those of the current optimizer if
     the name is the same, otherwise the defaults. slots: "keep" those that the new optimizer also has, with the same
     width, or "reset". value_dtype, key_dtype: as for get_variable. dim: rows are cut, or padded with zeros. policy:
-    a name of kvemb.tools.policies.POLICIES, such as "frequency", or "none"; "frequency:1000" also gives a half-life. If
+    a name of kvemb.tools.named.POLICIES, such as "frequency", or "none"; "frequency:1000" also gives a half-life. If
     the scale of scores changes, scores start again, as after one use.
 
     Reads no rows. Raises BadInput, also if no such variable can exist; FileExistsError, and what reading path raises.
@@ -97,12 +94,6 @@ def _created(store: kvemb.Store, found: MigrationPlan) -> kvemb.Variable:
         raise BadInput(f"variable {found.variable!r} cannot be migrated like this: {error}") from error
 
 
-def _known(what: str, asked: str, known: dict[str, Any]) -> Any:
-    if asked not in known:
-        raise WrongUsage(f"--{what} must be {', '.join(known)}, got {asked!r}")
-    return known[asked]
-
-
 def _plan_optimizer(found: MigrationPlan, asked: str | None, slots: str) -> None:
     if slots not in ("keep", "reset"):
         raise WrongUsage(f"--slots must be keep or reset, got {slots!r}")
@@ -125,22 +116,17 @@ def _plan_optimizer(found: MigrationPlan, asked: str | None, slots: str) -> None
 
 
 def _change_optimizer(found: MigrationPlan, asked: str) -> None:
-    name, was = asked.partition(":")[0], found.before["optimizer"]
-    made, given = _known("optimizer", name, OPTIMIZERS), _options(asked)
-    if made is None:
+    was = found.before["optimizer"]
+    was = None if was is None else kvemb.optimizers.optimizer_from_json(was).to_json()  # adds parameters that it lacks
+    new, given = named("optimizer", asked, was)
+    found.after["optimizer"] = new
+    if new is None:
         if was is None:
             raise BadInput(f"variable {found.variable!r} has no optimizer already; leave --optimizer out")
-        found.after["optimizer"] = None
         found.steps.append(f"optimizer: {kind_name(was)} becomes none")
         return
-    same = name == kind_name(was)
-    was = kvemb.optimizers.optimizer_from_json(was).to_json() if same else was  # adds parameters that it lacks
-    try:
-        new = made(**{**({field: was[field] for field in was if field != "name"} if same else {}), **given}).to_json()
-    except (TypeError, ValueError) as error:
-        raise WrongUsage(f"--optimizer {asked}: {error}") from error
-    found.after["optimizer"] = new
-    if same:
+    name = new["name"]
+    if was is not None and was["name"] == name:
         changed = [field for field in given if new[field] != was[field]]
         if not changed:
             raise BadInput(f"variable {found.variable!r} has the optimizer {asked} already; leave --optimizer out")
@@ -170,38 +156,8 @@ def _shapes(described: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"name": name, "width": described["dim"] if width is None else width} for name, width in _slots(described)]
 
 
-def _options(asked: str) -> dict[str, Any]:
-    """Return the parameters in a text such as "adam:0.1,clip_norm=1,decoupled=true". Raises WrongUsage."""
-    name, colon, text = asked.partition(":")
-    kind = OPTIMIZERS[name]
-    found: dict[str, Any] = {}
-    for part in text.split(",") if colon else []:
-        field, equals, value = part.rpartition("=")
-        rate = None if equals else _number(part)
-        if kind is None or not (equals or (rate is not None and rate >= 0)):
-            raise WrongUsage(
-                f"--optimizer must be none, or one of {', '.join(kvemb.optimizers.KINDS)} with a learning rate such as "
-                f"sgd:0.1, got {asked!r}"
-            )
-        known = [each.name for each in fields(kind)]
-        field = field if equals else "learning_rate"
-        if field not in known:
-            raise WrongUsage(f"--optimizer {name} has no parameter {field!r}; it has {', '.join(known)}")
-        number = _number(value)
-        found[field] = _WORDS.get(value, value) if number is None else number
-    return found
-
-
-def _number(text: str) -> float | None:
-    """Return a number, or None."""
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
 def _plan_policy(found: MigrationPlan, asked: str) -> None:
-    was, new = found.before["policy"], policy_of(asked)
+    was, (new, _) = found.before["policy"], named("policy", asked)
     if new == was:
         raise BadInput(f"variable {found.variable!r} has the policy {asked} already; leave --policy out")
     found.after["policy"] = new
@@ -230,19 +186,15 @@ def migrate(found: MigrationPlan, *, progress: Progress | None = None) -> int:
     If it raises, also on Ctrl-C, there is no new store.
     """
     source = kvemb.Checkpoint.at(found.source)
-    with atomic_output(str(found.out), folder=True) as made, opened(source.path, found.variable) as old:
-        store = kvemb.open(made, memory_budget=BUDGET)
-        try:
-            target = _created(store, found)
-            rows = _rows(old, target, found, progress)
-            bulk.load(target, rows, on_conflict="error")
-            bulk.bring_sightings(target, source)
-            count = target.size()
-        except BaseException:
-            store.close(flush=False)
-            raise
-        store.close()
-    return count
+    with (
+        atomic_output(str(found.out), folder=True) as made,
+        opened(source.path, found.variable) as old,
+        filled(made) as store,
+    ):
+        target = _created(store, found)
+        bulk.load(target, _rows(old, target, found, progress), on_conflict="error")
+        bulk.bring_sightings(target, source)
+        return target.size()
 
 
 def _rows(

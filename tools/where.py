@@ -40,36 +40,44 @@ class Where:
         return bool(self.clauses) or self.first is not None or self.last is not None
 
     def mask(self, rows: Rows) -> npt.NDArray[np.bool_]:
-        """Return which rows satisfy the clauses, (n,) bool; the key range is not checked."""
-        mask = np.ones(len(rows), np.bool_)
+        """Return which rows satisfy all, (n,) bool."""
+        mask = self.in_range(rows.keys)
         for name, sign, number in self.clauses:
             mask &= _COMPARE[sign](getattr(rows, f"{name}s"), number)
         return mask
 
-    def narrowed(self, first: int, last: int) -> tuple[int, int]:
+    def in_range(self, keys: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        """Return which keys are in the key range, (n,) bool."""
+        mask = np.ones(len(keys), np.bool_)
+        if self.first is not None:
+            mask &= keys >= self.first
+        if self.last is not None:
+            mask &= keys <= self.last
+        return mask
+
+    def narrowed(self, first: int | None, last: int | None) -> tuple[int | None, int | None]:
         """Return the intersection of the key range with first..last; empty if its first is above its last."""
-        return (
-            first if self.first is None else max(first, self.first),
-            last if self.last is None else min(last, self.last),
-        )
+        firsts = [each for each in (first, self.first) if each is not None]
+        lasts = [each for each in (last, self.last) if each is not None]
+        return max(firsts, default=None), min(lasts, default=None)
 
 
 def parse_where(texts: list[str]) -> Where:
     """Parse conditions such as "score >= 3 and step < 100" or "key in 0..999"; all must hold. Raises WrongUsage."""
     clauses: list[tuple[str, str, float]] = []
-    first: int | None = None
-    last: int | None = None
+    firsts: list[int] = []
+    lasts: list[int] = []
     for text in (part for each in texts for part in re.split(r"\band\b", each)):
-        found = _CLAUSE.fullmatch(text)
         try:
             if ends := _RANGE.fullmatch(text):
-                low, high = int(ends[1]), int(ends[2])
-                first = low if first is None else max(first, low)
-                last = high if last is None else min(last, high)
+                firsts.append(int(ends[1]))
+                lasts.append(int(ends[2]))
                 continue
+            found = _CLAUSE.fullmatch(text)
             if found is None:
                 raise ValueError
-            number: float = int(found[3]) if found[1] != "score" else float(found[3])
+            name, sign = found[1], found[2]
+            number: float = float(found[3]) if name == "score" else int(found[3])
             if math.isnan(number):
                 raise ValueError
         except ValueError:
@@ -77,13 +85,11 @@ def parse_where(texts: list[str]) -> Where:
             raise WrongUsage(
                 f"--where {shown!r} is not a condition; write for example 'score >= 3', 'step < 100', 'key in 0..999'"
             ) from None
-        if found[1] == "key" and found[2] in ("<=", ">=", "<", ">", "==", "="):
-            if found[2] in (">", ">=", "==", "="):
-                low = int(number) + (found[2] == ">")
-                first = low if first is None else max(first, low)
-            if found[2] in ("<", "<=", "==", "="):
-                high = int(number) - (found[2] == "<")
-                last = high if last is None else min(last, high)
-        else:
-            clauses.append((found[1], found[2], number))
-    return Where(tuple(clauses), first, last)
+        if name != "key" or sign == "!=":
+            clauses.append((name, sign, number))
+            continue
+        if sign in (">", ">=", "==", "="):
+            firsts.append(int(number) + (sign == ">"))
+        if sign in ("<", "<=", "==", "="):
+            lasts.append(int(number) - (sign == "<"))
+    return Where(tuple(clauses), max(firsts, default=None), min(lasts, default=None))

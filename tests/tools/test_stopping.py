@@ -23,9 +23,8 @@ from kvemb.tools import stopping
 from kvemb.tools.ahead import ahead
 from kvemb.tools.cli import run
 from kvemb.tools.export import export
-from kvemb.tools.exported_rows import RowOptions, table_of
+from kvemb.tools.exported_rows import RowWriter
 from kvemb.tools.formats import known
-from kvemb.tools.formats.columns import Table
 from kvemb.tools.importing import import_table
 
 pytestmark = pytest.mark.slow
@@ -128,16 +127,13 @@ def test_a_part_that_is_told_to_end_reads_no_more_rows(store, tmp_path, monkeypa
     monkeypatch.setattr(bulk, "scan", scan)
     monkeypatch.setattr(export_parts, "_told_to_end", told)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    kind = known.FORMATS[name]
+    writer = RowWriter(known.FORMATS[name], batch_rows=1000)
     with kvemb.open(store, read_only=True) as opened:
-        source = opened.variables["table"]
-        options = RowOptions(batch_rows=1000)
-        table, point = table_of(source, options), bulk.point(source)
-    table = Table(table.columns, None, table.metadata)
+        point = bulk.point(opened.variables["table"])
     parts = [(tmp_path / name, (0, 200_000)) for name in ("first", "next")]
     for file, key_range in parts:
         with pytest.raises(SystemExit):
-            export_parts._write_part(store, point, "table", file, kind, table, options, key_range)
+            export_parts._write_part(store, point, "table", file, writer, key_range)
     assert read == [1000]
     assert set(left(tmp_path)) <= {"first"}
 

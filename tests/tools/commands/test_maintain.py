@@ -16,7 +16,7 @@ from kvemb import bulk
 from kvemb.tools.cli import run
 from kvemb.tools.failures import BadInput
 from kvemb.tools.migrate import migrate, plan
-from kvemb.tools.policies import POLICIES
+from kvemb.tools.named import POLICIES
 
 pytest.importorskip("pyarrow")
 BUDGET = "4MiB"
@@ -214,19 +214,8 @@ def test_a_learning_rate_is_given_or_the_default_and_is_told(store, tmp_path):
     described, rows = whole(tmp_path / "slower")
     assert described["optimizer"] == {**whole(store)[0]["optimizer"], "learning_rate": 0.05}
     np.testing.assert_array_equal(rows.slots["accumulator"], whole(store)[1].slots["accumulator"])
-    for optimizer, line in {
-        "adagrad:0.5": "has the optimizer adagrad:0.5 already",
-        "sgd:fast": "with a learning rate such as sgd:0.1, got 'sgd:fast'",
-        "sgd:-1": "such as sgd:0.1, got 'sgd:-1'",
-        "sgd:": "such as sgd:0.1, got 'sgd:'",
-        "none:1": "such as sgd:0.1, got 'none:1'",
-        "adamx:1": "--optimizer must be none, sgd, momentum, .*, got 'adamx'",
-        "adam:0.1,speed=2": "--optimizer adam has no parameter 'speed'; it has .*beta_1",
-        "adam:beta_1=2": "--optimizer adam:beta_1=2: Adam beta_1 must be finite and at least 0 and at most 0.999999",
-        "adam:bias_correction=each": "bias_correction must be 'row' or 'global', got 'each'",
-        "adagrad:clip_norm=none": "has the optimizer adagrad:clip_norm=none already",
-    }.items():
-        with pytest.raises(BadInput, match=line):
+    for optimizer in ("adagrad:0.5", "adagrad:clip_norm=none"):
+        with pytest.raises(BadInput, match=f"has the optimizer {optimizer} already"):
             plan(store, tmp_path / "no", optimizer=optimizer)
 
 

@@ -19,9 +19,9 @@ import kvemb
 from kvemb import bulk
 from kvemb.bulk import Rows
 from kvemb.rows.schema import KEY_DTYPES, VALUE_DTYPES, dtype_of
-from kvemb.tools import exported_rows
 from kvemb.tools.cli import run
 from kvemb.tools.export import export
+from kvemb.tools.exported_rows import RowWriter
 from kvemb.tools.failures import BadInput, WrongUsage
 from kvemb.tools.formats.known import FORMATS
 from kvemb.tools.importing import import_table
@@ -443,7 +443,7 @@ def test_a_full_disk_leaves_nothing(rows, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     for format in WHOLE:
-        monkeypatch.setattr(exported_rows, "batch_of", full)
+        monkeypatch.setattr(RowWriter, "batch", full)
         with pytest.raises(OSError, match="No space left"):
             export(store, tmp_path / "out", format=format)
     assert sorted(os.listdir(tmp_path)) == ["store"]
