@@ -48,15 +48,13 @@ def run(
         for i, ranks in enumerate(work, start=1):
             var.lookup(ids_of(ranks))
             if i in marks:
-                now = var.stats
-                rising.append((now.hits - last.hits) / max(1, now.hits + now.misses - last.hits - last.misses))
-                last = now
-        hits, misses = last.hits - first.hits, last.misses - first.misses
-        report.facts["promotions"] = last.promotions - first.promotions
-    if hits + misses != accesses:
-        raise AssertionError(f"{accesses} keys were looked up, but hits and misses are {hits + misses}")
-    report.facts["hit_rate_by_eighth"] = [round(rate, 3) for rate in rising]
-    rate, lru = hits / accesses, lru_hit_rate(work, hot_rows)
+                rising.append((var.stats - last).hit_rate)
+                last = var.stats
+    done = last - first
+    if done.hits + done.misses != accesses:
+        raise AssertionError(f"{accesses} keys were looked up, but hits and misses are {done.hits + done.misses}")
+    report.facts |= {"promotions": done.promotions, "hit_rate_by_eighth": [round(rate, 3) for rate in rising]}
+    rate, lru = done.hit_rate, lru_hit_rate(work, hot_rows)
     report.lines = [
         compare("hit rate", "share", [rate], "exact LRU, simulated", [lru]).at_least(MIN_RATE),
         compare("hit rate", "share", [rate], "static optimum", [popularity.mass_of_top(hot_rows)]),

@@ -9,7 +9,6 @@ their way to and from the disk. The keys of a batch are distinct, so that each m
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
 
 import numpy as np
 
@@ -17,23 +16,21 @@ import kvemb
 from kvemb.tools.bench.data import Floats, Ids, Zipf, ids_of
 from kvemb.tools.bench.measure import scratch, take_turns, until_idle
 from kvemb.tools.bench.options import Batch, BudgetMib, Dim, Exponent, Folder, Rows, Runs, Steps, Tables
-from kvemb.tools.bench.results import Comparison, Report, compare
+from kvemb.tools.bench.results import Report, compare
 from kvemb.tools.bench.trained import load, open_table
 
 CAPPED_SHARE = 0.6
 MAX_READS = MAX_WRITES = 1.05
+# What is measured in a run: its name, its unit, and the most that it may be.
+FIGURES = [
+    ("step of a spent budget", "ms CPU", None),
+    ("step of a spent budget", "ms", None),
+    ("rows read", "per distinct miss", MAX_READS),
+    ("rows written", "per distinct update", MAX_WRITES),
+    ("hit rate", "share", None),
+]
 # Steps in which the hot tables grow, and memory finds its place.
 WARM_UP_STEPS = 60
-
-
-class Cost(NamedTuple):
-    """A run's cost: milliseconds a step of CPU and of time, rows read a miss and written an update, and hit rate."""
-
-    cpu: float
-    wall: float
-    reads: float
-    writes: float
-    hit_rate: float
 
 
 def run(
@@ -63,69 +60,43 @@ def run(
         kvemb.open(path / "grown", memory_budget=budget_mib << 20) as grown,
         kvemb.open(path / "capped", memory_budget=budget_mib << 20) as capped,
     ):
-        ours = _filled(grown, tables, rows, dim, None)
         warm_up = [drawn() for _ in range(-(-WARM_UP_STEPS // steps))]
+        _fill(grown, tables, rows, dim, None)
         for batches in warm_up:
-            _train(grown, ours, batches, gradients)
-        hot = sum(variable.stats.rows_hot for variable in ours)
-        peers = _filled(capped, tables, rows, dim, max(1, int(CAPPED_SHARE * hot / tables)))
+            _train(grown, batches, gradients)
+        _fill(capped, tables, rows, dim, max(1, int(CAPPED_SHARE * grown.stats.rows_hot / tables)))
         for batches in warm_up:
-            _train(capped, peers, batches, gradients)
+            _train(capped, batches, gradients)
         work = [drawn() for _ in range(runs)]
-        ours_cost, peers_cost = take_turns(
-            (
-                lambda i: _cost(grown, ours, work[i], gradients),
-                lambda i: _cost(capped, peers, work[i], gradients),
-            ),
-            runs,
-        )
-        report.facts["hot_rows"] = [sum(each.stats.rows_hot for each in side) for side in (ours, peers)]
-    report.lines = _lines(ours_cost, peers_cost)
+        sides = [lambda i, store=store: _figures(store, work[i], gradients) for store in (grown, capped)]
+        taken = take_turns(sides, runs)
+        report.facts["hot_rows"] = [store.stats.rows_hot for store in (grown, capped)]
+    peer = f"hot_rows capped at {CAPPED_SHARE:.0%}"
+    for at, (name, unit, most) in enumerate(FIGURES):
+        ours, theirs = ([figures[at] for figures in side] for side in taken)
+        report.lines.append(compare(name, unit, ours, peer, theirs).at_most(most))
     return report
 
 
-def _filled(store: kvemb.Store, tables: int, rows: int, dim: int, hot_rows: int | None) -> list[kvemb.Variable]:
-    """Return new tables with all their rows. hot_rows: of each; None: they grow."""
-    opened = [open_table(store, dim, hot_rows, f"field{number:03}") for number in range(tables)]
-    for variable in opened:
-        load(variable, rows)
-    return opened
+def _fill(store: kvemb.Store, tables: int, rows: int, dim: int, hot_rows: int | None) -> None:
+    """Make tables with all their rows. hot_rows: of each; None: they grow."""
+    for number in range(tables):
+        load(open_table(store, dim, hot_rows, f"field{number:03}"), rows)
 
 
-def _train(store: kvemb.Store, variables: list[kvemb.Variable], batches: list[list[Ids]], gradients: Floats) -> None:
+def _train(store: kvemb.Store, batches: list[list[Ids]], gradients: Floats) -> None:
     for batch in batches:
-        keys: dict[kvemb.Variable | str, Ids] = dict(zip(variables, batch, strict=True))
+        keys: dict[kvemb.Variable | str, Ids] = dict(zip(store.variables.values(), batch, strict=True))
         store.lookup(keys)
         store.apply_gradients({variable: (ids, gradients[: len(ids)]) for variable, ids in keys.items()})
 
 
-def _cost(store: kvemb.Store, variables: list[kvemb.Variable], batches: list[list[Ids]], gradients: Floats) -> Cost:
-    before, began, cpu = _stats(variables), time.perf_counter(), time.process_time()
-    _train(store, variables, batches, gradients)
+def _figures(store: kvemb.Store, batches: list[list[Ids]], gradients: Floats) -> list[float]:
+    """Train, and return the FIGURES."""
+    before, began, cpu = store.stats, time.perf_counter(), time.process_time()
+    _train(store, batches, gradients)
     wall = until_idle() - began  # including its work on other threads
-    cpu, done = time.process_time() - cpu, _stats(variables) - before
-    return Cost(
-        cpu=1e3 * cpu / len(batches),
-        wall=1e3 * wall / len(batches),
-        reads=done.cold_reads / max(1, done.misses),
-        writes=done.cold_writes / sum(len(ids) for batch in batches for ids in batch),
-        hit_rate=done.hit_rate,
-    )
-
-
-def _stats(variables: list[kvemb.Variable]) -> kvemb.Stats:
-    return sum((variable.stats for variable in variables), kvemb.Stats())
-
-
-def _lines(ours: list[Cost], peers: list[Cost]) -> list[Comparison]:
-    peer, step = f"hot_rows capped at {CAPPED_SHARE:.0%}", "step of a spent budget"
-    one, other = ([[float(number) for number in each] for each in zip(*side, strict=True)] for side in (ours, peers))
-    cpu, wall, reads, writes, rates = zip(one, other, strict=True)
-
-    return [
-        compare(step, "ms CPU", cpu[0], peer, cpu[1]),
-        compare(step, "ms", wall[0], peer, wall[1]),
-        compare("rows read", "per distinct miss", reads[0], peer, reads[1]).at_most(MAX_READS),
-        compare("rows written", "per distinct update", writes[0], peer, writes[1]).at_most(MAX_WRITES),
-        compare("hit rate", "share", rates[0], peer, rates[1]),
-    ]
+    cpu, done = time.process_time() - cpu, store.stats - before
+    updates = sum(len(ids) for batch in batches for ids in batch)
+    reads, writes = done.cold_reads / max(1, done.misses), done.cold_writes / updates
+    return [1e3 * cpu / len(batches), 1e3 * wall / len(batches), reads, writes, done.hit_rate]

@@ -2,16 +2,12 @@
 
 The budget has room for a part of the tables' rows. The sizes decrease like those of a recommender's fields, and each
 step looks up and trains the same number of ids of each table. The peer is the best fixed split: the rows that have the
-most hits in as many bytes as kvemb's hot rows take, known in advance and never moved. With --changing only the smaller
-half of the tables is used at first, so that memory has to move; only the last quarter of the steps counts.
+most hits in as many bytes as kvemb's hot rows take, known in advance and never moved.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import numpy as np
-import typer
 
 import kvemb
 from kvemb.tools.bench.data import Zipf, ids_of
@@ -31,7 +27,6 @@ def run(
     steps: Steps = 400,
     zipf: Exponent = 1.0,
     budget_mib: BudgetMib = 256,
-    changing: Annotated[bool, typer.Option(help="At first use only the smaller half of the tables.")] = False,
     folder: Folder = None,
 ) -> Report:
     """Train many tables in one budget. Peer, for the hit rate: the best fixed split of the memory.
@@ -49,24 +44,19 @@ def run(
         until_idle()
         popularity = [Zipf(size, zipf, seed=number) for number, size in enumerate(sizes)]
 
-        def train(count: int, first: int = 0) -> None:
+        def train(count: int) -> None:
             for _ in range(count):
-                for table, draw, dim in list(zip(opened, popularity, dims, strict=True))[first:]:
+                for table, draw, dim in zip(opened, popularity, dims, strict=True):
                     train_step(table, ids_of(draw.sample(batch)), None, target(dim))
 
-        train(steps // 2, first=tables // 2 if changing else 0)
-        if changing:
-            train(steps // 4)
-        before = [table.stats for table in opened]
-        train(steps - steps // 2 - (steps // 4 if changing else 0))
-        after = [table.stats for table in opened]
+        train(steps // 2)
+        before = store.stats
+        train(steps - steps // 2)
+        done, hot = store.stats - before, np.array([table.stats.rows_hot for table in opened])
     row_bytes = np.array([cell_bytes(dim) for dim in dims])
-    hot = np.array([stats.rows_hot for stats in after])
-    hits = sum(b.hits - a.hits for a, b in zip(before, after, strict=True))
-    keys = hits + sum(b.misses + b.absent - a.misses - a.absent for a, b in zip(before, after, strict=True))
     held = int((hot * row_bytes).sum())
     best = _best_hit_rate(sizes, row_bytes, zipf, held)
-    rate = compare("hit rate of all tables", "share", [hits / keys], "best fixed split", [best])
+    rate = compare("hit rate of all tables", "share", [done.hit_rate], "best fixed split", [best])
     report.lines = [
         compare("budget that holds hot rows", "share", [held / (budget_mib << 20)]).at_least(MIN_SHARE),
         rate.ratio_at_least(MIN_HITS),

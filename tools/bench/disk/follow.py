@@ -11,7 +11,6 @@ import json
 import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import numpy as np
@@ -47,65 +46,40 @@ def run(
 ) -> Report:
     """Look up hot rows in a follower that refreshes while another process trains. Peer: a follower that does not."""
     hot, report = min(hot_rows, rows), Report()
-    with scratch(folder) as place:
+    still, refreshing, soon, refreshes = [], [], [], []
+    with scratch(folder) as place, ThreadPoolExecutor(1) as beside:
         trained = json.dumps({"path": str(place / "store"), "rows": rows, "dim": dim, "share": share})
         with Asked("the trainer", ["-m", __name__, trained]) as trainer:
             trainer.ask("load")
             with kvemb.open(place / "store", follow=True, memory_budget=budget_mib << 20) as follower:
                 table = follower.get_variable("trained", hot_rows=2 * hot)
-                for ids in batches_of_ids(hot, LOAD_BATCH):
-                    table.lookup(ids)
-                times = _measure(follower, table, trainer, hot, batch, every, points, runs)
-    sides = {"lookup p99 with refreshes": times.refreshing, f"within {SOON_SECONDS:g} s of a refresh": times.soon}
-    for name, ours in sides.items():
-        line = compare(name, "ms", ours, "p99 without refreshes", times.still)
+                for _ in range(runs):
+                    _make_hot(table, hot)
+                    made = beside.submit(_make_points, trainer, points, every, None)
+                    still.append(_p99_ms(_look_up(table, hot, batch, made)[1]))
+                    follower.refresh()
+                    _make_hot(table, hot)
+                    made = beside.submit(_make_points, trainer, points, every, follower)
+                    began, taken = _look_up(table, hot, batch, made)
+                    near = np.zeros(len(taken), np.bool_)
+                    for first, last in made.result():
+                        near |= (began + taken >= first) & (began < last + SOON_SECONDS)
+                        near[min(int((began < last).sum()), len(near) - 1)] = (
+                            True  # at least one, on a busy machine too
+                        )
+                        refreshes.append(last - first)
+                    refreshing.append(_p99_ms(taken))
+                    soon.append(_p99_ms(taken[near]))
+    for name, ours in (("lookup p99 with refreshes", refreshing), (f"within {SOON_SECONDS:g} s of a refresh", soon)):
+        line = compare(name, "ms", ours, "p99 without refreshes", still)
         report.lines.append(line.ratio_at_most(MAX_SLOWER))
-    report.facts |= {"refresh_s": float(np.median(times.refreshes)), "refreshes": len(times.refreshes)}
+    report.facts |= {"refresh_s": float(np.median(refreshes)), "refreshes": len(refreshes)}
     return report
 
 
-@dataclass
-class _Times:
-    """The 99th percentile of the lookups of each run, in ms; refreshes: seconds of each refresh.
-
-    still: of runs without refreshes. refreshing: of runs with refreshes; soon: only of their lookups near a refresh.
-    """
-
-    still: list[float] = field(default_factory=list)
-    refreshing: list[float] = field(default_factory=list)
-    soon: list[float] = field(default_factory=list)
-    refreshes: list[float] = field(default_factory=list)
-
-
-def _measure(
-    follower: kvemb.Store,
-    table: kvemb.Variable,
-    trainer: Asked,
-    hot: int,
-    batch: int,
-    every: float,
-    points: int,
-    runs: int,
-) -> _Times:
-    """Look up hot rows while points are made, without refreshes and with them in turns."""
-    times = _Times()
-    with ThreadPoolExecutor(1) as beside:
-        for _ in range(runs):
-            _, taken = _look_up(table, hot, batch, beside.submit(_make_points, trainer, points, every, None))
-            times.still.append(_p99_ms(taken))
-            follower.refresh()
-            for ids in batches_of_ids(hot, LOAD_BATCH):
-                table.lookup(ids)
-            moving = beside.submit(_make_points, trainer, points, every, follower)
-            began, taken = _look_up(table, hot, batch, moving)
-            near = np.zeros(len(taken), np.bool_)
-            for first, last in moving.result():
-                near |= (began + taken >= first) & (began < last + SOON_SECONDS)
-                near[min(int((began < last).sum()), len(near) - 1)] = True  # at least one, however busy the machine is
-                times.refreshes.append(last - first)
-            times.refreshing.append(_p99_ms(taken))
-            times.soon.append(_p99_ms(taken[near]))
-    return times
+def _make_hot(table: kvemb.Variable, hot: int) -> None:
+    for ids in batches_of_ids(hot, LOAD_BATCH):
+        table.lookup(ids)
 
 
 def _make_points(trainer: Asked, points: int, every: float, follower: kvemb.Store | None) -> list[tuple[float, float]]:

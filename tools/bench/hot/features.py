@@ -65,7 +65,7 @@ def run(
                 torch.stack(found).square().sum().backward()
                 peer.step()
 
-        mine, other = measure_hot(list(variables.values()), (ours, theirs), runs)
+        mine, other = measure_hot(store, (ours, theirs), runs)
         seen = np.unique(work[-1][-1][0])
         trained = variables["t0"].lookup(ids_of(seen), touch=False)
         np.testing.assert_allclose(trained, bags[0].weight.detach().numpy()[seen], rtol=1e-4, atol=1e-5)

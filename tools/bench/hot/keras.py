@@ -61,7 +61,7 @@ def run(
             bare = TorchLoop(_filled(store, "of torch", start), batch)
             sides.append(lambda i: bare.fit(work[i], labels[i]))
             names.append("kvemb.torch")
-        taken = measure_hot(list(store.variables.values()), sides, runs)
+        taken = measure_hot(store, sides, runs)
         seen = np.unique(work[-1])
         trained = keras.ops.convert_to_numpy(embedding.embeddings.value)[seen]
         for variable in store.variables.values():

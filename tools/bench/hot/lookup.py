@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvemb.tools.bench.hot.resident import Side, min_ratio, resident
+from kvemb.tools.bench.hot.resident import Resident, Side, by_dim, min_ratio
 from kvemb.tools.bench.options import DIMS, Batch, Batches, Dims, Folder, Rows, Runs
-from kvemb.tools.bench.results import Report, compare_costs
+from kvemb.tools.bench.results import Comparison, Report, compare_costs
 
 PEER = "np.take, one thread"
-SIDES: tuple[Side, ...] = (
-    lambda pair, call: pair.var.lookup(call.keys),
-    lambda pair, call: pair.var.lookup(call.keys, touch=False),
-    lambda pair, call: np.take(pair.array, call.positions, axis=0),
-)
 
 
 def run(
@@ -25,13 +20,18 @@ def run(
     folder: Folder = None,
 ) -> Report:
     """Look up random rows, all hot. Peer: np.take."""
-    report, count = Report(), batches * batch
-    for each in dim:
-        with resident(rows, each, folder) as pair:
-            calls = pair.calls(runs, batches, batch)
-            touched, untouched, peer = pair.measure(SIDES, calls)
-            pair.assert_same(calls)
-        rate, cpu = compare_costs(f"lookup, dim {each}", count, touched, PEER, peer)
-        without, _ = compare_costs(f"lookup, touch=False, dim {each}", count, untouched, PEER, peer)
-        report.lines += [rate.ratio_at_least(min_ratio(each)), without, cpu]
-    return report
+
+    def lines(pair: Resident) -> list[Comparison]:
+        calls, count = pair.calls(runs, batches, batch), batches * batch
+        sides: list[Side] = [
+            lambda call: pair.var.lookup(call.keys),
+            lambda call: pair.var.lookup(call.keys, touch=False),
+            lambda call: np.take(pair.array, call.positions, axis=0),
+        ]
+        touched, untouched, peer = pair.measure(sides, calls)
+        pair.assert_same(calls)
+        rate, cpu = compare_costs(f"lookup, dim {pair.dim}", count, touched, PEER, peer)
+        without, _ = compare_costs(f"lookup, touch=False, dim {pair.dim}", count, untouched, PEER, peer)
+        return [rate.ratio_at_least(min_ratio(pair.dim)), without, cpu]
+
+    return by_dim(rows, dim, folder, lines)

@@ -13,7 +13,7 @@ import typer
 
 import kvemb
 from kvemb.tools.bench.data import Floats, Ids
-from kvemb.tools.bench.hot.resident import Call, Resident, resident
+from kvemb.tools.bench.hot.resident import Call, Resident, by_dim
 from kvemb.tools.bench.options import Batches, Dims, Folder, Rows, Runs
 from kvemb.tools.bench.results import Comparison, Report, compare_costs
 from kvemb.tools.limits import MAX_BATCH
@@ -32,28 +32,22 @@ def run(
     folder: Folder = None,
 ) -> Report:
     """Sum bags of random rows, all hot. Peer: PyTorch's embedding_bag, or NumPy if PyTorch is not installed."""
-    report = Report()
-    for each in dim:
-        with resident(rows, each, folder) as pair:
-            report.lines += _lines(pair, each, np.arange(0, bags * bag, bag), bag, batches, runs)
-    return report
+    offsets = np.arange(0, bags * bag, bag)
 
+    def lines(pair: Resident) -> list[Comparison]:
+        calls = pair.calls(runs, batches, bag * bags)
+        name, pool = _peer(pair.array, offsets)
 
-def _lines(pair: Resident, dim: int, offsets: Ids, bag: int, batches: int, runs: int) -> list[Comparison]:
-    calls = pair.calls(runs, batches, bag * len(offsets))
-    name, pool = _peer(pair.array, offsets)
+        def ours(call: Call) -> Floats:
+            found: Floats = kvemb.embedding_lookup_sparse(pair.var, call.keys, offsets, combiner="sum").values
+            return found
 
-    def ours(pair: Resident, call: Call) -> Floats:
-        bags: Floats = kvemb.embedding_lookup_sparse(pair.var, call.keys, offsets, combiner="sum").values
-        return bags
+        np.testing.assert_allclose(ours(calls[0][0]), pool(calls[0][0].positions), rtol=1e-4, atol=1e-5)
+        mine, peer = pair.measure((ours, lambda call: pool(call.positions)), calls)
+        rate, cpu = compare_costs(f"bags of {bag}, dim {pair.dim}", batches * bag * bags, mine, name, peer)
+        return [rate.ratio_at_least(MIN_RATIO), cpu]
 
-    def theirs(pair: Resident, call: Call) -> Floats:
-        return pool(call.positions)
-
-    np.testing.assert_allclose(ours(pair, calls[0][0]), theirs(pair, calls[0][0]), rtol=1e-4, atol=1e-5)
-    mine, peer = pair.measure((ours, theirs), calls)
-    rate, cpu = compare_costs(f"bags of {bag}, dim {dim}", batches * bag * len(offsets), mine, name, peer)
-    return [rate.ratio_at_least(MIN_RATIO), cpu]
+    return by_dim(rows, dim, folder, lines)
 
 
 def _peer(array: Floats, offsets: Ids) -> tuple[str, Callable[[Ids], Floats]]:

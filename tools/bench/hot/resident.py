@@ -14,6 +14,7 @@ import numpy as np
 import kvemb
 from kvemb.tools.bench.data import Floats, Ids, ids_of, values_of
 from kvemb.tools.bench.measure import RunCost, Work, measure_alternately, scratch
+from kvemb.tools.bench.results import Comparison, Report
 from kvemb.tools.bench.trained import LOAD_BATCH, load
 
 
@@ -30,12 +31,22 @@ class Call(NamedTuple):
     keys: Ids
 
 
+# Makes a call on the table, or the same on the array.
+Side = Callable[[Call], object]
+
+
 @dataclass(frozen=True)
 class Resident:
-    """var and array have the same rows; row r of array is that of the id of rank r."""
+    """var, in store, and array have the same rows; row r of array is that of the id of rank r."""
 
+    store: kvemb.Store
     var: kvemb.Variable
     array: Floats
+
+    @property
+    def dim(self) -> int:
+        """The numbers in a row."""
+        return self.var.dim
 
     def calls(self, runs: int, batches: int, batch: int) -> list[list[Call]]:
         """Return `batches` calls of `batch` keys for each run; always the same ones."""
@@ -45,21 +56,18 @@ class Resident:
 
     def measure(self, sides: Sequence[Side], calls: list[list[Call]]) -> tuple[list[RunCost], ...]:
         """Return the cost of each side in each run."""
-        return measure_hot([self.var], [partial(self._make, side, calls) for side in sides], len(calls))
+
+        def make(side: Side, run: int) -> None:
+            for call in calls[run]:
+                side(call)
+
+        return measure_hot(self.store, [partial(make, side) for side in sides], len(calls))
 
     def assert_same(self, calls: list[list[Call]]) -> None:
         """Raise AssertionError if the table and the array have different rows where calls were made."""
         touched: Ids = np.concatenate([call.positions for run in calls for call in run])[:1_000_000]
         if not np.array_equal(self.var.lookup(ids_of(touched), touch=False), self.array[touched]):
             raise AssertionError("the table and the array differ")
-
-    def _make(self, side: Side, calls: list[list[Call]], run: int) -> None:
-        for call in calls[run]:
-            side(self, call)
-
-
-# A call on the pair's table, or the same on its array.
-Side = Callable[[Resident, Call], object]
 
 
 @contextmanager
@@ -71,7 +79,16 @@ def resident(
     with scratch(folder) as path, kvemb.open(path / "store", memory_budget=budget) as store:
         var = store.get_variable("resident", dim=dim, init_size=rows, optimizer=optimizer)
         load(var, rows)
-        yield Resident(var, array_of(rows, dim))
+        yield Resident(store, var, array_of(rows, dim))
+
+
+def by_dim(rows: int, dims: list[int], folder: Path | None, lines: Callable[[Resident], list[Comparison]]) -> Report:
+    """Return a report with the lines of a pair for each dim."""
+    report = Report()
+    for dim in dims:
+        with resident(rows, dim, folder) as pair:
+            report.lines += lines(pair)
+    return report
 
 
 def array_of(rows: int, dim: int) -> Floats:
@@ -88,16 +105,12 @@ def budget_of_hot(rows: int, row_bytes: int) -> int:
     return 3 * rows * (row_bytes + 64) + (256 << 20)
 
 
-def measure_hot(variables: Sequence[kvemb.Variable], sides: Sequence[Work], runs: int) -> tuple[list[RunCost], ...]:
+def measure_hot(store: kvemb.Store, sides: Sequence[Work], runs: int) -> tuple[list[RunCost], ...]:
     """Warm up, then return the cost of each side in each run. Raises AssertionError if a row was not hot."""
     measure_alternately(sides, 1)
-    before = _not_hot(variables)
+    before = store.stats
     taken = measure_alternately(sides, runs)
-    if _not_hot(variables) != before:
+    done = store.stats - before
+    if done.misses or done.absent or done.promotions or done.cold_writes:
         raise AssertionError("some rows were not hot, so the measurement is not valid")
     return taken
-
-
-def _not_hot(variables: Sequence[kvemb.Variable]) -> list[tuple[int, ...]]:
-    stats = [variable.stats for variable in variables]
-    return [(each.misses, each.absent, each.promotions, each.cold_writes) for each in stats]

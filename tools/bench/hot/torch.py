@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-import kvemb
 from kvemb.installed import pip_install
-from kvemb.tools.bench.data import Floats, Ids, ids_of
-from kvemb.tools.bench.hot.resident import Call, Resident, Side, resident
+from kvemb.tools.bench.data import Floats, ids_of
+from kvemb.tools.bench.hot.resident import Call, Side, resident
 from kvemb.tools.bench.options import Batch, Dim, Folder, Rows, Runs, Steps
 from kvemb.tools.bench.results import Report, compare_costs
 from kvemb.tools.bench.trained import EPSILON, LEARNING_RATE, adagrad, target
@@ -38,113 +37,92 @@ def run(
 ) -> Report:
     """Train with all rows hot. Peers: PyTorch's sparse EmbeddingBag with Adagrad; FBGEMM, if installed."""
     torch, report = import_torch()
-    pull = target(dim)
+    import kvemb.torch as kt
+
+    pull, adam = torch.from_numpy(target(dim)), torch.optim.SparseAdam
     with resident(rows, dim, folder, adagrad()) as pair:
-        peer = TorchTable.adagrad(torch, pair.array, pull)
-        adam, ours = TorchTable.sparse_adam(torch, pair.array, pull), Module(torch, pair.var, pull)
-        sides: list[Side] = [ours.step, peer.step, adam.step]
+        table, bags, others = kt.Embedding(pair.var), _bags(torch, pair.array), _bags(torch, pair.array)
+        sides = [
+            _training(lambda call: table(torch.from_numpy(call.keys)), pull, kt.Optimizer(table).step),
+            _training_bags(torch, bags, pull, torch.optim.Adagrad(bags.parameters(), **ADAGRAD)),
+            _training_bags(torch, others, pull, adam(list(others.parameters()), lr=LEARNING_RATE)),
+        ]
         try:
-            sides.append(FbgemmTable(torch, pair.array, pull).step)
+            sides.append(_fbgemm(torch, pair.array, pull))
         except (ImportError, OSError) as error:
             report.facts["fbgemm"] = f"not measured: {error}"
         else:
             report.facts["fbgemm"] = "measured"
         calls = pair.calls(runs, steps, batch)
-        mine, *others = pair.measure(sides, calls)
+        mine, *peers = pair.measure(sides, calls)
         seen = np.unique(calls[-1][-1].positions)
-        np.testing.assert_allclose(pair.var.lookup(ids_of(seen), touch=False), peer.rows(seen), rtol=1e-4, atol=1e-5)
+        trained = bags.weight.detach().numpy()[seen]
+        np.testing.assert_allclose(pair.var.lookup(ids_of(seen), touch=False), trained, rtol=1e-4, atol=1e-5)
         report.facts["rows_compared"] = len(seen)
     bars = {
         "EmbeddingBag(sparse=True) + optim.Adagrad": MIN_RATIO,
         "EmbeddingBag(sparse=True) + SparseAdam": MIN_OF_ADAM,
         "FBGEMM, row-wise Adagrad": MIN_OF_FBGEMM,
     }
-    for (name, least), other in zip(bars.items(), others, strict=False):
-        rate, cpu = compare_costs("step", steps * batch, mine, name, other)
+    for (name, least), peer in zip(bars.items(), peers, strict=False):
+        rate, cpu = compare_costs("step", steps * batch, mine, name, peer)
         report.lines.append(rate.ratio_at_least(least))
-        if other is others[0]:
+        if peer is peers[0]:
             report.lines.append(cpu.ratio_at_most(MAX_CPU))
     return report
 
 
-class Module:
-    """A module over a variable, and its optimizer. pull (dim,): see train_step."""
+def _training(forward: Callable[[Call], Any], pull: Any, update: Callable[[], object]) -> Side:
+    """Return a side that takes a step towards pull (dim,) on the rows of a call."""
 
-    def __init__(self, torch: Any, var: kvemb.Variable, pull: Floats) -> None:
-        import kvemb.torch as kt
+    def step(call: Call) -> None:
+        values = forward(call)
+        values.backward(values.detach() - pull)
+        update()
 
-        self._torch, self._pull, self._table = torch, torch.from_numpy(pull), kt.Embedding(var)
-        self._optimizer = kt.Optimizer(self._table)
-
-    def step(self, pair: Resident, call: Call) -> None:
-        """Take one step on the rows of a call."""
-        values = self._table(self._torch.from_numpy(call.keys))
-        values.backward(values.detach() - self._pull)
-        self._optimizer.step()
+    return step
 
 
-class TorchTable:
-    """The same rows and steps in PyTorch. start (rows, dim): the initial rows, copied; pull (dim,): see train_step."""
-
-    def __init__(self, torch: Any, start: Floats, pull: Floats, make: Callable[[Any], Any]) -> None:
-        self._torch, self._pull = torch, torch.from_numpy(pull)
-        weight = torch.from_numpy(start.copy())
-        self._table = torch.nn.EmbeddingBag.from_pretrained(weight, freeze=False, mode="sum", sparse=True)
-        self._optimizer = make(self._table.parameters())
-
-    @classmethod
-    def adagrad(cls, torch: Any, start: Floats, pull: Floats) -> TorchTable:
-        """Return a table that is trained with torch.optim.Adagrad."""
-        return cls(torch, start, pull, lambda parameters: torch.optim.Adagrad(parameters, **ADAGRAD))
-
-    @classmethod
-    def sparse_adam(cls, torch: Any, start: Floats, pull: Floats) -> TorchTable:
-        """Return a table that is trained with torch.optim.SparseAdam."""
-        return cls(torch, start, pull, lambda parameters: torch.optim.SparseAdam(list(parameters), lr=LEARNING_RATE))
-
-    def step(self, pair: Resident, call: Call) -> None:
-        """Take one step on the rows of a call."""
-        offsets = self._torch.arange(len(call.positions))
-        self._optimizer.zero_grad()
-        values = self._table(self._torch.from_numpy(call.positions), offsets)
-        values.backward(values.detach() - self._pull)
-        self._optimizer.step()
-
-    def rows(self, positions: Ids) -> Floats:
-        """Return the rows at these positions, a copy."""
-        found: Floats = self._table.weight.detach().numpy()[positions]
-        return found
+def _bags(torch: Any, start: Floats) -> Any:
+    """Return a module with the rows (n, dim), copied."""
+    weight = torch.from_numpy(start.copy())
+    return torch.nn.EmbeddingBag.from_pretrained(weight, freeze=False, mode="sum", sparse=True)
 
 
-class FbgemmTable:
-    """The same rows and steps in FBGEMM (SplitTableBatchedEmbeddingBagsCodegen), which trains in the backward.
+def _training_bags(torch: Any, bags: Any, pull: Any, optimizer: Any) -> Side:
+    def update() -> None:
+        optimizer.step()
+        optimizer.zero_grad()
 
-    start (rows, dim): the initial rows, copied; pull (dim,): see train_step. Raises ImportError, and OSError if FBGEMM
-    was built for another PyTorch.
+    return _training(
+        lambda call: bags(torch.from_numpy(call.positions), torch.arange(len(call.positions))), pull, update
+    )
+
+
+def _fbgemm(torch: Any, start: Floats, pull: Any) -> Side:
+    """Return a side on SplitTableBatchedEmbeddingBagsCodegen, which trains in the backward. start: as for _bags.
+
+    Raises ImportError, and OSError if FBGEMM was built for another PyTorch.
     """
+    from fbgemm_gpu.split_embedding_configs import EmbOptimType
+    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+        ComputeDevice,
+        EmbeddingLocation,
+        SplitTableBatchedEmbeddingBagsCodegen,
+    )
 
-    def __init__(self, torch: Any, start: Floats, pull: Floats) -> None:
-        from fbgemm_gpu.split_embedding_configs import EmbOptimType
-        from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-            ComputeDevice,
-            EmbeddingLocation,
-            SplitTableBatchedEmbeddingBagsCodegen,
-        )
-
-        self._torch, self._pull = torch, torch.from_numpy(pull)
-        self._table = SplitTableBatchedEmbeddingBagsCodegen(
-            [(*start.shape, EmbeddingLocation.HOST, ComputeDevice.CPU)],
-            optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-            learning_rate=LEARNING_RATE,
-            eps=EPSILON,
-        )
-        self._table.split_embedding_weights()[0].copy_(torch.from_numpy(start))
-
-    def step(self, pair: Resident, call: Call) -> None:
-        """Take one step on the rows of a call."""
-        offsets = self._torch.arange(len(call.positions) + 1)
-        values = self._table(self._torch.from_numpy(call.positions), offsets)
-        values.backward(values.detach() - self._pull)
+    table = SplitTableBatchedEmbeddingBagsCodegen(
+        [(*start.shape, EmbeddingLocation.HOST, ComputeDevice.CPU)],
+        optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+        learning_rate=LEARNING_RATE,
+        eps=EPSILON,
+    )
+    table.split_embedding_weights()[0].copy_(torch.from_numpy(start))
+    return _training(
+        lambda call: table(torch.from_numpy(call.positions), torch.arange(len(call.positions) + 1)),
+        pull,
+        lambda: None,
+    )
 
 
 def import_torch() -> tuple[Any, Report]:

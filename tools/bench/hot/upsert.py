@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from kvemb.tools.bench.data import Floats
-from kvemb.tools.bench.hot.resident import Call, Resident, min_ratio, resident
+from kvemb.tools.bench.hot.resident import Call, Resident, by_dim, min_ratio
 from kvemb.tools.bench.options import DIMS, Batch, Batches, Dims, Folder, Rows, Runs
 from kvemb.tools.bench.results import Comparison, Report, compare_costs
 
@@ -22,25 +22,18 @@ def run(
     folder: Folder = None,
 ) -> Report:
     """Upsert random rows, all hot. Peer: an assignment to an array."""
-    report = Report()
-    for each in dim:
-        with resident(rows, each, folder) as pair:
-            report.lines += _lines(pair, each, batch, batches, runs)
-    return report
 
+    def lines(pair: Resident) -> list[Comparison]:
+        chance = np.random.default_rng(2)
+        values: list[Floats] = [chance.standard_normal((batch, pair.dim), dtype=np.float32) for _ in range(batches)]
 
-def _lines(pair: Resident, dim: int, batch: int, batches: int, runs: int) -> list[Comparison]:
-    chance = np.random.default_rng(2)
-    values: list[Floats] = [chance.standard_normal((batch, dim), dtype=np.float32) for _ in range(batches)]
+        def assign(call: Call) -> None:
+            pair.array[call.positions] = values[call.number]
 
-    def upsert(pair: Resident, call: Call) -> None:
-        pair.var.upsert(call.keys, values[call.number])
+        calls = pair.calls(runs, batches, batch)
+        ours, peer = pair.measure((lambda call: pair.var.upsert(call.keys, values[call.number]), assign), calls)
+        pair.assert_same(calls)
+        rate, cpu = compare_costs(f"upsert, dim {pair.dim}", batches * batch, ours, "array[index] = rows", peer)
+        return [rate.ratio_at_least(min_ratio(pair.dim)), cpu]
 
-    def assign(pair: Resident, call: Call) -> None:
-        pair.array[call.positions] = values[call.number]
-
-    calls = pair.calls(runs, batches, batch)
-    ours, peer = pair.measure((upsert, assign), calls)
-    pair.assert_same(calls)
-    rate, cpu = compare_costs(f"upsert, dim {dim}", batches * batch, ours, "array[index] = rows", peer)
-    return [rate.ratio_at_least(min_ratio(dim)), cpu]
+    return by_dim(rows, dim, folder, lines)
