@@ -8,9 +8,10 @@ from xml.etree import ElementTree
 
 import pytest
 from tier_charts import drawn
-from tier_page import write
+from tier_page import command, write
 from tier_results import TINY, results
 
+from kvemb.tools.bench.tier.cases import plan
 from kvemb.tools.bench.tier.records import NAME, Records
 from kvemb.tools.failures import BadInput
 
@@ -60,3 +61,9 @@ def test_the_page_in_docs_is_what_the_command_writes_of_its_results(tmp_path: Pa
     docs = Path(__file__).parents[1] / "docs" / "inside"
     write(tmp_path / "tier.md", Records.read(docs / NAME))
     assert (tmp_path / "tier.md").read_text(encoding="utf-8") == (docs / "tier.md").read_text(encoding="utf-8")
+
+
+def test_the_command_has_what_differs_from_the_defaults() -> None:
+    said = command(plan([1000], [0.1], [0.8, 1.0, 1.2]), TINY)
+    assert said.startswith("kvemb bench tier --rows 1000 --hot 0.1 --dim 8 --batch 256 --steps 3 --runs 1 ")
+    assert "--zipf" not in said

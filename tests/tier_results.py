@@ -17,7 +17,7 @@ MACHINE: dict[str, Any] = {
 
 def results(folder: Path, *, in_page_cache: bool = True) -> Records:
     """Results of two sizes, made up: kvemb is twice as fast as the loop by hand."""
-    records = Records.new(folder, TINY, MACHINE)
+    records = Records.opened(folder, TINY, MACHINE)
     for case in plan([1000, 4000], [0.1, 0.2, 0.5], [0.8, 1.2]):
         if case.kind == "steps":
             sides = {

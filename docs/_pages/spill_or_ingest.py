@@ -40,7 +40,7 @@ def run(
             wanted = np.sort(ids_of(rng.integers(0, rows, reads)))
             for table, turns in zip(tables, found, strict=True):
                 turns.append(_turn(table, ids, records, wanted, by_ingest=table is tables[1]))
-        report.facts["seconds_to_compact_all"] = [round(seconds(table.compact, 0), 1) for table in tables]
+        report.facts["seconds_to_compact_all"] = [round(seconds(table.compact), 1) for table in tables]
         for table in tables:
             table.close()
     report.facts["max_files_in_l0"] = [max(turn.files_in_l0 for turn in turns) for turns in found]

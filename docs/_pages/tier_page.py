@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import tier_figures as figures
@@ -19,9 +19,9 @@ from tier_figures import grid, growing, one
 
 from kvemb.tools.bench import results
 from kvemb.tools.bench.tier.cases import Case, Settings
-from kvemb.tools.bench.tier.command import command
+from kvemb.tools.bench.tier.command import DEFAULTS, HOT, ROWS, ZIPF
+from kvemb.tools.bench.tier.measures import ROLLING, SLACK
 from kvemb.tools.bench.tier.records import NAME, Record, Records
-from kvemb.tools.bench.tier.restart import ROLLING, SLACK
 from kvemb.tools.bench.trained import cell_bytes, record_bytes
 from kvemb.tools.failures import BadInput
 from kvemb.tools.report.axes import number
@@ -77,6 +77,20 @@ def text(records: Records, charts: Sequence[str]) -> str:
         again,
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def command(cases: Iterable[Case], settings: Settings) -> str:
+    """Return the command line for these cases and settings."""
+    measured = list(cases)
+    given: list[tuple[str, Sequence[float], Sequence[float]]] = [
+        ("rows", list(dict.fromkeys(case.rows for case in measured)), ROWS),
+        ("hot", sorted({case.hot for case in measured}), HOT),
+        ("zipf", sorted({case.zipf for case in measured}), ZIPF),
+    ]
+    words = [f"--{name} {value}" for name, values, usual in given if values != usual for value in values]
+    usual_of = vars(DEFAULTS)
+    words += [f"--{name} {value}" for name, value in vars(settings).items() if value != usual_of[name]]
+    return " ".join(["kvemb bench tier", *words, "--folder FOLDER --resume"])
 
 
 def _section(title: str, said: str, content: str) -> list[str]:

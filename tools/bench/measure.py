@@ -27,10 +27,10 @@ REST_SECONDS = 0.03
 T = TypeVar("T")
 
 
-def seconds(work: Work, run: int) -> float:
-    """Return the seconds that work(run) takes."""
+def seconds(work: Callable[[], object]) -> float:
+    """Return the seconds that work() takes."""
     start = time.perf_counter()
-    work(run)
+    work()
     return time.perf_counter() - start
 
 
@@ -54,7 +54,7 @@ def cost(work: Work, run: int) -> RunCost:
     """Return the cost of work(run)."""
     time.sleep(REST_SECONDS)
     before = time.process_time()
-    wall = seconds(work, run)
+    wall = seconds(partial(work, run))
     return RunCost(wall, time.process_time() - before)
 
 
@@ -100,7 +100,7 @@ def compile_seconds() -> float:
     """Return the seconds of the first calls on a table of one row: compiling, or loading numba's cache."""
     keys, row = np.zeros(1, np.int64), np.ones((1, 8), np.float32)
 
-    def first_calls(_: int) -> None:
+    def first_calls() -> None:
         with scratch(None) as folder, kvemb.open(folder / "store", memory_budget="64MiB") as store:
             var = store.get_variable(
                 "first",
@@ -115,4 +115,4 @@ def compile_seconds() -> float:
             var.prefetch(keys)
             var.lookup(keys, touch=False)
 
-    return seconds(first_calls, 0)
+    return seconds(first_calls)

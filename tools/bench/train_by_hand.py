@@ -57,7 +57,7 @@ class RawTable:
         """Flush the memtables, as a store's flush does, so that the first steps do not pay for the load."""
         self._db.flush(True)
 
-    def compact(self, _: int = 0) -> None:
+    def compact(self) -> None:
         """Flush and compact everything."""
         self._db.flush(True)
         self._db.compact_range(None, None)

@@ -13,11 +13,10 @@ from tier_results import MACHINE, TINY, results
 from typer.testing import CliRunner
 
 from kvemb.tools.bench.command import app
-from kvemb.tools.bench.tier import page_cache
+from kvemb.tools.bench.tier import kernel
 from kvemb.tools.bench.tier.cases import Case, plan
-from kvemb.tools.bench.tier.command import command
+from kvemb.tools.bench.tier.measures import ROLLING, full_speed
 from kvemb.tools.bench.tier.records import NAME, Records
-from kvemb.tools.bench.tier.restart import ROLLING, full_speed
 from kvemb.tools.bench.tier.run import measured
 from kvemb.tools.bench.tier.tables import most_popular
 from kvemb.tools.failures import BadInput
@@ -73,11 +72,11 @@ def test_a_mapped_table_file_reads_the_same_after_the_page_cache_is_emptied(tmp_
     path.parent.mkdir()
     path.write_bytes(bytes(range(256)) * 1000)
     (tmp_path / "linked.sst").hardlink_to(path)
-    assert len(page_cache.table_files(tmp_path)) == 1
+    assert len(kernel.table_files(tmp_path)) == 1
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        page_cache.fill(tmp_path)
+        kernel.fill(tmp_path)
         before = mapped[:]
-        page_cache.empty(tmp_path)
+        kernel.empty(tmp_path)
         assert mapped[:] == before
 
 
@@ -87,16 +86,16 @@ def test_a_mapped_table_file_reads_the_same_after_the_page_cache_is_emptied(tmp_
 def test_results_of_other_settings_are_refused(tmp_path: Path) -> None:
     results(tmp_path)
     with pytest.raises(BadInput, match="has results; continue it with --resume"):
-        Records.new(tmp_path, TINY, MACHINE)
+        Records.opened(tmp_path, TINY, MACHINE)
     with pytest.raises(BadInput, match=r"measured with other options \(dim 8, steps 3\)"):
-        Records.resumed(tmp_path, replace(TINY, dim=9, steps=4), MACHINE)
+        Records.opened(tmp_path, replace(TINY, dim=9, steps=4), MACHINE, resume=True)
 
 
 def test_a_line_that_a_crash_cut_off_is_measured_again(tmp_path: Path) -> None:
     found = results(tmp_path).found
     text = (tmp_path / NAME).read_text()
     (tmp_path / NAME).write_text(text[:-5])
-    resumed = Records.resumed(tmp_path, TINY, MACHINE)
+    resumed = Records.opened(tmp_path, TINY, MACHINE, resume=True)
     assert list(resumed.found) == list(found)[:-1]
     resumed.add(list(found)[-1], found[list(found)[-1]])
     assert (tmp_path / NAME).read_text() == text
@@ -106,10 +105,4 @@ def test_a_line_that_a_crash_cut_off_is_measured_again(tmp_path: Path) -> None:
 def test_a_file_that_holds_no_results_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / NAME).write_text(text)
     with pytest.raises(BadInput, match="is not a file of results"):
-        Records.resumed(tmp_path, TINY, MACHINE)
-
-
-def test_the_command_has_what_differs_from_the_defaults() -> None:
-    said = command(plan([1000], [0.1], [0.8, 1.0, 1.2]), TINY)
-    assert said.startswith("kvemb bench tier --rows 1000 --hot 0.1 --dim 8 --batch 256 --steps 3 --runs 1 ")
-    assert "--zipf" not in said
+        Records.opened(tmp_path, TINY, MACHINE, resume=True)

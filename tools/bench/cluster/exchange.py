@@ -55,7 +55,7 @@ class Exchange:
         self._parts = [np.array_split(np.unique(ids), shards) for ids in batches]
         self._grads = [[np.zeros((len(part), dim), np.float32) for part in parts] for parts in self._parts]
 
-    def steps(self, flight: bool, _: int) -> None:
+    def steps(self, flight: bool) -> None:
         """Exchange the messages of all steps. flight: through Arrow Flight; otherwise through shared memory."""
         links = self._links[flight]
         for parts, grads in zip(self._parts, self._grads, strict=True):

@@ -64,34 +64,34 @@ def run(
         cluster = ends.enter_context(kvemb.cluster.open(place / "series", shards=shards, **how))
         opened: dict[str, Any] = {ONE: store, SHARDS: cluster}
         if transport == "ray":
-            from kvemb.tools.bench.cluster.exchange import through_flight
+            from kvemb.tools.bench.cluster.exchange import Exchange, through_flight
 
             opened[FLIGHT] = ends.enter_context(kvemb.cluster.connect(place / "series"))
             through_flight(opened[FLIGHT])
-        made = {name: _variables(each, tables, dim) for name, each in opened.items()}
+        made = {
+            name: [open_table(each, dim, name=f"table-{number}") for number in range(tables)]
+            for name, each in opened.items()
+        }
         for ids in batches_of_ids(rows, LOAD_BATCH):
-            for name in (ONE, SHARDS):
-                for table, keys in zip(made[name], _divided(ids, tables), strict=True):
-                    table.upsert(keys, values_of(keys, dim))
+            for table, keys in zip(made[ONE] + made[SHARDS], 2 * _divided(ids, tables), strict=True):
+                table.upsert(keys, values_of(keys, dim))
         parts = [_divided(ids, tables) for ids in batches]
         grads = np.full((batch, dim), 0.01, np.float32)
         sides: dict[str, Any] = {
             name: partial(_steps, opened[name], made[name], parts, grads, pause / 1e3) for name in opened
         }
         if transport == "ray":
-            from kvemb.tools.bench.cluster.exchange import Exchange
-
             exchange = Exchange(shards, batches, dim)
             ends.callback(exchange.close)
             sides[f"the exchange by {MEMORY}"] = partial(exchange.steps, False)
             sides[f"the exchange by {FLIGHT}"] = partial(exchange.steps, True)
-        turns = [partial(seconds, side) for side in sides.values()]
+
+        def step_ms(name: str, _: int) -> float:
+            return 1e3 * seconds(sides[name]) / steps - (pause if name in opened else 0.0)
+
+        turns = [partial(step_ms, name) for name in sides]
         take_turns(turns, 1)  # warm up
-        taken = {
-            name: [1e3 * each / steps for each in side]
-            for name, side in zip(sides, take_turns(turns, runs), strict=True)
-        }
-        taken |= {name: [each - pause for each in taken[name]] for name in opened}
+        taken = dict(zip(sides, take_turns(turns, runs), strict=True))
         store.flush()
         name = f"step of {batch:,} keys over {shards} shards"
         line = compare(name, "ms", taken[SHARDS], ONE, taken[ONE])
@@ -109,17 +109,11 @@ def run(
     return report
 
 
-def _variables(store: Any, tables: int, dim: int) -> list[kvemb.Variable]:
-    return [open_table(store, dim, name=f"table-{number}") for number in range(tables)]
-
-
 def _divided(ids: Ids, tables: int) -> list[Ids]:
     return [ids[ids % tables == number] for number in range(tables)]
 
 
-def _steps(
-    store: Any, tables: list[kvemb.Variable], batches: list[list[Ids]], grads: Any, pause: float, _: int
-) -> None:
+def _steps(store: Any, tables: list[kvemb.Variable], batches: list[list[Ids]], grads: Any, pause: float) -> None:
     for parts in batches:
         if len(tables) == 1:
             tables[0].lookup(parts[0])

@@ -12,6 +12,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -67,7 +68,7 @@ def run(
 
 def _bytes_and_restore(report: Report, folder_path: Path, rows: int, dim: int, share: float, runs: int) -> None:
     chance = np.random.default_rng(7)
-    written, unchanged, delta_seconds, changed_rows = [], [], [], int(rows * share)
+    written, unchanged, delta_rates, changed_rows = [], [], [], int(rows * share)
     with kvemb.open(folder_path / "store", memory_budget="512MiB") as store:
         table = open_table(store, dim)
         load(table, rows)
@@ -81,7 +82,7 @@ def _bytes_and_restore(report: Report, folder_path: Path, rows: int, dim: int, s
             written.append(new_bytes(after, before))
             began = time.perf_counter()
             reported = sum(len(part.keys) for part in after.changes(before))
-            delta_seconds.append(time.perf_counter() - began)
+            delta_rates.append(changed_rows / (time.perf_counter() - began))
             if reported != changed_rows:
                 raise AssertionError(f"{changed_rows} rows changed, but the delta has {reported}")
             again = store.checkpoint(folder_path / f"{number}-again")
@@ -91,15 +92,15 @@ def _bytes_and_restore(report: Report, folder_path: Path, rows: int, dim: int, s
             before = again
         began = time.perf_counter()
         whole = sum(len(keys) for keys, _ in table.export_batches())
-        export_seconds = time.perf_counter() - began
+        export_rate = rows / (time.perf_counter() - began)
         if whole != rows:
             raise AssertionError(f"{rows} rows were loaded, but the table has {whole}")
     changed = [record_bytes(dim) * changed_rows] * runs
     line = compare("written by a checkpoint", "bytes", written, "the changed records", changed)
     report.lines.append(line.ratio_at_most(MAX_WRITTEN))
     report.lines.append(compare("written with no change", "bytes", unchanged).at_most(MAX_UNCHANGED_BYTES))
-    rate, all_rate = [changed_rows / taken for taken in delta_seconds], [rows / export_seconds] * runs
-    report.lines.append(compare("delta of what changed", "rows/s", rate, "export of the whole table", all_rate))
+    whole_table = "export of the whole table"
+    report.lines.append(compare("delta of what changed", "rows/s", delta_rates, whole_table, [export_rate] * runs))
     _restores(report, folder_path, before, dim, runs)
 
 
@@ -112,12 +113,11 @@ def _restores(report: Report, folder_path: Path, large: kvemb.Checkpoint, dim: i
     saved = _saved_arrays(folder_path, rows, dim)
     taken: dict[str, list[float]] = {name: [] for name in ("large", "small", *saved)}
     for _ in range(runs):
-        taken["large"].append(seconds(lambda _: _restore(large, folder_path / "restored"), 0))
-        shutil.rmtree(folder_path / "restored")
-        taken["small"].append(seconds(lambda _: _restore(small, folder_path / "restored"), 0))
-        shutil.rmtree(folder_path / "restored")
-        for name, loader in saved.items():
-            taken[name].append(seconds(lambda _, loader=loader: loader(), 0))  # type: ignore[misc]
+        for name, checkpoint in (("large", large), ("small", small)):
+            taken[name].append(seconds(partial(_restore, checkpoint, folder_path / "restored")))
+            shutil.rmtree(folder_path / "restored")
+        for name, load_arrays in saved.items():
+            taken[name].append(seconds(load_arrays))
     report.lines.append(compare("restore", "s", taken["large"]).at_most(MAX_RESTORE_S))
     report.lines.append(compare("restore", "s", taken["large"], f"of {rows // 16:,} rows", taken["small"]))
     for name in saved:
@@ -167,7 +167,8 @@ def _pause(report: Report, folder_path: Path, dim: int, hot_mib: int, batch: int
             steps = [_timed_step(table, keys, batch) for table in trained]
             for number in range(runs):
                 for table in trained:
-                    _make_dirty(table, dim, keys)
+                    for ids in batches_of_ids(keys, LOAD_BATCH):  # makes all dirty
+                        table.apply_gradients(ids, values_of(ids, dim))
                 quiet.append(1000 * max(step() for step in steps * 50))
                 until_idle()
                 began = time.perf_counter()
@@ -190,14 +191,9 @@ def _timed_step(table: kvemb.Variable, keys: int, batch: int) -> Callable[[], fl
 
     def step() -> float:
         ids = ids_of(chance.integers(0, keys, batch))
-        return seconds(lambda _: train_step(table, ids, None, pull), 0)
+        return seconds(partial(train_step, table, ids, None, pull))
 
     return step
-
-
-def _make_dirty(table: kvemb.Variable, dim: int, keys: int) -> None:
-    for ids in batches_of_ids(keys, LOAD_BATCH):
-        table.apply_gradients(ids, values_of(ids, dim))
 
 
 # The standstill.
@@ -238,7 +234,7 @@ def _standstills(report: Report, variables: int, rows: int, runs: int, folder: P
                 table.upsert(ids, values)
             until_idle()
             with _Watch() as watch:
-                spent = seconds(lambda run: store.checkpoint(path / f"{run}"), run)
+                spent = seconds(partial(store.checkpoint, path / f"{run}"))
             shutil.rmtree(path / f"{run}")
             if run >= 0:
                 stops.append(watch.longest_ms)

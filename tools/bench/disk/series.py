@@ -46,22 +46,16 @@ def run(
         load(table, rows)
         store.flush()
         until_idle()
-        _checkpoints(report, store, table, place, checkpoints, max(1, int(rows * share)), record_bytes(dim))
+        _checkpoints(report, store, table, place, checkpoints, max(1, int(rows * share)))
         _flushes(report, store, table, max(1, min(rows, (flush_mib << 20) // record_bytes(dim))), flushes)
     return report
 
 
 def _checkpoints(
-    report: Report,
-    store: kvemb.Store,
-    table: kvemb.Variable,
-    place: Path,
-    count: int,
-    changing: int,
-    record: int,
+    report: Report, store: kvemb.Store, table: kvemb.Variable, place: Path, count: int, changing: int
 ) -> None:
     chance, url = np.random.default_rng(7), str(place / "pushed")
-    changed, pushed, written, push_seconds, bases = record * changing, [], [], [], 0
+    changed, pushed, written, push_seconds, bases = record_bytes(table.dim) * changing, [], [], [], 0
     with kvemb.CheckpointManager(place / "series", keep=2) as series:
         before = series.save(store)
         first = series.push(url).nbytes

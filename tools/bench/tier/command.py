@@ -6,7 +6,6 @@ run can be continued.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +13,7 @@ import typer
 
 from kvemb.tools.bench.options import Batch, Dim, Runs, Steps
 from kvemb.tools.bench.results import Report
-from kvemb.tools.bench.tier.cases import Case, Settings, plan
+from kvemb.tools.bench.tier.cases import Settings, plan
 from kvemb.tools.limits import MAX_PAUSE_S, MAX_ROWS, MAX_RUNS, MAX_ZIPF, no_nan, no_nans
 
 # The default settings and cases.
@@ -82,17 +81,3 @@ def run(
 
     settings = Settings(dim, batch, steps, runs, seconds, checkpoints)
     return measured(plan(rows, hot, zipf), settings, folder, resume=resume)
-
-
-def command(cases: Iterable[Case], settings: Settings) -> str:
-    """Return the command line for these cases and settings."""
-    measured = list(cases)
-    given: list[tuple[str, Sequence[float], Sequence[float]]] = [
-        ("rows", list(dict.fromkeys(case.rows for case in measured)), ROWS),
-        ("hot", sorted({case.hot for case in measured}), HOT),
-        ("zipf", sorted({case.zipf for case in measured}), ZIPF),
-    ]
-    words = [f"--{name} {value}" for name, values, usual in given if values != usual for value in values]
-    usual_of = vars(DEFAULTS)
-    words += [f"--{name} {value}" for name, value in vars(settings).items() if value != usual_of[name]]
-    return " ".join(["kvemb bench tier", *words, "--folder FOLDER --resume"])

@@ -31,26 +31,21 @@ class Records:
         self.path, self.head, self.found = path, head, found
 
     @classmethod
-    def new(cls, folder: Path, settings: Settings, machine: Record) -> Records:
-        """Begin a file. Raises BadInput if there is one."""
-        path = folder / NAME
-        if path.exists():
-            raise BadInput(f"{path} has results; continue it with --resume, or delete it")
-        made = cls(path, {"settings": asdict(settings), "machine": machine}, {})
-        _append(path, made.head)
-        return made
-
-    @classmethod
-    def resumed(cls, folder: Path, settings: Settings, machine: Record) -> Records:
-        """Continue the file in folder, or begin one. Raises BadInput if it was measured with other settings."""
-        path = folder / NAME
+    def opened(cls, folder: Path, settings: Settings, machine: Record, *, resume: bool = False) -> Records:
+        """Begin a file in folder, or with resume continue the one there. Raises BadInput if it has other settings, or
+        if there is one without resume.
+        """
+        path, given = folder / NAME, asdict(settings)
         if not path.exists():
-            return cls.new(folder, settings, machine)
+            made = cls(path, {"settings": given, "machine": machine}, {})
+            _append(path, made.head)
+            return made
+        if not resume:
+            raise BadInput(f"{path} has results; continue it with --resume, or delete it")
         made = cls.read(path)
-        if made.head["settings"] != asdict(settings):
-            given, had = asdict(settings), made.head["settings"]
-            differing = [name for name in given if given[name] != had.get(name)]
-            told = ", ".join(f"{name} {had.get(name)}" for name in differing)
+        had = made.head["settings"]
+        if had != given:
+            told = ", ".join(f"{name} {had.get(name)}" for name in given if given[name] != had.get(name))
             raise BadInput(f"{path} was measured with other options ({told}); give the same, or another --folder")
         return made
 

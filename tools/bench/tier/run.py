@@ -9,16 +9,16 @@ from pathlib import Path
 
 from kvemb.tools.bench.measure import scratch
 from kvemb.tools.bench.results import Comparison, Report, compare
-from kvemb.tools.bench.tier import restart, series, steps
 from kvemb.tools.bench.tier.cases import Case, Settings
-from kvemb.tools.bench.tier.counters import counted
+from kvemb.tools.bench.tier.kernel import counted
+from kvemb.tools.bench.tier.measures import restart, series, steps
 from kvemb.tools.bench.tier.records import Record, Records, machine
 from kvemb.tools.bench.tier.tables import TableOnDisk
 from kvemb.tools.bench.trained import record_bytes
 from kvemb.tools.failures import BadInput
 from kvemb.tools.screen import size
 
-MEASURES = {"steps": steps.measure, "series": series.measure, "restart": restart.measure}
+MEASURES = {"steps": steps, "series": series, "restart": restart}
 # Bytes on disk of one row, for both sides together, including loading and merging.
 _DISK = 3.2
 
@@ -35,7 +35,7 @@ def measured(plan: list[Case], settings: Settings, folder: Path | None = None, *
         place = stack.enter_context(scratch(None) if folder is None else nullcontext(folder.resolve()))
         for leftover in place.glob("kvemb-bench-*"):  # left by a run that was killed
             shutil.rmtree(leftover, ignore_errors=True)
-        records = (Records.resumed if resume else Records.new)(place, settings, machine(place))
+        records = Records.opened(place, settings, machine(place), resume=resume)
         _check_disk(place, [case.rows for case in plan if case not in records.found], settings)
         facts = {name: value for name, value in records.head["machine"].items() if name != "date"}
         return Report(facts=facts, parts=_parts(plan, settings, records, place, stack.pop_all()))

@@ -16,7 +16,7 @@ import kvemb
 from kvemb.tools.bench.data import Floats, Ids, Zipf, ids_of
 from kvemb.tools.bench.measure import scratch, until_idle
 from kvemb.tools.bench.tier.cases import Case, Settings
-from kvemb.tools.bench.tier.page_cache import fill
+from kvemb.tools.bench.tier.kernel import fill
 from kvemb.tools.bench.tier.tables import TableOnDisk, most_popular
 from kvemb.tools.bench.train_by_hand import RocksLoop
 from kvemb.tools.bench.trained import EPSILON, LEARNING_RATE, open_table, target, train_step

@@ -18,7 +18,7 @@ from kvemb import bulk
 from kvemb.tools.bench.data import Ids, ids_of, values_of
 from kvemb.tools.bench.measure import until_idle
 from kvemb.tools.bench.tier.cases import MIN_MEMORY
-from kvemb.tools.bench.tier.page_cache import table_files
+from kvemb.tools.bench.tier.kernel import table_files
 from kvemb.tools.bench.train_by_hand import RocksLoop
 from kvemb.tools.bench.trained import EPSILON, LEARNING_RATE, open_table
 
