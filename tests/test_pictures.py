@@ -6,9 +6,9 @@ import re
 from xml.etree import ElementTree
 
 import pytest
-from pictures import WIDE, picture
+from pictures import WIDE, Categories, picture
 
-from kvemb.tools.report.axes import Categories, Linear
+from kvemb.tools.report.axes import Linear
 from kvemb.tools.report.charts import Curve
 from kvemb.tools.report.style import DARK, LIGHT
 

@@ -7,9 +7,10 @@ other viewers show the light colours, which are readable because the picture has
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 
-from kvemb.tools.report.axes import Scale
+from kvemb.tools.report.axes import Fit, Scale, Ticks, beside, first_that_fits
 from kvemb.tools.report.charts import COLOURS, Curve, curve_marks, plot
 from kvemb.tools.report.style import DARK, LIGHT
 
@@ -19,6 +20,23 @@ _LEFT, _RIGHT, _TOP, _HIGH = 52, 18, 50, 180
 _LINE, _SAMPLE, _LETTER = 18, 26, 6.3
 # Heights below the plot: of the labels, of the axis's name.
 _BELOW = 48
+
+
+@dataclass(frozen=True)
+class Categories(Scale):
+    """Places 0, 1, ... side by side, each with its label; every second, third, ... label if they do not fit."""
+
+    labels: tuple[str, ...]
+
+    def position(self, value: float) -> float:
+        return (value + 0.5) / len(self.labels)
+
+    def ticks(self, fit: Fit = beside) -> Ticks:
+        places: Ticks = [(float(at), label) for at, label in enumerate(self.labels)]
+        return first_that_fits(self, lambda every: places[::every], range(1, len(places) + 1), fit)
+
+    def format(self, value: float) -> str:
+        return self.labels[round(value)]
 
 
 def picture(title: str, curves: Sequence[Curve], along: Scale, up: Scale, *, across: str, note: str = "") -> str:

@@ -9,11 +9,11 @@ import math
 from collections.abc import Sequence
 from itertools import accumulate
 
-from pictures import picture
+from pictures import Categories, picture
 from tier_figures import Found, grid, growing, middle, one
 
 from kvemb.tools.bench.tier.records import Record
-from kvemb.tools.report.axes import Categories, Linear, Log, Scale, number, top
+from kvemb.tools.report.axes import Linear, Log, Scale, number, top
 from kvemb.tools.report.charts import Curve
 
 CACHES = ("warm", "cold")

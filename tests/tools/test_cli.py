@@ -211,7 +211,7 @@ def test_commands_load_only_what_they_use(tmp_path: Path) -> None:
     with library.open(tmp_path / "store", memory_budget="8MiB") as store:
         store.get_variable("table", dim=1)
     commands = [["--version"], ["--help"], ["export", "--help"], ["info", "store"], ["ls", "store", "--files"]]
-    heavy = {"numba", "pyarrow", "rocksdict", "multiprocessing", "kvemb.tools.demos.training", "kvemb.tools.migrate"}
+    heavy = {"numba", "pyarrow", "rocksdict", "multiprocessing", "kvemb.tools.demos.half_way", "kvemb.tools.migrate"}
     code = f"import sys; from kvemb.tools.cli import run; print(*map(run, {commands}), {heavy} & {{*sys.modules}})"
     done = run_python(code, cwd=tmp_path)
     assert done.stdout.splitlines()[-1:] == ["0 0 0 0 0 set()"], (done.stdout, done.stderr)

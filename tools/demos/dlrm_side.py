@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any
@@ -92,7 +91,7 @@ class StoredSide(TorchSide):
 
     def batches(self) -> Iterator[Clicks]:
         """Yield the same batches; while one trains, the cold rows of the next one are read."""
-        sources = {self._variables[name]: partial(_ids_of, at=at) for at, name in enumerate(dlrm.NAMES)}
+        sources = {self._variables[name]: lambda lines, at=at: lines.ids[:, at] for at, name in enumerate(dlrm.NAMES)}
         return kt.prefetching(super().batches(), sources)
 
     def stepped(self, steps: int) -> None:
@@ -112,20 +111,15 @@ class StoredSide(TorchSide):
 
     def figures(self) -> dict[str, Any]:
         """Return lines and summary of the rows by tier."""
-        variables = list(self._variables.values())
-        lines, summary = tier_figures(variables, self._settings.row_bytes)
+        lines, summary = tier_figures(self._store.stats, self._settings.row_bytes)
         hit_rate = self._store.stats.hit_rate
-        by_table = {variable.name: variable.stats.hit_rate for variable in variables}
+        by_table = {name: variable.stats.hit_rate for name, variable in self._variables.items()}
         largest, smallest = (by_table[dlrm.NAMES[at]] for at in (0, -1))
         said = f"{hit_rate:.3f}; of the largest table {largest:.3f}, of the smallest {smallest:.3f}"
         return {
             "lines": [*lines, ("hit rate", said)],
             "summary": {**summary, "hit_rate": hit_rate, "hit_rates": by_table},
         }
-
-
-def _ids_of(lines: Clicks, at: int) -> Any:
-    return lines.ids[:, at]
 
 
 def run(settings: Settings, say: Any) -> None:

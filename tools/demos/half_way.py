@@ -7,21 +7,84 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 import kvemb
-from kvemb.tools.demos.figures import Lines, memory_figures, speed_figures, tier_figures
-from kvemb.tools.demos.training import FIRST_NOTE, Meter, train
+from kvemb.tools.demos.figures import FIRST_NOTE, Lines, stats_of, tier_figures
 from kvemb.tools.memory import anonymous_bytes
-from kvemb.tools.screen import Screen, Summary
+from kvemb.tools.screen import Advance, Screen, Summary, size
 from kvemb.tools.stopping import check
 
+NOTE_EVERY_SECONDS = 0.25
 # Metrics by their names.
 Judgement = Mapping[str, float]
+
+
+class Model(Protocol):
+    """A model that a demo trains."""
+
+    @property
+    def variables(self) -> Sequence[kvemb.Variable]:
+        """The large variables, whose hits and rows are shown."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of these variables with its slots."""
+
+    def prefetch(self, batch: Any) -> None:
+        """Start reading the rows that training on the batch will need."""
+
+    def train(self, batch: Any) -> int:
+        """Take one step; returns how many rows were looked up and updated."""
+
+
+class Training:
+    """Trains a model, prefetching each next batch, and counts batches, and rows and seconds without the first batch.
+
+    The first batch is timed separately, as `first_seconds`: in the first run on a machine it compiles kernels.
+    """
+
+    def __init__(self, model: Model, advance: Advance) -> None:
+        self._model, self._advance = model, advance
+        self._noted = -NOTE_EVERY_SECONDS  # the first note is shown at once
+        self.batches = self.rows = 0
+        self.seconds = self.first_seconds = 0.0
+
+    def train(self, batches: Iterable[Any]) -> None:
+        """Train on all batches in order, and update the progress bar every NOTE_EVERY_SECONDS."""
+        coming = iter(batches)
+        following = next(coming, None)
+        while (batch := following) is not None:
+            started = time.perf_counter()
+            following = next(coming, None)
+            if following is not None:
+                self._model.prefetch(following)
+            rows, seconds = self._model.train(batch), time.perf_counter() - started
+            check()
+            self.batches += 1
+            if self.batches == 1:
+                self.first_seconds = seconds
+                continue
+            self.rows, self.seconds = self.rows + rows, self.seconds + seconds
+            if self.seconds - self._noted >= NOTE_EVERY_SECONDS:
+                self._noted = self.seconds
+                hit_rate, rate = stats_of(self._model.variables).hit_rate, self.rows / self.seconds
+                self._advance(self.batches, f"hit rate {hit_rate:.3f} · {rate:,.0f} rows/s")
+
+    def figures(self, hit_rate: float) -> tuple[Lines, Summary]:
+        """Return lines and summary of the speed."""
+        rate = self.rows / self.seconds if self.seconds else 0.0
+        lines = [
+            ("speed", f"{rate:,.0f} rows/s looked up and updated, in {self.seconds:.1f} s"),
+            ("first batch", f"{self.first_seconds:.1f} s (compiles kernels in the first run)"),
+            ("hit rate", f"{hit_rate:.3f}"),
+        ]
+        summary: Summary = {"rows_per_second": round(rate), "seconds": round(self.seconds, 2)}
+        return lines, {**summary, "first_batch_seconds": round(self.first_seconds, 2), "hit_rate": hit_rate}
 
 
 def run(
@@ -46,19 +109,19 @@ def run(
     with kvemb.open(folder / "store", memory_budget=budget) as store:
         with screen.progress("training", steps, FIRST_NOTE) as advance:
             model = make(store)
-            meter = Meter(model.variables, advance)
-            train(model, halves[0], meter)
+            training = Training(model, advance)
+            training.train(halves[0])
             taken = judge(model)
             started = time.perf_counter()
             store.checkpoint(folder / "checkpoint")
             seconds = time.perf_counter() - started
             screen.milestone(f"half way: held-out {_text(taken)}; checkpoint taken in {seconds:.2f} s")
-            train(model, halves[1], meter)
+            training.train(halves[1])
         check()
-        sections = [speed_figures(meter), tier_figures(model.variables, model.row_bytes)]
+        stats = stats_of(model.variables)
         end = judge_end(model)
-        table = model.row_bytes * sum(variable.size() for variable in model.variables)
-        sections.append(memory_figures(before, store.budget.total, table))
+        sections = [training.figures(stats.hit_rate), tier_figures(stats, model.row_bytes)]
+        sections.append(_memory_figures(before, store.budget.total, model.row_bytes * stats.rows))
     check()
     with kvemb.restore(folder / "checkpoint", folder / "restored", memory_budget=budget) as restored:
         again = judge(make(restored))
@@ -75,6 +138,21 @@ def run(
     screen.close(title, lines, summary)
     if not same:
         raise kvemb.errors.Corruption(f"the reopened checkpoint gives {_text(again)}, but {_text(taken)} before")
+
+
+def _memory_figures(before: int, budget: int, table: int) -> tuple[Lines, Summary]:
+    """Return lines and summary that compare anonymous memory, the store's budget and the table's size; all in bytes.
+
+    before: the anonymous memory just before the store was opened. Pages of mapped files belong to the page cache.
+    """
+    used = anonymous_bytes()
+    above = used - before
+    since = f"{size(above)} since, with numba and RocksDB"
+    lines = [
+        ("memory budget", f"{size(budget)}; the table is {table / budget:.1f} times that"),
+        ("memory in use", f"{size(used)}; {size(before)} before the store was opened, {since}"),
+    ]
+    return lines, {"budget_bytes": budget, "anonymous_bytes": used, "before_bytes": before, "above_bytes": above}
 
 
 def _text(judgement: Judgement) -> str:

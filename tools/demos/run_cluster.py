@@ -19,8 +19,8 @@ import kvemb.cluster
 from kvemb.errors import ShardLost
 from kvemb.tools.demos.click_log import Clicks
 from kvemb.tools.demos.factorisation import Factorisation
+from kvemb.tools.demos.figures import FIRST_NOTE
 from kvemb.tools.demos.run_clicks import ClickRun
-from kvemb.tools.demos.training import FIRST_NOTE
 from kvemb.tools.local_ray import start_ray
 from kvemb.tools.screen import Screen
 from kvemb.tools.stress.places import kill_process

@@ -17,8 +17,8 @@ import numpy as np
 import kvemb
 from kvemb.installed import pip_install
 from kvemb.tools.demos.click_log import HELD_OUT, auc
+from kvemb.tools.demos.figures import FIRST_NOTE
 from kvemb.tools.demos.sides import Outcome, Settings, run_side
-from kvemb.tools.demos.training import FIRST_NOTE
 from kvemb.tools.failures import BadInput
 from kvemb.tools.screen import Screen, size
 
@@ -60,8 +60,7 @@ def run(settings: DlrmRun, folder: Path, screen: Screen, kept: Path | None) -> P
     with kvemb.open(folder / "store", memory_budget=settings.budget or share) as store:
         budget = store.budget.total  # refuses an invalid budget before anything is trained
     stored = replace(plain, folder=str(folder), budget=budget, every=max(1, settings.steps // CHECKPOINTS))
-    trained = _train(settings, plain, stored, screen)
-    alone, peer, ours, again = trained.alone, trained.peer, trained.ours, trained.again
+    alone, peer, ours, again = _train(settings, plain, stored, screen)
     held_out = plain.log.part(plain.lines - plain.held_out, plain.held_out, HELD_OUT)
     teacher = auc(plain.log.logits(held_out.ids, held_out.numbers), held_out.clicked)
     difference = _difference(ours.losses, peer.losses)
@@ -122,52 +121,37 @@ def run(settings: DlrmRun, folder: Path, screen: Screen, kept: Path | None) -> P
     return next(path for path in sorted((folder / "checkpoints").iterdir()) if path.is_dir())
 
 
-@dataclass(frozen=True)
-class _Trained:
-    """The outcomes of the processes. alone: PyTorch with tables of one row each. again: the process that was killed and
-    resumed, None if none was.
+def _train(
+    settings: DlrmRun, plain: Settings, stored: Settings, screen: Screen
+) -> tuple[Outcome, Outcome, Outcome, Outcome | None]:
+    """Train all sides. plain: settings of PyTorch's sides; stored: settings of kvemb's side, with a budget.
+
+    Returns the outcomes of PyTorch with tables of one row each, of PyTorch, of kvemb, and of the process that was
+    killed and resumed, None if none was.
     """
 
-    alone: Outcome
-    peer: Outcome
-    ours: Outcome
-    again: Outcome | None
-
-
-def _train(settings: DlrmRun, plain: Settings, stored: Settings, screen: Screen) -> _Trained:
-    """Train all sides. plain: settings of PyTorch's sides; stored: settings of kvemb's side, with a budget."""
-
-    def side(what: str, each: Settings, kill_at: int | None = None) -> Outcome | None:
+    def side(what: str, each: Settings, kill_at: int | None = None) -> Outcome:
         with screen.progress(what, each.steps, FIRST_NOTE) as advance:
+            return run_side(each, lambda steps, loss: advance(steps, f"loss {loss:.4f}"), kill_at)
 
-            def stepped(steps: int, loss: float) -> None:
-                advance(steps, f"loss {loss:.4f}")
-
-            return run_side(each, stepped, kill_at)
-
-    def whole(what: str, each: Settings) -> Outcome:
-        outcome = side(what, each)
-        assert outcome is not None
-        return outcome
-
-    alone = whole("PyTorch alone", replace(plain, steps=min(settings.steps, ALONE_STEPS), alone=True))
+    alone = side("PyTorch alone", replace(plain, steps=min(settings.steps, ALONE_STEPS), alone=True))
     screen.milestone(f"PyTorch, and tables of one row each: {size(alone.anonymous)} of anonymous memory")
-    peer = whole("PyTorch", plain)
+    peer = side("PyTorch", plain)
     screen.milestone(
         f"PyTorch, all {sum(plain.log.sizes):,} rows in memory: {peer.steps_per_second:.1f} steps/s, AUC {peer.auc:.4f}"
     )
-    ours = whole("kvemb", stored)
+    ours = side("kvemb", stored)
     screen.milestone(f"kvemb, in {size(stored.budget)}: {ours.steps_per_second:.1f} steps/s, AUC {ours.auc:.4f}")
-    again = None
-    if settings.kill_at is not None:
-        second = Path(stored.folder) / "killed"
-        second.mkdir()
-        cut = replace(stored, folder=str(second))
-        side("kvemb, killed", cut, settings.kill_at)
-        screen.milestone(f"kill -9 after {settings.kill_at} steps")
-        again = whole("kvemb, resumed", cut)
-        screen.milestone(f"resumed at step {again.first}")
-    return _Trained(alone, peer, ours, again)
+    if settings.kill_at is None:
+        return alone, peer, ours, None
+    second = Path(stored.folder) / "killed"
+    second.mkdir()
+    cut = replace(stored, folder=str(second))
+    side("kvemb, killed", cut, settings.kill_at)
+    screen.milestone(f"kill -9 after {settings.kill_at} steps")
+    again = side("kvemb, resumed", cut)
+    screen.milestone(f"resumed at step {again.first}")
+    return alone, peer, ours, again
 
 
 def _difference(ours: list[float], theirs: list[float]) -> float:

@@ -10,7 +10,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from kvemb.tools.demos.click_log import ClickLog
@@ -66,21 +66,21 @@ class Outcome:
     """The outcome of a side. losses: of each step that this process took, from step `first`. auc: of held-out lines.
 
     steps_per_second: without the first step. anonymous: the peak, in bytes. digest: of all rows, slots and dense
-    parameters. lines, summary: for the closing lines.
+    parameters. lines, summary: for the closing lines. A process that was killed has only losses.
     """
 
     first: int
     losses: list[float]
-    auc: float
-    steps_per_second: float
-    anonymous: int
-    digest: str
-    lines: list[tuple[str, str]]
-    summary: dict[str, Any]
+    auc: float = float("nan")
+    steps_per_second: float = 0.0
+    anonymous: int = 0
+    digest: str = ""
+    lines: list[tuple[str, str]] = field(default_factory=list)
+    summary: dict[str, Any] = field(default_factory=dict)
 
 
-def run_side(settings: Settings, stepped: Callable[[int, float], None], kill_at: int | None = None) -> Outcome | None:
-    """Run a side to its end, or kill it (SIGKILL) after `kill_at` steps, and return None.
+def run_side(settings: Settings, stepped: Callable[[int, float], None], kill_at: int | None = None) -> Outcome:
+    """Run a side to its end, or kill it (SIGKILL) after `kill_at` steps.
 
     stepped: called with the number of steps taken so far, and the loss of the last one. Raises BadInput if the process
     fails; what stepped raises, once the process has ended.
@@ -100,7 +100,7 @@ def run_side(settings: Settings, stepped: Callable[[int, float], None], kill_at:
                 first = first if losses else said["step"]
                 losses.append(said["loss"])
                 if kill_at is not None and said["step"] + 1 >= kill_at:
-                    return None
+                    return Outcome(first, losses)
                 stepped(said["step"] + 1, said["loss"])
         finally:
             process.kill()

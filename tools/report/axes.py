@@ -47,7 +47,7 @@ def above(ticks: Ticks) -> bool:
 
 
 class Scale(ABC):
-    """Values from low to high along an axis; those of Categories are 0, 1, ..."""
+    """Values from low to high along an axis."""
 
     low: float
     high: float
@@ -82,7 +82,7 @@ class Linear(Scale):
         return (value / 4 - self.low / 4) / (self.high / 4 - self.low / 4)
 
     def ticks(self, fit: Fit = beside) -> Ticks:
-        return _first_that_fits(self, self._ticks, range(STEPS, 0, -1), fit)
+        return first_that_fits(self, self._ticks, range(STEPS, 0, -1), fit)
 
     def format(self, value: float) -> str:
         return (f"{value:,.0f}" if self.whole and abs(value) < 1e15 else number(value)) + self.suffix
@@ -116,9 +116,10 @@ class Log(Scale):
         def powers(every: int) -> Ticks:
             leading = (1, 2, 5) if every == 0 else (1,)
             found = [lead * 10.0**at for at in range(first, min(last, 307) + 1, max(1, every)) for lead in leading]
-            return [(value, _short(value)) for value in found if value > 0 and self._labelled(value)]
+            labelled = [(value, *_prefix(value)) for value in found if value > 0 and self._labelled(value)]
+            return [(value, f"{value / size:g}{unit}") for value, size, unit in labelled]
 
-        return _first_that_fits(self, powers, (0, 1, 2, 3, 5, 10, 20, 50, 100, 200), fit)
+        return first_that_fits(self, powers, (0, 1, 2, 3, 5, 10, 20, 50, 100, 200), fit)
 
     def format(self, value: float) -> str:
         return f"{value:,.0f}" if self.whole and abs(value) < 1e15 else number(value)
@@ -141,7 +142,7 @@ class Time(Scale):
         if self.high - self.low < 4:
             return [(each, f"{each % 60:.3f} s") for each in (self.low, self.high)]
         steps = [step for step in _SECONDS if (self.high - self.low) / step < 40]
-        return _first_that_fits(self, self._every, steps, fit)
+        return first_that_fits(self, self._every, steps, fit)
 
     def format(self, value: float) -> str:
         return moment(value, seconds=self.high - self.low < _DAY)
@@ -158,37 +159,18 @@ class Time(Scale):
         return [(time.timestamp(), time.strftime(form)) for time in times]
 
 
-@dataclass(frozen=True)
-class Categories(Scale):
-    """Places 0, 1, ... side by side, each with its label; every second, third, ... label if they do not fit."""
-
-    labels: tuple[str, ...]
-
-    def position(self, value: float) -> float:
-        return (value + 0.5) / len(self.labels)
-
-    def ticks(self, fit: Fit = beside) -> Ticks:
-        places: Ticks = [(float(at), label) for at, label in enumerate(self.labels)]
-        return _first_that_fits(self, lambda every: places[::every], range(1, len(places) + 1), fit)
-
-    def format(self, value: float) -> str:
-        return self.labels[round(value)]
-
-
 def number(value: float) -> str:
     """Return a number with four digits and a unit prefix: 1234567 as 1.235M."""
-    for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if limit <= abs(value) < 1e15:
-            return f"{value / (limit if unit != 'k' else 1e3):.4g}{unit}"
-    return f"{value:.4g}"
+    size, unit = _prefix(value, 1e4)
+    return f"{value / size:.4g}{unit}"
 
 
-def _short(power: float) -> str:
-    """Return a power of ten, or 2 or 5 times one, with a unit prefix."""
-    for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if limit <= power < 1e15:
-            return f"{power / limit:g}{unit}"
-    return f"{power:g}"
+def _prefix(value: float, least: float = 1e3) -> tuple[float, str]:
+    """Return the size and the letter of a number's unit prefix; 1 and "" below `least`, and for very large numbers."""
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if max(size, least) <= abs(value) < 1e15:
+            return size, letter
+    return 1.0, ""
 
 
 def moment(since_1970: float, *, seconds: bool = False) -> str:
@@ -221,12 +203,10 @@ def _nice(width: float) -> float:
 def _labels(values: Sequence[float], step: float) -> list[str]:
     """Return values as text, with as many digits as are needed to distinguish them."""
     most = max(map(abs, values), default=0.0)
-    for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if limit <= most < 1e15:
-            size = limit if unit != "k" else 1e3
-            digits = max(0, math.ceil(-math.log10(step / size) - 1e-9))
-            if digits <= 2:
-                return [f"{value / size:.{digits}f}{unit}" if value else "0" for value in values]
+    size, unit = _prefix(most, 1e4)
+    digits = max(0, math.ceil(-math.log10(step / size) - 1e-9))
+    if unit and digits <= 2:
+        return [f"{value / size:.{digits}f}{unit}" if value else "0" for value in values]
     if step > 1e-4 and most < 1e15:
         digits = max(0, math.ceil(-math.log10(step) - 1e-9))
         return [f"{value:,.{digits}f}" for value in values]
@@ -234,7 +214,7 @@ def _labels(values: Sequence[float], step: float) -> list[str]:
     return [f"{value:.{digits}g}" for value in values]
 
 
-def _first_that_fits(scale: Scale, ticks: Callable[[Choice], Ticks], choices: Sequence[Choice], fit: Fit) -> Ticks:
+def first_that_fits(scale: Scale, ticks: Callable[[Choice], Ticks], choices: Sequence[Choice], fit: Fit) -> Ticks:
     """Return the ticks of the first choice with two or more that all fit; otherwise those that fit of the fewest."""
 
     def placed(found: Ticks) -> Ticks:

@@ -23,16 +23,8 @@ _MIN_HEIGHT = 0.012
 
 
 @dataclass
-class Line:
-    """Values at positions along an axis; None if there is no value."""
-
-    name: str
-    values: Sequence[float | None]
-
-
-@dataclass
 class Curve:
-    """Points (x, y) joined by lines. colour: the number of its colour."""
+    """Points (x, y) joined by lines, each with a tooltip. colour: the number of its colour."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -101,13 +93,10 @@ def columns(title: str, parts: Sequence[Part], below: Sequence[tuple[int, str]],
     return plot(title, marks, [((at + 0.5) / count, label) for at, label in below], up) + keys
 
 
-def lines(title: str, drawn: Sequence[Line], along: Scale, at: Sequence[float], up: Scale) -> str:
-    """Return lines through values at positions along an axis, each value a point with a tooltip."""
-    marks = []
-    for number, line in enumerate(drawn):
-        points = [(x, y) for x, y in zip(at, line.values, strict=True) if y is not None]
-        marks += curve_marks(Curve(line.name, points, number), along, up)
-    keys = [(f"line{min(number, COLOURS - 1)}", line.name) for number, line in enumerate(drawn)]
+def lines(title: str, curves: Sequence[Curve], along: Scale, up: Scale) -> str:
+    """Return curves with a legend."""
+    marks = [mark for curve in curves for mark in curve_marks(curve, along, up)]
+    keys = [(f"line{min(curve.colour, COLOURS - 1)}", curve.name) for curve in curves]
     below = [(along.position(value), label) for value, label in along.ticks()]
     return plot(title, marks, below, up) + (_legend(keys) if len(keys) > 1 else "")
 

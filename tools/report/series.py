@@ -8,7 +8,7 @@ from datetime import datetime
 
 from kvemb.tools.diff import Difference
 from kvemb.tools.report.axes import GAP, LETTER, Linear, Log, Scale, Time, moment, top
-from kvemb.tools.report.charts import COLOURS, Line, Part, columns, lines
+from kvemb.tools.report.charts import COLOURS, Curve, Part, columns, lines
 from kvemb.tools.report.history import History
 from kvemb.tools.report.markup import card, cards, heading
 from kvemb.tools.screen import size
@@ -31,12 +31,18 @@ def series(history: History, changes: dict[str, list[Difference | None]]) -> str
 
 def rows_of(history: History, variable: str) -> tuple[str, str]:
     """Return a chart of a variable's rows, and a note."""
-    numbers = history.rows(variable)
-    known = [each for each in numbers if each is not None]
+    curve = _curve(history, variable, history.rows(variable))
+    known = [rows for _, rows in curve.points]
     low = 0.0 if min(known) < 0.7 * max(known) else max(0.0, min(known) - (max(known) - min(known)) - 1)
     up = Linear(low, max(known) + (0.05 * (max(known) - low) or 1.0), whole=True)
-    chart = lines(f"rows of {variable}", [Line(variable, numbers)], *_along(history), up)
+    chart = lines(f"rows of {variable}", [curve], _along(history), up)
     return chart, "The axis does not begin at 0." if low else ""
+
+
+def _curve(history: History, name: str, values: Sequence[int | None], colour: int = 0) -> Curve:
+    """Return a curve over time. values: of each checkpoint, None if there is none."""
+    dated = zip(history.checkpoints, values, strict=True)
+    return Curve(name, [(checkpoint.created, value) for checkpoint, value in dated if value is not None], colour)
 
 
 def churn(history: History, changes: Sequence[Sequence[Difference | None]]) -> str:
@@ -55,27 +61,25 @@ def _count(found: Difference, name: str) -> int:
 def _growth(history: History) -> tuple[str, str]:
     """Return a chart of the rows of the largest variables and of all others together, and a note."""
     names = sorted({name for checkpoint in history.checkpoints for name in checkpoint.variables})
-    rows = {name: history.rows(name) for name in names}
-    names.sort(key=lambda name: -max(each or 0 for each in rows[name]))
-    drawn = [Line(name, rows[name]) for name in names]
-    if len(drawn) > COLOURS:
-        others = [
-            sum(each or 0 for each in column)
-            for column in zip(*(rows[name] for name in names[COLOURS - 1 :]), strict=True)
-        ]
-        drawn = [*drawn[: COLOURS - 1], Line(f"{len(names) - COLOURS + 1} others", others)]
-    along, at = _along(history)
-    numbers = [each for line in drawn for each in line.values if each]
-    least = [max(each or 0 for each in line.values) for line in drawn]
-    short = at[-1] - at[0] < 3600
-    note = f"{moment(at[0], seconds=short)} to {moment(at[-1], seconds=short)}."
-    if numbers and max(least) >= _LOG_FROM * max(1, min(each for each in least if each)):
-        drawn = [Line(line.name, [each or None for each in line.values]) for line in drawn]
+    rows = [(name, history.rows(name)) for name in names]
+    rows.sort(key=lambda each: -max(count or 0 for count in each[1]))
+    if len(rows) > COLOURS:
+        others = zip(*(counts for _, counts in rows[COLOURS - 1 :]), strict=True)
+        together = [sum(count or 0 for count in column) for column in others]
+        rows[COLOURS - 1 :] = [(f"{len(rows) - COLOURS + 1} others", together)]
+    first, *_, last = (checkpoint.created for checkpoint in history.checkpoints)
+    short = last - first < 3600
+    note = f"{moment(first, seconds=short)} to {moment(last, seconds=short)}."
+    numbers = [count for _, counts in rows for count in counts if count]
+    most = [max(count or 0 for count in counts) for _, counts in rows]
+    if numbers and max(most) >= _LOG_FROM * max(1, min(each for each in most if each)):
+        rows = [(name, [count or None for count in counts]) for name, counts in rows]
         up: Scale = Log(10.0 ** math.floor(math.log10(min(numbers))), 1.2 * max(numbers), whole=True)
         note += " A log scale, because the variables differ much in size."
     else:
         up = Linear(0, top(numbers), whole=True)
-    return lines("rows by checkpoint", drawn, along, at, up), note
+    curves = [_curve(history, name, counts, colour) for colour, (name, counts) in enumerate(rows)]
+    return lines("rows by checkpoint", curves, _along(history), up), note
 
 
 def _bytes(history: History) -> tuple[str, str]:
@@ -96,10 +100,10 @@ def _bytes(history: History) -> tuple[str, str]:
     return columns("bytes by checkpoint", parts, _dates(history), suffix=suffix), note
 
 
-def _along(history: History) -> tuple[Time, list[float]]:
+def _along(history: History) -> Time:
     at = [checkpoint.created for checkpoint in history.checkpoints]
     room = max(0.03 * (max(at) - min(at)), 0.5)
-    return Time(min(at) - room, max(at) + room), at
+    return Time(min(at) - room, max(at) + room)
 
 
 def _tips(history: History, texts: Sequence[str]) -> list[str]:

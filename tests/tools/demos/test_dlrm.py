@@ -18,7 +18,7 @@ COMMAND = ["demo", "--dlrm", "--steps", "8", "--batch", "64", "--dim", "4", "--b
 
 def almost_in_this_process(
     settings: Settings, stepped: Callable[[int, float], None], kill_at: int | None = None
-) -> Outcome | None:
+) -> Outcome:
     """What run_side does; a process, which takes seconds to begin, only where it is to be killed."""
     if kill_at is not None:
         return run_side(settings, stepped, kill_at)
