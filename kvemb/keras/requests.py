@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kvemb.frameworks import store_calls
 from kvemb.keras.keys import joined_keys
 from kvemb.pooling.functions import bag_gradients, embedding_lookup_sparse
 from kvemb.rows.hashing import Positions
-from kvemb.store import Store
 from kvemb.variable import Variable
 
 Array = npt.NDArray[Any]
@@ -72,11 +72,12 @@ def in_parts(batch: Sequence[Ids], arrays: Sequence[Array]) -> list[Ids]:
 
 
 class Bagged(NamedTuple):
-    """The keys of a batch that count. keys (n,); kept (ids,): which ids they are, None for all.
+    """The keys of a variable in a batch that count. keys (n,); kept (ids,): which ids they are, None for all.
 
     offsets (bags,): where each bag begins in keys. shape: of the results, without dim.
     """
 
+    variable: Variable
     keys: Array
     kept: npt.NDArray[np.bool_] | None
     offsets: Positions
@@ -100,7 +101,7 @@ def bagged(request: Request, given: Ids) -> Bagged:
             offsets = np.arange(count) * ids.shape[-1]
         if kept is not None:
             offsets = np.concatenate([[0], np.cumsum(kept)])[offsets]
-    return Bagged(keys if kept is None else keys[kept], kept, offsets, shape)
+    return Bagged(request.variable, keys if kept is None else keys[kept], kept, offsets, shape)
 
 
 def look_up(requests: Sequence[Request], batch: Sequence[Ids], *, touch: bool) -> list[Array]:
@@ -109,16 +110,14 @@ def look_up(requests: Sequence[Request], batch: Sequence[Ids], *, touch: bool) -
     touch: whether the uses of rows are recorded. Rows of all variables of a store are read with one call.
     """
     parts = [bagged(request, given) for request, given in zip(requests, batch, strict=True)]
-    out: list[Array] = [
-        np.empty(0) if request.combiner is None else _pooled(request, part, touch)
+    rows = iter(_rows([part for request, part in zip(requests, parts, strict=True) if request.combiner is None], touch))
+    found = [
+        _placed(next(rows), part) if request.combiner is None else _pooled(request, part, touch)
         for request, part in zip(requests, parts, strict=True)
     ]
-    single = [at for at, request in enumerate(requests) if request.combiner is None]
-    for at, rows in zip(single, _rows([(requests[at].variable, parts[at].keys) for at in single], touch), strict=True):
-        out[at] = _placed(rows, parts[at])
     return [
-        rows.astype(request.dtype, copy=False).reshape(*part.shape, request.variable.dim)
-        for rows, request, part in zip(out, requests, parts, strict=True)
+        each.astype(request.dtype, copy=False).reshape(*part.shape, request.variable.dim)
+        for each, request, part in zip(found, requests, parts, strict=True)
     ]
 
 
@@ -139,25 +138,11 @@ def _pooled(request: Request, part: Bagged, touch: bool) -> Array:
     return embedding_lookup_sparse(request.variable, part.keys, part.offsets, combiner=how, touch=touch).values
 
 
-def _rows(wanted: list[tuple[Variable, Array]], touch: bool) -> list[Array]:
-    """Return the rows of each. Keys of one variable are looked up together, and variables of a store in one call."""
+def _rows(wanted: list[Bagged], touch: bool) -> list[Array]:
     if len(wanted) == 1:
-        return [wanted[0][0].lookup(wanted[0][1], touch=touch)]
-    by_store: dict[int, tuple[Store, dict[Variable, list[int]]]] = {}
-    for at, (variable, _) in enumerate(wanted):
-        store = variable.resource_handle[0]
-        by_store.setdefault(id(store), (store, {}))[1].setdefault(variable, []).append(at)
-    rows: list[Array] = [np.empty(0)] * len(wanted)
-    for store, places in by_store.values():
-        joined: dict[Variable | str, Any] = {
-            variable: np.concatenate([wanted[at][1] for at in ats]) for variable, ats in places.items()
-        }
-        found = store.lookup(joined, touch=touch)
-        for variable, ats in places.items():
-            ends = np.cumsum([len(wanted[at][1]) for at in ats])
-            for at, part in zip(ats, np.split(found[variable], ends[:-1]), strict=True):
-                rows[at] = part
-    return rows
+        return [wanted[0].variable.lookup(wanted[0].keys, touch=touch)]
+    found = store_calls.look_up(wanted, lambda parts: np.concatenate([each.keys for each in parts]), touch=touch)
+    return [rows[begin:end] for rows, begin, end in found]
 
 
 def _placed(rows: Array, part: Bagged) -> Array:

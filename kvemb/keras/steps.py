@@ -11,13 +11,13 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from kvemb.frameworks.store_calls import apply_gradients
 from kvemb.keras.requests import Array, Ids, Request, gradients
-from kvemb.store import Store
 from kvemb.variable import Variable
 
 # Batches whose gradients wait, for each variable: more have failed, and the oldest are dropped.
@@ -56,21 +56,17 @@ def finish(variables: Sequence[Variable], number: int, scale: float) -> bool:
     scale: by what the gradients were multiplied, as LossScaleOptimizer does. Returns whether the step was taken; if the
     scaled gradients are not finite, it is not.
     """
-    by_store: dict[int, tuple[Store, dict[Variable | str, tuple[Any, Any]]]] = {}
+    wanted: list[tuple[Variable, Array, Array]] = []
     for variable in variables:
         with _lock:
             found = _waiting.get(variable, {}).pop(number, [])
         if found:
-            store = variable.resource_handle[0]
-            by_store.setdefault(id(store), (store, {}))[1][variable] = _joined(found)
-    wanted = [each for _, grads in by_store.values() for each in grads.values()]
+            wanted.append((variable, *_joined(found)))
     if scale != 1.0:
-        if not (np.isfinite(scale) and all(np.isfinite(values).all() for _, values in wanted)):
+        if not (np.isfinite(scale) and all(np.isfinite(values).all() for *_, values in wanted)):
             return False
-        for store, grads in by_store.values():
-            by_store[id(store)] = store, {each: (keys, values / scale) for each, (keys, values) in grads.items()}
-    for store, grads in by_store.values():
-        store.apply_gradients(grads)
+        wanted = [(variable, keys, values / scale) for variable, keys, values in wanted]
+    apply_gradients(wanted)
     return True
 
 

@@ -5,7 +5,7 @@ Pure functions and values. `what` names an argument in errors.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,14 @@ def joined_keys(parts: list[Keys]) -> Keys:
     return np.concatenate(arrays) if arrays else torch.cat(tensors)
 
 
+def padding_in_dtype(padding: int | None, keys: Keys) -> int | None:
+    """Return the padding key; None if there is none, or if the dtype of keys cannot represent it."""
+    if padding is None:
+        return None
+    limits = np.iinfo(keys.dtype) if isinstance(keys, np.ndarray) else torch.iinfo(keys.dtype)
+    return padding if limits.min <= padding <= limits.max else None
+
+
 def _checked(ids: Any, what: str) -> torch.Tensor:
     if not isinstance(ids, torch.Tensor):
         raise TypeError(f"{what} must be a tensor of integers, got {brief(ids)}; use torch.as_tensor(...)")
@@ -81,6 +89,14 @@ class JaggedIds:
     weights: torch.Tensor | None
     one_each: bool
     device: torch.device
+
+    def without(self, key: int) -> JaggedIds:
+        """Return the bags without a key, which the dtype of keys can represent."""
+        kept = torch.as_tensor(self.keys != key)
+        offsets = torch.cat([kept.new_zeros(1), kept]).cumsum(0).cpu()[self.offsets]
+        weights = None if self.weights is None else self.weights[kept.to(self.weights.device)]
+        keys = self.keys[kept.numpy() if isinstance(self.keys, np.ndarray) else kept]
+        return replace(self, keys=keys, offsets=offsets, weights=weights, one_each=False)
 
 
 def bags_of(

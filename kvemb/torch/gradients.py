@@ -16,9 +16,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from kvemb.frameworks.store_calls import apply_gradients
 from kvemb.rows.hashing import Unique
 from kvemb.rows.host_arrays import as_keys, public_keys
-from kvemb.store import Store
 from kvemb.torch.bags import Keys, joined_keys
 from kvemb.variable import Variable
 
@@ -115,14 +115,12 @@ def take_step(gradients: list[Gradient]) -> None:
     twice.
     Raises what Store.apply_gradients raises.
     """
-    by_store: dict[int, tuple[Store, dict[Variable, tuple[object, object]]]] = {}
-    for variable, keys, values in joined(gradients):
-        store = variable.resource_handle[0]
-        here = isinstance(keys, np.ndarray)
-        given = values.numpy() if here else values.contiguous()
-        by_store.setdefault(id(store), (store, {}))[1][variable] = keys, given
-    for store, wanted in by_store.values():
-        store.apply_gradients(wanted)  # type: ignore[arg-type]
+    apply_gradients(
+        [
+            (variable, keys, values.numpy() if isinstance(keys, np.ndarray) else values.contiguous())
+            for variable, keys, values in joined(gradients)
+        ]
+    )
 
 
 def joined(gradients: list[Gradient]) -> list[Gradient]:

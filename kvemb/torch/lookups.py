@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from kvemb.frameworks.store_calls import look_up
 from kvemb.handle import inside
 from kvemb.many_tables.arguments import CountedKeys
 from kvemb.rows.device_arrays import device_of
 from kvemb.rows.hashing import Unique
 from kvemb.rows.host_arrays import as_keys, public_keys
-from kvemb.store import Store
-from kvemb.torch.bags import Keys, joined_keys
+from kvemb.torch.bags import Keys, joined_keys, padding_in_dtype
 from kvemb.torch.eager import never_compiled
 from kvemb.torch.gradients import Gradient, Receiver
 from kvemb.variable import Variable
@@ -64,12 +64,14 @@ def on_variables_device(keys: Keys, variable: Variable) -> Keys:
     return keys.to(getattr(torch, wanted.name)).contiguous()
 
 
-def padding_in_dtype(padding: int | None, keys: Keys) -> int | None:
-    """Return the padding key; None if there is none, or if the dtype of keys cannot represent it."""
-    if padding is None:
-        return None
-    limits = np.iinfo(keys.dtype) if isinstance(keys, np.ndarray) else torch.iinfo(keys.dtype)
-    return padding if limits.min <= padding <= limits.max else None
+class _Read(NamedTuple):
+    """What is looked up for a request. positions: of these keys among those of the request; None: all, in order."""
+
+    variable: Variable
+    keys: Keys
+    counts: torch.Tensor | None
+    positions: torch.Tensor | None
+    unchanged: bool
 
 
 def fetch(
@@ -81,85 +83,50 @@ def fetch(
     anchor: a scalar parameter whose gradient, which is 0, makes autograd call backward; None: a constant.
     """
     trained = pending is not None and torch.is_grad_enabled() and any(each.variable.trainable for each in requests)
-    requests = [each._replace(keys=on_variables_device(each.keys, each.variable)) for each in requests]
-    to_read = [_without_padding(each, trained) for each in requests]
-    rows = _lookup(
-        [
-            each._replace(keys=keys, counts=_counts(each, at))
-            for each, (keys, at) in zip(requests, to_read, strict=True)
-        ],
-        touch,
-    )
-    for at, (each, (_, positions)) in enumerate(zip(requests, to_read, strict=True)):
-        if positions is not None:
-            whole = rows[at].new_zeros(len(each.keys), each.variable.dim)
-            whole[positions] = rows[at]
+    reads = [_to_read(each, trained) for each in requests]
+    rows = [_tensor(*part) for part in look_up(reads, lambda each: _counted(each, touch), touch=touch)]
+    for at, (request, read) in enumerate(zip(requests, reads, strict=True)):
+        if read.positions is not None:
+            whole = rows[at].new_zeros(len(request.keys), read.variable.dim)
+            whole[read.positions] = rows[at]
             rows[at] = whole
-    if not trained:
-        return rows
-    sources = [(each, keys, positions) for each, (keys, positions) in zip(requests, to_read, strict=True)]
-    return list(_Rows.apply(_ANCHOR if anchor is None else anchor, rows, sources, pending))
+    return list(_Rows.apply(_ANCHOR if anchor is None else anchor, rows, reads, pending)) if trained else rows
 
 
-def _without_padding(request: RowRequest, trained: bool) -> tuple[Keys, torch.Tensor | None]:
-    """Return the keys to look up and the positions of their rows, None for all. trained: keep the keys for a step."""
-    padding = padding_in_dtype(request.padding, request.keys)
-    here = None if padding is None else request.keys != padding
+def _to_read(request: RowRequest, trained: bool) -> _Read:
+    """Return what is looked up: all keys but the padding. trained: keep the keys for a step."""
+    variable, keys, padding, unchanged, counts = request
+    keys = on_variables_device(keys, variable)
+    padding = padding_in_dtype(padding, keys)
+    here = None if padding is None else keys != padding
     if here is None or here.all():
-        # A copy: the caller may reuse their memory for the next batch.
-        return _copy(request.keys) if trained else request.keys, None
-    if isinstance(here, torch.Tensor):
-        return request.keys[here], here.nonzero()[:, 0]
-    positions = np.flatnonzero(here)
-    return request.keys[positions], torch.from_numpy(positions)
+        if trained:  # a copy, as the caller may reuse their memory for the next batch
+            keys = keys.copy() if isinstance(keys, np.ndarray) else keys.clone()
+        return _Read(variable, keys, counts, None, unchanged)
+    positions = here.nonzero()[:, 0] if isinstance(here, torch.Tensor) else torch.from_numpy(np.flatnonzero(here))
+    return _Read(variable, keys[here], None if counts is None else counts[positions], positions, unchanged)
 
 
-def _counts(request: RowRequest, positions: torch.Tensor | None) -> torch.Tensor | None:
-    return request.counts if request.counts is None or positions is None else request.counts[positions]
-
-
-def _copy(keys: Keys) -> Keys:
-    return keys.copy() if isinstance(keys, np.ndarray) else keys.clone()
-
-
-def _lookup(requests: list[RowRequest], touch: bool) -> list[torch.Tensor]:
-    """Return the rows of each. If a variable occurs several times, all of its keys are looked up together."""
-    stores: dict[int, tuple[Store, dict[Variable, list[int]]]] = {}
-    for at, request in enumerate(requests):
-        store = request.variable.resource_handle[0]
-        stores.setdefault(id(store), (store, {}))[1].setdefault(request.variable, []).append(at)
-    rows: list[Any] = [None] * len(requests)
-    for store, variables in stores.values():
-        keys_by_variable: dict[Variable | str, Any] = {}
-        for variable, places in variables.items():
-            keys_by_variable[variable] = _counted([requests[each] for each in places], touch)
-        found = store.lookup(keys_by_variable, touch=touch)
-        for variable, places in variables.items():
-            begin = 0
-            for each in places:
-                # Separate tensors over parts of one array: autograd refuses in-place changes of views of one tensor.
-                end = begin + len(requests[each].keys)
-                rows[each], begin = _tensor(found[variable], begin, end), end
-    return rows
-
-
-def _counted(requests: list[RowRequest], touch: bool) -> Any:
-    """Return the keys of one variable's requests, with their counts if they have any and uses are recorded."""
-    keys = joined_keys([each.keys for each in requests])
-    if not touch or all(each.counts is None for each in requests):
+def _counted(reads: list[_Read], touch: bool) -> Any:
+    """Return the keys of one variable, with their counts if they have any and uses are recorded."""
+    keys = joined_keys([each.keys for each in reads])
+    if not touch or all(each.counts is None for each in reads):
         return keys
-    of_each = [_ones(each) if each.counts is None else each.counts for each in requests]
+    of_each = [_ones(each) if each.counts is None else each.counts for each in reads]
     counts = of_each[0] if len(of_each) == 1 else torch.cat(of_each)
     return CountedKeys(keys, counts.numpy() if isinstance(keys, np.ndarray) else counts)
 
 
-def _ones(request: RowRequest) -> torch.Tensor:
-    device = None if isinstance(request.keys, np.ndarray) else request.keys.device
-    return torch.ones(len(request.keys), dtype=torch.int64, device=device)
+def _ones(read: _Read) -> torch.Tensor:
+    device = None if isinstance(read.keys, np.ndarray) else read.keys.device
+    return torch.ones(len(read.keys), dtype=torch.int64, device=device)
 
 
 def _tensor(rows: Any, begin: int, end: int) -> torch.Tensor:
-    """Return some of the rows as a tensor of float32 or float64, which shares their memory if they have that dtype."""
+    """Return some of the rows as a tensor of float32 or float64, which shares their memory if they have that dtype.
+
+    Not as a view of a tensor of all, of which autograd would refuse changes in place.
+    """
     if isinstance(rows, torch.Tensor):
         part = rows if end - begin == len(rows) else rows[begin:end].clone()
         return part.to(_WIDE[str(part.dtype).removeprefix("torch.")])
@@ -178,11 +145,11 @@ class _Rows(torch.autograd.Function):
     """Looked-up rows, whose gradients become pending."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, rows: list[torch.Tensor], sources: Any, pending: Any) -> Any:
+    def forward(ctx: Any, anchor: torch.Tensor, rows: list[torch.Tensor], reads: list[_Read], pending: Any) -> Any:
         """Return the rows as outputs."""
         ctx.anchored = None if anchor is _ANCHOR else anchor.device
         ctx.save_for_backward(_ANCHOR)  # so that a second backward pass through a freed graph raises, as usual
-        ctx.sources, ctx.pending = sources, pending
+        ctx.reads, ctx.pending = reads, pending
         ctx.set_materialize_grads(False)
         return tuple(rows)
 
@@ -191,12 +158,11 @@ class _Rows(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
         """Add the gradients of the rows that were used to the pending ones."""
         (_,) = ctx.saved_tensors
+        fused = ctx.pending.fused
         found = [
-            Gradient(
-                request.variable, keys, _private(grad, positions, shared=request.unchanged and not ctx.pending.fused)
-            )
-            for grad, (request, keys, positions) in zip(grads, ctx.sources, strict=True)
-            if grad is not None and request.variable.trainable and len(keys)
+            Gradient(read.variable, read.keys, _private(grad, read.positions, shared=read.unchanged and not fused))
+            for grad, read in zip(grads, ctx.reads, strict=True)
+            if grad is not None and read.variable.trainable and len(read.keys)
         ]
         if found:
             ctx.pending.add(found)

@@ -1,7 +1,7 @@
 """Pools bags of rows as torch.nn.functional.embedding_bag does, from the distinct rows of a batch.
 
 The distinct keys of a batch are looked up as a small table, over which torch itself pools. So modes, weights and their
-gradients, padding and second derivatives are torch's own. Bags of one id each are returned as the rows. Each feature
+gradients and second derivatives are torch's own. Bags of one id each are returned as the rows. Each feature
 has its own small table, so a backward pass that does not reach a feature collects no gradients for its rows.
 """
 
@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
-from kvemb.torch.bags import JaggedIds, Keys, joined_keys
-from kvemb.torch.lookups import RowRequest, distinct, divide_gradient, on_variables_device, padding_in_dtype
+from kvemb.torch.bags import JaggedIds, padding_in_dtype
+from kvemb.torch.lookups import RowRequest, distinct, divide_gradient
 from kvemb.torch.options import clipped
 from kvemb.variable import Variable
 
@@ -38,16 +37,11 @@ class BagLookup:
         if self._alone:
             self.request = RowRequest(variable, bags.keys)
             return
-        keys = on_variables_device(bags.keys, variable)
-        padding = padding_in_dtype(how.padding, keys)
-        if padding is not None:
-            # Put first: so its position among the distinct keys is known, and it is there even if no bag has it.
-            keys = joined_keys([padding_beside(keys, padding), keys])
-        found = distinct(keys, variable)
-        self.request = RowRequest(variable, found.keys, padding, unchanged=False, counts=found.counts)
-        self._counts = found.counts
-        self._padding = None if padding is None else int(found.inverse[0])
-        self._inverse = found.inverse if padding is None else found.inverse[1:]
+        if (padding := padding_in_dtype(how.padding, bags.keys)) is not None:
+            self._bags = bags = bags.without(padding)
+        found = distinct(bags.keys, variable)
+        self.request = RowRequest(variable, found.keys, unchanged=False, counts=found.counts)
+        self._counts, self._inverse = found.counts, found.inverse
 
     def pool(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the pooled bags (count, dim). rows: those of `request`."""
@@ -65,10 +59,4 @@ class BagLookup:
             bags.offsets.to(rows.device),
             mode=how.mode,
             per_sample_weights=None if bags.weights is None else bags.weights.to(rows),
-            padding_idx=self._padding,
         )
-
-
-def padding_beside(keys: Keys, padding: int) -> Keys:
-    """Return only the padding key, on the device and with the dtype of keys."""
-    return np.array([padding], keys.dtype) if isinstance(keys, np.ndarray) else keys.new_tensor([padding])
