@@ -502,7 +502,7 @@ TESTED_BY = {
         for tests, names in {
             "embedding": ["embedding", "lookups", "options", "module"],
             "embedding_bag": ["embedding_bag", "pooling"],
-            "optimizer": ["optimizer", "gradients"],
+            "optimizer": ["optimizer", "gradients", "rates"],
             **{name: [name] for name in ("bags", "collection", "eager", "prefetching")},
             **{name: [name] for name in ("connecting", "in_step", "joined_gradient", "launching", "ranks")},
             "weights": ["weights", "table_module"],
@@ -510,6 +510,7 @@ TESTED_BY = {
         for name in names
     },
     "kvemb/frameworks/rates.py": "pytorch/test_optimizer.py",
+    "kvemb/frameworks/store_calls.py": "pytorch/test_collection.py",
     "kvemb/frameworks/variables.py": "pytorch/test_embedding.py",
     "kvemb/frameworks/reading_ahead.py": "pytorch/test_prefetching.py",
     **{

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -20,6 +19,7 @@ from kvemb.frameworks.store_calls import apply_gradients
 from kvemb.rows.hashing import Unique
 from kvemb.rows.host_arrays import as_keys, public_keys
 from kvemb.torch.bags import Keys, joined_keys
+from kvemb.torch.rates import Rates
 from kvemb.variable import Variable
 
 # Gradients of this many backward passes are kept apart; with more, equal keys are summed, which bounds the memory.
@@ -32,13 +32,6 @@ class Gradient(NamedTuple):
     variable: Variable
     keys: Keys
     values: torch.Tensor
-
-
-class RateSetter(Protocol):
-    """What check_step needs of kvemb.torch.Optimizer, whose module imports this one."""
-
-    def before_step(self, variables: list[Variable]) -> None:
-        """Set the learning rates of its variables among these. Raises TypeError, ValueError."""
 
 
 class Receiver(Protocol):
@@ -60,7 +53,7 @@ class PendingGradients:
 
     def __init__(self, fused: bool, check_finite: bool) -> None:
         self.fused, self.check_finite = fused, check_finite
-        self._optimizer: weakref.ref[RateSetter] | None = None
+        self._rates: weakref.ref[Rates] | None = None
         self._lock = threading.Lock()  # protects the attributes below, among backward passes
         self.waiting: list[Gradient] = []
         self._backwards = 0
@@ -78,13 +71,13 @@ class PendingGradients:
                 self.waiting, self._backwards = merged(self.waiting), 1
 
     @property
-    def optimizer(self) -> RateSetter | None:
-        """The optimizer that takes the steps, or sets the rates of a fused module, or None."""
-        return None if self._optimizer is None else self._optimizer()
+    def rates(self) -> Rates | None:
+        """Those of the optimizer that takes the steps, or, for a fused module, sets the rates; None: there is none."""
+        return None if self._rates is None else self._rates()
 
-    @optimizer.setter
-    def optimizer(self, optimizer: RateSetter) -> None:
-        self._optimizer = weakref.ref(optimizer)
+    @rates.setter
+    def rates(self, rates: Rates) -> None:
+        self._rates = weakref.ref(rates)
 
     def clear(self) -> None:
         """Discard the pending gradients."""
@@ -94,18 +87,18 @@ class PendingGradients:
         return PendingGradients, (self.fused, self.check_finite)
 
 
-def check_step(gradients: list[Gradient], pendings: Iterable[PendingGradients]) -> None:
+def check_step(gradients: list[Gradient], pendings: list[PendingGradients]) -> None:
     """Check the gradients of a step, and set its learning rates. pendings: of the modules that the gradients come from.
 
-    Raises ValueError for gradients that are not finite where a module has check_finite; what before_step() raises.
+    Raises ValueError for gradients that are not finite where a module has check_finite; what Rates.set() raises.
     """
-    pendings = list(pendings)
     if any(pending.check_finite for pending in pendings):
         for gradient in gradients:
             check_finite(gradient)
-    variables = list({id(gradient.variable): gradient.variable for gradient in gradients}.values())
-    for optimizer in {id(each): each for pending in pendings if (each := pending.optimizer) is not None}.values():
-        optimizer.before_step(variables)
+    variables = dict.fromkeys([gradient.variable for gradient in gradients])
+    for rates in dict.fromkeys([pending.rates for pending in pendings]):
+        if rates is not None:
+            rates.set(variables)
 
 
 def take_step(gradients: list[Gradient]) -> None:
@@ -125,18 +118,14 @@ def take_step(gradients: list[Gradient]) -> None:
 
 def joined(gradients: list[Gradient]) -> list[Gradient]:
     """Return one gradient for each variable, in the order of first occurrence; equal keys are not summed."""
-    parts: dict[int, list[Gradient]] = {}
+    parts: dict[Variable, list[Gradient]] = {}
     for gradient in gradients:
-        parts.setdefault(id(gradient.variable), []).append(gradient)
+        parts.setdefault(gradient.variable, []).append(gradient)
     return [
         found[0]
         if len(found) == 1
-        else Gradient(
-            found[0].variable,
-            joined_keys([part.keys for part in found]),
-            torch.cat([part.values for part in found]),
-        )
-        for found in parts.values()
+        else Gradient(variable, joined_keys([part.keys for part in found]), torch.cat([part.values for part in found]))
+        for variable, found in parts.items()
     ]
 
 

@@ -26,61 +26,50 @@ from kvemb.torch.joined_gradient import JoinedGradient
 from kvemb.torch.lookups import dtype_of_rows
 from kvemb.torch.module import RowsModule
 from kvemb.torch.ranks import Message, Ranks, error_of, text_of
+from kvemb.torch.rates import Rates
 from kvemb.variable import Variable
 
 
 class _Given(NamedTuple):
-    """What this rank has put on the shards. gradients: before the factors. trained: which variables have any.
+    """What this rank has put on the shards. gradients: before they are multiplied by the part's factors.
 
-    generation: of the shards that have them.
+    trained: which variables have any. generation: of the shards that have them.
     """
 
     gradients: list[Gradient]
-    number: int
-    shards: list[int]
+    part: RankPart
     trained: list[int]
     generation: int
 
 
 class InStep:
-    """The steps of a group. modules: whose gradients are pending. trained: their variables that are trained.
+    """The steps of a group. modules: whose gradients are pending. rates: of the variables that are trained.
 
-    average: divide by the number of ranks. timeout: how long a rank waits for the others, in seconds. rates: returns
-    the learning rate of each trained variable, checked. set_rates(variables, here): sets the rates of these; here: on
-    this rank alone, as another one has set them on the shards. All ranks must make it. Raises ValueError if they
-    differ, and RankLost.
+    average: divide by the number of ranks. timeout: how long a rank waits for the others, in seconds. All ranks must
+    make it. Raises ValueError if they differ, and RankLost.
     """
 
-    def __init__(
-        self,
-        ranks: Ranks,
-        modules: list[RowsModule],
-        trained: list[Variable],
-        average: bool,
-        timeout: float,
-        rates: Callable[[], list[float]],
-        set_rates: Callable[[list[Variable], bool], None],
-    ) -> None:
-        self._ranks, self._modules, self._trained, self._average = ranks, modules, trained, average
-        self._rates, self._set_rates, self._timeout = rates, set_rates, timeout
-        others = [each for module in modules for each in module.variables if each not in trained]
+    def __init__(self, ranks: Ranks, modules: list[RowsModule], rates: Rates, average: bool, timeout: float) -> None:
+        self._ranks, self._modules, self._average = ranks, modules, average
+        self._rates, self._timeout = rates, timeout
         # All variables that the modules look up: ranks agree on their steps, too.
-        self._variables = [*trained, *dict.fromkeys(others)]
-        self._places = {id(variable): at for at, variable in enumerate(self._variables)}
+        looked_up = [each for module in modules for each in module.variables]
+        self._variables = list(dict.fromkeys([*rates.variables, *looked_up]))
+        self._places = {variable: at for at, variable in enumerate(self._variables)}
         self._given: _Given | None = None
         self._failure: Exception | None = None  # of the step that this rank took for all
         self._norms: list[JoinedNorm] | None = None  # they change with the gradients, if these are multiplied
         self._read: set[int] = set()
-        self._rounds, self._factors = 0, [1.0] * len(self._variables)
-        self.leaves = [_leaf(self, at, variable) for at, variable in enumerate(trained)]
+        self._rounds = 0
+        self.leaves = [_leaf(self, at, variable) for at, variable in enumerate(rates.variables)]
         tables = [inside(variable) for variable in self._variables]
-        store = cast(ClusterStore, trained[0].resource_handle[0])
+        store = cast(ClusterStore, self._variables[0].resource_handle[0])
         client = RankClient(inside(store), tables, "", ranks.rank)
 
         def mine() -> Message:
-            steps = [list(each) for each in client.steps()]
-            names = [table.name for table in tables]
-            return {"variables": names, "average": average, "path": store.path, "rates": rates(), "steps": steps}
+            names, steps = [table.name for table in tables], [list(each) for each in client.steps()]
+            told = {"variables": names, "average": average, "path": store.path}
+            return {**told, "rates": rates.checked(), "steps": steps}
 
         def decide(messages: list[Message]) -> Message:
             for what in ("path", "variables", "average", "rates"):
@@ -102,28 +91,29 @@ class InStep:
         """Discard the gradients that were put on the shards. Pending ones are discarded by the optimizer."""
         self._given, self._norms = None, None
         self._read.clear()
-        self._factors[:] = [1.0] * len(self._factors)
 
-    def _put(self) -> RankPart:
-        """Put pending gradients on the shards, with those that are there already; returns the part."""
-        waiting = [gradient for module in self._modules for gradient in module.pending.waiting]
-        given, generation = self._given, self._client.generation
-        if given is None or waiting or given.generation != generation:
-            before = [] if given is None else [self._multiplied(gradient) for gradient in given.gradients]
-            gradients = joined(before + waiting)
-            number, shards = self._client.put([self._step_part(gradient) for gradient in gradients])
-            trained = sorted(self._places[id(each.variable)] for each in gradients if len(each.keys))
-            self._given = given = _Given(gradients, number, shards, trained, generation)
-            self._factors[:] = [1.0] * len(self._factors)
-            self._discard_pending()
-        return RankPart(self._ranks.rank, given.number, given.shards, self._factors)
+    def _pending(self) -> list[Gradient]:
+        return [gradient for module in self._modules for gradient in module.pending.waiting]
 
     def _discard_pending(self) -> None:
         for module in self._modules:
             module.pending.clear()
 
-    def _multiplied(self, gradient: Gradient) -> Gradient:
-        factor = self._factors[self._places[id(gradient.variable)]]
+    def _put(self) -> _Given:
+        """Put pending gradients on the shards, with those that are there already; returns what is there."""
+        waiting, given, generation = self._pending(), self._given, self._client.generation
+        if given is None or waiting or given.generation != generation:
+            before = [] if given is None else [self._multiplied(each, given.part) for each in given.gradients]
+            gradients = joined(before + waiting)
+            placed = self._client.put([self._step_part(gradient) for gradient in gradients])
+            part = RankPart(self._ranks.rank, *placed, [1.0] * len(self._variables))
+            trained = sorted(self._places[each.variable] for each in gradients if len(each.keys))
+            self._given = given = _Given(gradients, part, trained, generation)
+            self._discard_pending()
+        return given
+
+    def _multiplied(self, gradient: Gradient, part: RankPart) -> Gradient:
+        factor = part.factors[self._places[gradient.variable]]
         return gradient if factor == 1.0 else gradient._replace(values=gradient.values * factor)
 
     def _step_part(self, gradient: Gradient) -> StepPart:
@@ -142,11 +132,9 @@ class InStep:
 
         Norms of all variables are computed together, and each is returned once. The next call computes them again.
         """
-        if self._norms is None or at in self._read:
-            self.all_norms()
+        norms = self.all_norms() if self._norms is None or at in self._read else self._norms
         self._read.add(at)
-        assert self._norms is not None
-        return self._norms[at]
+        return norms[at]
 
     def all_norms(self) -> list[JoinedNorm]:
         """Return the norms of all joined gradients as they are now. All ranks must call this."""
@@ -160,8 +148,9 @@ class InStep:
         if self._norms is None:
             self.all_norms()  # also puts the gradients on the shards
         assert self._norms is not None
+        assert self._given is not None
         self._norms[at] = self._norms[at].times(factor)
-        self._factors[at] *= factor
+        self._given.part.factors[at] *= factor
 
     def step(self) -> None:
         """Take one step with the gradients of all ranks.
@@ -180,7 +169,7 @@ class InStep:
         self.clear()
         self._follow(answer)
         if self._ranks.rank > 0:
-            self._set_rates([self._variables[at] for at in answer["trained"]], True)
+            self._rates.set([self._variables[at] for at in answer["trained"]], here=True)
         failure, self._failure = self._failure, None
         if failure is None and answer["failure"] is not None:
             failure = error_of(*answer["failure"])
@@ -191,13 +180,13 @@ class InStep:
         """Raise ValueError if this rank's gradients are not finite, and a module has check_finite."""
         if any(module.pending.check_finite for module in self._modules):
             given = [] if self._given is None else self._given.gradients
-            for gradient in [*given, *(each for module in self._modules for each in module.pending.waiting)]:
+            for gradient in [*given, *self._pending()]:
                 check_finite(gradient)
 
     def _taken(self, parts: list[RankPart], messages: list[Message]) -> Message:
         """Take the step, on the first rank."""
         trained = sorted({at for message in messages for at in message["trained"]})
-        self._set_rates([self._variables[at] for at in trained], False)
+        self._rates.set([self._variables[at] for at in trained])
         self._client.agree([max(uses) for uses in zip(*(message["uses"] for message in messages), strict=True)])
         failures = self._client.step(parts, trained) if trained else []
         for variable, failure in zip(self._variables, failures, strict=False):
@@ -216,10 +205,9 @@ class InStep:
 
         def mine() -> Message:
             check()
-            rates, part = self._rates(), self._put()
-            assert self._given is not None
+            rates, given = self._rates.checked(), self._put()
             told = {"what": what, "round": self._rounds, "generation": self._client.generation, "rates": rates}
-            return {**told, "part": list(part), "trained": self._given.trained, "uses": self._client.since()}
+            return {**told, "part": list(given.part), "trained": given.trained, "uses": self._client.since()}
 
         def checked(messages: list[Message]) -> Message:
             for field, text in _DIFFERENCES.items():
@@ -250,16 +238,14 @@ _DIFFERENCES = {
 }
 
 
-def in_step_with(
-    group: Any, modules: list[RowsModule], trained: list[Variable], average: bool, timeout: float, *given: Any
-) -> InStep | None:
+def in_step_with(group: Any, modules: list[RowsModule], rates: Rates, average: bool, timeout: float) -> InStep | None:
     """Return the steps of a group of torch.distributed; None if it is of one rank. Raises as InStep does."""
     distributed = torch.distributed
     if group is None or not distributed.is_initialized():
         raise ValueError("group is not a group of torch.distributed: first call torch.distributed.init_process_group()")
     if distributed.get_world_size(group) == 1:
         return None
-    stores = list({id(store): store for store in (each.resource_handle[0] for each in trained)}.values())
+    stores = list(dict.fromkeys(each.resource_handle[0] for each in rates.variables))
     if len(stores) > 1 or not inside(stores[0]).shared:
         where = " and ".join(str(store.path) for store in stores)
         raise ValueError(
@@ -272,7 +258,7 @@ def in_step_with(
             "fused=True to train it with a group"
         )
     ranks = CHANNELS.get(group) or connected(group, inside(cast(ClusterStore, stores[0])).address, timeout)
-    return InStep(ranks, modules, trained, average, timeout, *given)
+    return InStep(ranks, modules, rates, average, timeout)
 
 
 # The channels of groups that are open already (kvemb.torch.distributed).

@@ -130,7 +130,7 @@ class RowsModule(torch.nn.Module):
                     f"variable {each.name!r} has no optimizer, so its rows cannot be trained: make it with "
                     "optimizer=, such as kvemb.optimizers.Adagrad(0.05), or freeze it with requires_grad_(False)"
                 )
-        if self.pending.waiting and self.pending.optimizer is None:
+        if self.pending.waiting and self.pending.rates is None:
             raise RuntimeError(
                 f"gradients of {self._names()} are pending, but no optimizer applies them: make a "
                 "kvemb.torch.Optimizer(model), or make the module with fused=True"

@@ -4,7 +4,6 @@ Each variable is one parameter group with the learning rate of its own optimizer
 one step of that optimizer on the rows that have pending gradients. Reading `param_groups` sums the gradients of equal
 keys into one tensor for each variable, which appears as a parameter with a `grad`. So the step uses gradients as
 clip_grad_norm_ and GradScaler have changed them. With a group, kvemb.torch.in_step has the gradients. Not thread-safe.
-Longer than 300 lines: what torch.optim.Optimizer has must be said once more here, with and without a group.
 """
 
 from __future__ import annotations
@@ -16,16 +15,12 @@ from typing import Any
 import torch
 
 from kvemb.checks.brief import brief
-from kvemb.checks.numeric import as_number
 from kvemb.checks.seconds import as_seconds
-from kvemb.frameworks.rates import rate_of, with_rate
-from kvemb.handle import inside
-from kvemb.optimizers import Optimizer as Rule
 from kvemb.torch.eager import never_compiled
 from kvemb.torch.gradients import Gradient, check_step, merged, take_step
 from kvemb.torch.in_step import InStep, in_step_with
 from kvemb.torch.module import RowsModule
-from kvemb.variable import Variable
+from kvemb.torch.rates import Rates
 
 # How long a rank waits for the others by default: as long as NCCL's collectives.
 RANK_SECONDS = 600.0
@@ -94,56 +89,41 @@ class Optimizer(torch.optim.Optimizer):
         average: bool = True,
         timeout: float = RANK_SECONDS,
     ) -> None:
-        found: dict[int, RowsModule] = {}
+        found: dict[RowsModule, None] = {}
         for module in modules:
             if not isinstance(module, torch.nn.Module):
                 raise TypeError(f"expected modules, as in Optimizer(model, lr=0.1), got {brief(module)}")
-            found |= {id(each): each for each in module.modules() if isinstance(each, RowsModule)}
+            found |= dict.fromkeys(each for each in module.modules() if isinstance(each, RowsModule))
         # The variable of a frozen module, such as from_pretrained makes, needs no optimizer.
-        variables = {
-            id(each): each
-            for module in found.values()
+        variables = dict.fromkeys(
+            each
+            for module in found
             for each in module.variables
             if each.trainable and not (module.frozen and each.optimizer is None)
-        }
+        )
         if not variables:
-            kept = ", ".join(repr(each.name) for module in found.values() for each in module.variables)
+            kept = ", ".join(repr(each.name) for module in found for each in module.variables)
             why = f": {kept} cannot be trained or, without an optimizer, are frozen" if kept else ""
             raise ValueError(f"the model has no module of kvemb.torch with a trainable variable{why}")
-        self._rules: dict[int, Rule] = {}
-        for variable in variables.values():
-            if variable.optimizer is None:
-                raise ValueError(
-                    f"variable {variable.name!r} has no optimizer; make it with optimizer=kvemb.optimizers.Adagrad(); "
-                    "kvemb migrate --optimizer adds one to a stored variable"
-                )
-            self._rules[id(variable)] = variable.optimizer
-        if lr is not None:
-            lr = _number(lr)
-            for rule in self._rules.values():
-                with_rate(rule, lr)  # raises for a rate that no step accepts
-        self._variables = list(variables.values())
-        self._modules = [
-            module
-            for module in found.values()
-            if all(id(each) in variables for each in module.variables if each.trainable)
-        ]
-        self._groups: list[dict[str, Any]] = []
-        self._merged: list[tuple[Gradient, torch.Tensor]] = []
-        groups = [
-            {"params": [], "lr": rate_of(rule) if lr is None else lr, "variable": variable.name}
-            for variable, rule in zip(self._variables, self._rules.values(), strict=True)
-        ]
-        super().__init__(groups, {"lr": groups[0]["lr"]})
-        for module in self._modules:
-            module.pending.optimizer = self
+        self._rates = Rates(variables)
+        first = self._rates.first(lr)
+        self._modules: list[RowsModule] = []  # the constructor of the base class must find no gradients
+        self._summed: list[tuple[Gradient, torch.Tensor]] = []
         self._in_step: InStep | None = None
+        groups = [
+            {"params": [], "lr": rate, "variable": each.name} for each, rate in zip(variables, first, strict=True)
+        ]
+        super().__init__(groups, {"lr": first[0]})
+        self._modules = [
+            module for module in found if all(each in variables for each in module.variables if each.trainable)
+        ]
+        for module in self._modules:
+            module.pending.rates = self._rates
         seconds = as_seconds(timeout, "timeout")
         if group is not False:
-            given = self._modules, self._variables, bool(average), seconds
-            self._in_step = in_step_with(group, *given, self._checked_rates, self._set_rates)
+            self._in_step = in_step_with(group, self._modules, self._rates, bool(average), seconds)
         if self._in_step is not None:
-            for of_variable, leaf in zip(self._groups, self._in_step.leaves, strict=True):
+            for of_variable, leaf in zip(self._rates.groups, self._in_step.leaves, strict=True):
                 of_variable["params"] = [leaf]
 
     @property
@@ -158,12 +138,12 @@ class Optimizer(torch.optim.Optimizer):
         shards: it has a norm, can be multiplied by a number in place, and can be unscaled by a ``GradScaler``.
         Everything else raises TypeError.
         """
-        self._merge()
-        return self._groups
+        self._sum()
+        return self._rates.groups
 
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        self._groups = groups
+        self._rates.groups = groups
 
     @property
     def leaves(self) -> list[torch.Tensor]:
@@ -174,23 +154,25 @@ class Optimizer(torch.optim.Optimizer):
         """
         return [leaf for group in self.param_groups for leaf in group["params"]]
 
+    def _gradients(self) -> list[Gradient]:
+        """Return the pending gradients: the sums, as their tensors have them now, and what came since."""
+        sums = [Gradient(each.variable, each.keys, leaf.grad) for each, leaf in self._summed if leaf.grad is not None]
+        return sums + [gradient for module in self._modules for gradient in module.pending.waiting]
+
     @never_compiled
-    def _merge(self) -> None:
+    def _sum(self) -> None:
         """Add the gradients that came since the last call to the sums of that call."""
-        made = len(self._groups) == len(self._variables)  # otherwise the base class's constructor is reading them
-        if not made or self._in_step is not None or not any(module.pending.waiting for module in self._modules):
+        if self._in_step is not None or not any(module.pending.waiting for module in self._modules):
             return
-        before = [Gradient(each.variable, each.keys, leaf.grad) for each, leaf in self._merged if leaf.grad is not None]
-        waiting = [gradient for module in self._modules for gradient in module.pending.waiting]
-        together = merged(before + waiting)
+        together = merged(self._gradients())
         self.zero_grad()
-        groups = {id(variable): group for variable, group in zip(self._variables, self._groups, strict=False)}
+        groups = dict(zip(self._rates.variables, self._rates.groups, strict=True))
         for gradient in together:
             # Only the gradient of this tensor is used; its values take no memory.
             leaf = gradient.values.new_zeros(()).expand_as(gradient.values).requires_grad_()
             leaf.grad = gradient.values
-            self._merged.append((gradient, leaf))
-            groups[id(gradient.variable)]["params"].append(leaf)
+            self._summed.append((gradient, leaf))
+            groups[gradient.variable]["params"].append(leaf)
 
     @never_compiled
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -204,8 +186,8 @@ class Optimizer(torch.optim.Optimizer):
         if self._in_step is not None:
             self._in_step.clear()
             return
-        self._merged = []
-        for group in self._groups:
+        self._summed = []
+        for group in self._rates.groups:
             group["params"] = []
 
     @never_compiled
@@ -233,58 +215,11 @@ class Optimizer(torch.optim.Optimizer):
                 loss = closure()
         if self._in_step is not None:
             self._in_step.step()
-            return loss
-        gradients = [
-            Gradient(each.variable, each.keys, leaf.grad) for each, leaf in self._merged if leaf.grad is not None
-        ]
-        gradients += [gradient for module in self._modules for gradient in module.pending.waiting]
-        if gradients:
+        elif gradients := self._gradients():
             check_step(gradients, [module.pending for module in self._modules])
             self.zero_grad()
             take_step(gradients)
         return loss
-
-    def before_step(self, variables: list[Variable]) -> None:
-        """Set the rates of variables to those of their groups. ``step`` and fused backward passes call this.
-
-        Args:
-            variables: The variables that a step is about to change. Those of other optimizers are ignored.
-
-        Raises:
-            TypeError: If a rate is not a number. No rate is changed then.
-            ValueError: If a rate is below 0 or not finite, or if a variable's optimizer was changed elsewhere. No rate
-                is changed then.
-        """
-        # Others are not trainable, or belong to another optimizer.
-        self._set_rates([variable for variable in variables if id(variable) in self._rules])
-
-    def _rule(self, variable: Variable) -> Rule:
-        """Return the optimizer of a variable with the rate of its group. Raises as before_step does."""
-        known = self._rules[id(variable)]
-        at = next(at for at, each in enumerate(self._variables) if each is variable)
-        rate = _number(self._groups[at]["lr"])
-        if variable.optimizer != known:
-            raise ValueError(
-                f"variable {variable.name!r} now has the optimizer {variable.optimizer!r}, but this "
-                f"kvemb.torch.Optimizer trains it with {known!r}; change its rate in param_groups; if modules share "
-                "the variable, make one Optimizer for all of them, as in Optimizer(first, second)"
-            )
-        return known if rate == rate_of(known) else with_rate(known, rate)
-
-    def _set_rates(self, variables: list[Variable], here: bool = False) -> None:
-        """Set the rates of variables to those of their groups. here: on this rank alone (kvemb.torch.in_step)."""
-        rules = [(variable, self._rule(variable)) for variable in variables]  # raises before anything is changed
-        for variable, rule in rules:
-            if rule != self._rules[id(variable)]:
-                if here:
-                    inside(variable).operations.optimizer = rule
-                else:
-                    variable.optimizer = rule
-                self._rules[id(variable)] = rule
-
-    def _checked_rates(self) -> list[float]:
-        """Return the rate of each variable. Raises as before_step does."""
-        return [rate_of(self._rule(variable)) for variable in self._variables]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse another group: there is one for each variable.
@@ -295,7 +230,7 @@ class Optimizer(torch.optim.Optimizer):
         Raises:
             ValueError: After the construction.
         """
-        if len(self._groups) >= len(self._variables):
+        if len(self._rates.groups) >= len(self._rates.variables):
             raise ValueError("there is one group for each variable, so none can be added; make a new Optimizer(model)")
         super().add_param_group(param_group)
 
@@ -305,7 +240,7 @@ class Optimizer(torch.optim.Optimizer):
         Returns:
             A dict for ``load_state_dict``, with an empty "state".
         """
-        return {"state": {}, "param_groups": [{**group, "params": []} for group in self._groups]}
+        return {"state": {}, "param_groups": [{**group, "params": []} for group in self._rates.groups]}
 
     def __getstate__(self) -> dict[str, Any]:
         """Raise TypeError: a copy would take this optimizer's steps."""
@@ -321,14 +256,9 @@ class Optimizer(torch.optim.Optimizer):
             ValueError: If it is of other variables, or of the same ones in another order.
         """
         saved = [group.get("variable") for group in state_dict["param_groups"]]
-        mine = [group["variable"] for group in self._groups]
+        mine = [group["variable"] for group in self._rates.groups]
         if saved != mine:
             raise ValueError(f"the state_dict is of the variables {saved}, but this optimizer trains {mine}")
         self.zero_grad()
-        for group, found in zip(self._groups, state_dict["param_groups"], strict=True):
+        for group, found in zip(self._rates.groups, state_dict["param_groups"], strict=True):
             group.update({name: deepcopy(value) for name, value in found.items() if name != "params"})
-
-
-def _number(lr: Any) -> float:
-    """Return a learning rate as float; it may be a tensor of one element. Raises TypeError if it is not a number."""
-    return float(as_number(lr.item() if isinstance(lr, torch.Tensor) else lr, "lr"))
