@@ -1,38 +1,61 @@
-"""The variable of a module or layer: one that exists, or that of a name and arguments."""
+"""Arguments of modules and layers: the variable, which exists or is that of a name and arguments; the padding key."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from typing import Any, cast
 
 from kvemb.checks.brief import brief
+from kvemb.checks.numeric import as_int
+from kvemb.default_store import ArgumentsInStore
 from kvemb.defaults import store_or_default
 from kvemb.store import Store
 from kvemb.variable import Variable
 from kvemb.variable_scope import get_variable_scope
 
+# The arguments of get_variable that a module or a layer passes on.
+_OF_VARIABLES = set(inspect.signature(ArgumentsInStore).parameters) - {"store", "name"}
 
-def variable_of(given: Any, dim: int | None, store: Store | None, arguments: dict[str, Any]) -> Variable:
-    """Return a module's variable: the one given, or that of Store.get_variable with a name and arguments.
 
-    arguments: dtypes may be torch's. Raises TypeError; ValueError for arguments together with a Variable; what
-    get_variable raises.
+def variable_of(
+    given: Any, dim: int | None, store: Store | None, arguments: dict[str, Any], refused: Mapping[str, str]
+) -> Variable:
+    """Return a module's variable, of floats: the one given, or that of Store.get_variable with a name and arguments.
+
+    arguments: dtypes may be torch's. refused: arguments of a framework's own modules, each with what to use instead.
+    Raises TypeError; ValueError for arguments together with a Variable; what get_variable raises.
     """
+    for argument in arguments:
+        if argument in refused:
+            raise TypeError(f"there is no argument {argument} here: {refused[argument]}")
+        if argument not in _OF_VARIABLES:
+            raise TypeError(f"there is no argument {argument!r} here, and kvemb.Store.get_variable has none, either")
     if isinstance(given, Variable):
         if arguments or store is not None or dim not in (None, given.dim):
             named = ", ".join(["store", *arguments] if store is not None else arguments) or "dim"
             raise ValueError(f"variable {given.name!r} exists already: leave out {named}, or give another name")
-        return given
-    if not isinstance(given, str):
+        variable = given
+    elif isinstance(given, str):
+        store = cast(Store, store_or_default(store))
+        if dim is not None:
+            arguments = {"dim": dim, **arguments}
+        elif "dim" not in arguments:
+            _check_exists(store, given)
+        variable = store.get_variable(given, **{name: _without_torch(value) for name, value in arguments.items()})
+    else:
         raise TypeError(
             f"expected a name or a Variable, got {brief(given)}; begin with a name and dim, such as 'words', 16: no "
             "number of rows is needed, because any int64 is a key"
         )
-    store = cast(Store, store_or_default(store))
-    if dim is not None:
-        arguments = {"dim": dim, **arguments}
-    elif "dim" not in arguments:
-        _check_exists(store, given)
-    return store.get_variable(given, **{name: _without_torch(value) for name, value in arguments.items()})
+    if variable.value_dtype.kind in "iu":
+        raise ValueError(f"variable {variable.name!r} holds {variable.value_dtype.name}, but floats are needed here")
+    return variable
+
+
+def check_padding(padding_idx: Any) -> int | None:
+    """Return a padding key. Raises TypeError."""
+    return None if padding_idx is None else as_int(padding_idx, "padding_idx")
 
 
 def _without_torch(value: Any) -> Any:

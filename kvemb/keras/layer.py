@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 
-from kvemb.checks.numeric import as_int
-from kvemb.default_store import ArgumentsInStore
-from kvemb.frameworks.variables import variable_of
 from kvemb.keras.anchors import anchor_of
 from kvemb.keras.calls import Call, check_backend, look_up
 from kvemb.keras.pooled import Wanted
-from kvemb.store import Store
 from kvemb.variable import Variable
 
 # Arguments of Keras' layers that are not supported; the message says what to use instead.
-_REFUSED = {
+REFUSED = {
     "input_dim": "keys are any integers, and a row is made at its first step; give a name and dim",
     "output_dim": "give dim",
     "embeddings_initializer": "give initializer, such as kvemb.RandomUniform(-0.05, 0.05)",
@@ -30,38 +25,6 @@ _REFUSED = {
     "mode": "give combiner, such as 'sum'",
     "learning_rate": "give optimizer, such as kvemb.optimizers.Adagrad(0.05)",
 }
-_OF_VARIABLES = set(inspect.signature(ArgumentsInStore).parameters) - {"store", "name"}
-
-
-def check_arguments(arguments: dict[str, Any]) -> None:
-    """Raise TypeError for arguments that no layer and no variable has."""
-    for name in arguments:
-        if name in _REFUSED:
-            raise TypeError(f"there is no argument {name} here: {_REFUSED[name]}")
-        if name not in _OF_VARIABLES:
-            raise TypeError(f"there is no argument {name!r}: neither kvemb.Store.get_variable nor keras.Layer has it")
-
-
-def check_padding(padding_idx: Any) -> int | None:
-    """Return a padding key. Raises TypeError."""
-    return None if padding_idx is None else as_int(padding_idx, "padding_idx")
-
-
-def floats_of(variable: Variable) -> Variable:
-    """Return the variable. Raises ValueError if its rows are not floats."""
-    if variable.value_dtype.kind in "iu":
-        raise ValueError(
-            f"variable {variable.name!r} holds {variable.value_dtype.name}; layers need variables of floats"
-        )
-    return variable
-
-
-def variable_for(
-    given: Variable | str | None, dim: int | None, name: str | None, store: Store | None, arguments: dict[str, Any]
-) -> Variable:
-    """Return a layer's variable. name: the layer's name, which a variable has that is given none of its own."""
-    check_arguments(arguments)
-    return floats_of(variable_of(name if given is None else given, dim, store, arguments))
 
 
 class RowsLayer(keras.layers.Layer):
@@ -79,7 +42,7 @@ class RowsLayer(keras.layers.Layer):
     ) -> None:
         backend = check_backend()
         super().__init__(name=None if name is None else name.replace("/", "_"), dtype=dtype, trainable=trainable)
-        self.variables_of_rows: tuple[Variable, ...] = tuple({id(each): each for each in variables}.values())
+        self.variables_of_rows: tuple[Variable, ...] = tuple(dict.fromkeys(variables))
         for variable in self.variables_of_rows:
             anchor_of(variable)  # now, as Keras lets no call of a layer make weights
         # XLA compiles no calls of Python in TensorFlow's graphs; JAX's callbacks are compiled.

@@ -6,9 +6,10 @@ from typing import Any, Self
 
 import keras
 
+from kvemb.frameworks.variables import check_padding, variable_of
 from kvemb.keras.configs import config_of, opened_again
 from kvemb.keras.keys import check_flag, check_ids, warn_of_short_ids
-from kvemb.keras.layer import RowsLayer, check_padding, variable_for
+from kvemb.keras.layer import REFUSED, RowsLayer
 from kvemb.store import Store
 from kvemb.variable import Variable
 
@@ -36,7 +37,8 @@ class TableLayer(RowsLayer):
     ) -> None:
         masking, split = check_flag(mask_zero, "mask_zero"), check_flag(split_keys, "split_keys")
         padding = check_padding(padding_idx)
-        self.variable: Variable = variable_for(variable, dim, name, store, arguments)
+        named = name if variable is None else variable
+        self.variable: Variable = variable_of(named, dim, store, arguments, REFUSED)
         super().__init__([self.variable], name=name, dtype=dtype, trainable=trainable)
         self.mask_zero: bool = masking
         self.padding_idx: int | None = padding

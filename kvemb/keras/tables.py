@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from kvemb.checks.brief import brief
 from kvemb.checks.numeric import as_int
+from kvemb.frameworks.variables import variable_of
 from kvemb.keras.converted import kvemb_initializer, kvemb_optimizer
-from kvemb.keras.layer import variable_for
+from kvemb.keras.layer import REFUSED
 from kvemb.pooling.arguments import check_combiner
 from kvemb.store import Store
 from kvemb.variable import Variable
@@ -101,7 +102,7 @@ def _field(config: Any, name: str, default: Any = None) -> Any:
 
 def _variable(name: str, table: Any, store: Store | None) -> Variable:
     if isinstance(given := _field(table, "variable"), Variable):
-        return given
+        return variable_of(given, None, None, {}, REFUSED)
     placement = _field(table, "placement", "auto")
     if placement not in _PLACEMENTS:
         raise ValueError(f"placement of table {name!r} must be one of {', '.join(_PLACEMENTS)}, got {brief(placement)}")
@@ -114,4 +115,4 @@ def _variable(name: str, table: Any, store: Store | None) -> Variable:
         arguments["optimizer"] = kvemb_optimizer(optimizer, name)
     if initializer is not None:
         arguments["initializer"] = kvemb_initializer(initializer, vocabulary, dim, name)
-    return variable_for(name, dim, None, store, arguments)
+    return variable_of(name, dim, store, arguments, REFUSED)

@@ -15,7 +15,7 @@ from kvemb.store import Store
 from kvemb.torch.bags import JaggedIds, Keys, bags_of, keys_of
 from kvemb.torch.eager import never_compiled
 from kvemb.torch.module import RowsModule
-from kvemb.torch.options import check_mode, check_names
+from kvemb.torch.options import REFUSED, check_mode
 from kvemb.torch.pooling import BagLookup, Pooling
 from kvemb.torch.weights import Destination
 from kvemb.variable import Variable
@@ -102,20 +102,13 @@ class EmbeddingBagCollection(RowsModule):
             raise ValueError("store is for new variables, but every table is a Variable already; leave it out")
         self.pooling: dict[str, Pooling] = {name: Pooling(check_mode(modes[name])) for name in tables}
         self.tables: dict[str, Variable] = {name: _variable(name, given, store) for name, given in tables.items()}
-        if len({id(variable) for variable in self.tables.values()}) < len(self.tables):
+        if len(set(self.tables.values())) < len(self.tables):
             raise ValueError("two tables are the same variable; make it one table, which features share")
         super().__init__(list(self.tables.values()), fused, check_finite, output_dtype)
         self.features = features
-
-    def destinations(self) -> dict[str, Destination]:
-        """Return where ``load_state_dict`` writes each table's weight.
-
-        Returns:
-            A dict from the weight's name in a torch.nn.ModuleDict, and from that in torchrec's collection, to the
-            table's destination.
-        """
-        by_table = {f"{name}.weight": Destination(variable) for name, variable in self.tables.items()}
-        return by_table | {f"embedding_bags.{name}": destination for name, destination in by_table.items()}
+        for name, variable in self.tables.items():
+            for place in (f"{name}.weight", f"embedding_bags.{name}.weight"):  # in torch.nn, and in torchrec
+                self.destinations[place] = Destination(variable)
 
     @never_compiled
     def forward(self, inputs: Any) -> dict[str, torch.Tensor]:
@@ -185,11 +178,10 @@ class EmbeddingBagCollection(RowsModule):
 
 def _variable(name: str, given: Any, store: Store | None) -> Variable:
     if isinstance(given, Variable):
-        return given
+        return variable_of(given, None, None, {}, REFUSED)
     if not isinstance(given, Mapping):
         raise TypeError(f"tables[{name!r}] must be a Variable or arguments such as {{'dim': 16}}, got {brief(given)}")
-    check_names(dict(given))
-    return variable_of(name, None, store, dict(given))
+    return variable_of(name, None, store, dict(given), REFUSED)
 
 
 def _jagged(inputs: Any) -> dict[str, tuple[torch.Tensor, ...]]:

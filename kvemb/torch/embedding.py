@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from kvemb.frameworks.variables import variable_of
+from kvemb.frameworks.variables import check_padding, variable_of
 from kvemb.store import Store
 from kvemb.torch.bags import keys_on_their_device
 from kvemb.torch.eager import never_compiled
 from kvemb.torch.lookups import RowRequest, distinct, divide_gradient
-from kvemb.torch.options import check_names, check_norm, check_padding, clipped
+from kvemb.torch.options import REFUSED, check_norm, clipped
 from kvemb.torch.table_module import TableModule
 from kvemb.torch.weights import Destination
 from kvemb.variable import Variable
@@ -78,24 +78,16 @@ class Embedding(TableModule):
         output_dtype: torch.dtype | None = None,
         **arguments: Any,
     ) -> None:
-        check_names(arguments)
         padding, norm = check_padding(padding_idx), check_norm(max_norm, norm_type)
-        self.variable: Variable = variable_of(variable, dim, store, arguments)
+        self.variable: Variable = variable_of(variable, dim, store, arguments, REFUSED)
         super().__init__([self.variable], fused, check_finite, output_dtype)
+        self.destinations = {"weight": Destination(self.variable, padding)}
         self.padding_idx: int | None = padding
         self.max_norm: float | None
         self.norm_type: float
         self.max_norm, self.norm_type = norm
         self.scale_grad_by_freq: bool = bool(scale_grad_by_freq)
         self.sparse: bool = bool(sparse)
-
-    def destinations(self) -> dict[str, Destination]:
-        """Return where ``load_state_dict`` writes the weight of a torch.nn.Embedding.
-
-        Returns:
-            ``{"weight": Destination(variable, padding)}``.
-        """
-        return {"weight": Destination(self.variable, self.padding_idx)}
 
     @never_compiled
     def forward(self, ids: torch.Tensor) -> torch.Tensor:

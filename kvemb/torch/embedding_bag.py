@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from kvemb.frameworks.variables import variable_of
+from kvemb.frameworks.variables import check_padding, variable_of
 from kvemb.store import Store
 from kvemb.torch.bags import bags_of
 from kvemb.torch.eager import never_compiled
-from kvemb.torch.options import check_mode, check_names, check_norm, check_padding
+from kvemb.torch.options import REFUSED, check_mode, check_norm
 from kvemb.torch.pooling import BagLookup, Pooling
 from kvemb.torch.table_module import TableModule
 from kvemb.torch.weights import Destination
@@ -80,23 +80,15 @@ class EmbeddingBag(TableModule):
         output_dtype: torch.dtype | None = None,
         **arguments: Any,
     ) -> None:
-        check_names(arguments)
         padding, norm = check_padding(padding_idx), check_norm(max_norm, norm_type)
         self.pooling: Pooling = Pooling(check_mode(mode), padding, *norm, bool(scale_grad_by_freq))
         if self.pooling.scale_grad_by_freq and mode == "max":
             raise ValueError("scale_grad_by_freq is not supported with mode='max'")
-        self.variable: Variable = variable_of(variable, dim, store, arguments)
+        self.variable: Variable = variable_of(variable, dim, store, arguments, REFUSED)
         super().__init__([self.variable], fused, check_finite, output_dtype)
+        self.destinations = {"weight": Destination(self.variable, padding)}
         self.include_last_offset: bool = bool(include_last_offset)
         self.sparse: bool = bool(sparse)
-
-    def destinations(self) -> dict[str, Destination]:
-        """Return where ``load_state_dict`` writes the weight of a torch.nn.EmbeddingBag.
-
-        Returns:
-            ``{"weight": Destination(variable, padding)}``.
-        """
-        return {"weight": Destination(self.variable, self.pooling.padding)}
 
     @never_compiled
     def forward(

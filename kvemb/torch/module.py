@@ -45,20 +45,18 @@ class RowsModule(torch.nn.Module):
     ) -> None:
         super().__init__()
         for variable in variables:
-            if variable.value_dtype.kind in "iu":
-                raise ValueError(
-                    f"variable {variable.name!r} holds {variable.value_dtype.name}; modules need variables of floats"
-                )
             if fused and variable.trainable and variable.optimizer is None:
                 raise ValueError(f"variable {variable.name!r} has no optimizer, which fused=True needs")
         if output_dtype is not None and output_dtype not in _OUTPUTS:
             raise ValueError(f"output_dtype must be a torch float dtype or None, got {brief(output_dtype)}")
-        self.variables: list[Variable] = list({id(variable): variable for variable in variables}.values())
+        self.variables: list[Variable] = list(dict.fromkeys(variables))
         self.output_dtype = output_dtype
         # The dtype of results, by that of looked-up rows.
         self._dtypes: dict[torch.dtype, torch.dtype] = {dtype: dtype for dtype in map(dtype_of_rows, variables)}
         self.pending: PendingGradients = PendingGradients(bool(fused), bool(check_finite))
         self.frozen: bool = False
+        # Where load_state_dict writes the weights of torch.nn's module, by their names there.
+        self.destinations: dict[str, Destination] = {}
         self.register_load_state_dict_pre_hook(_take_weights)
 
     def rows(self, requests: list[RowRequest]) -> list[torch.Tensor]:
@@ -178,14 +176,6 @@ class RowsModule(torch.nn.Module):
                     f"earlier point {found['point']}: restore the checkpoint that belongs to the state_dict"
                 )
 
-    def destinations(self) -> dict[str, Destination]:
-        """Return where ``load_state_dict`` writes the weights of torch.nn's module.
-
-        Returns:
-            A dict from the weight's name in the state_dict of torch.nn's module to its destination.
-        """
-        raise NotImplementedError
-
     def _names(self) -> str:
         return ", ".join(repr(variable.name) for variable in self.variables)
 
@@ -210,7 +200,7 @@ def _take_weights(
 ) -> None:
     """Write the weights of torch.nn's modules in a state_dict, which load_state_dict has copied, to rows."""
     missing_keys, _, error_msgs = told
-    taken, lacking = take_weights(module.destinations(), state_dict, prefix, error_msgs)
+    taken, lacking = take_weights(module.destinations, state_dict, prefix, error_msgs)
     if taken:
         missing_keys += lacking if strict else []
         state_dict[f"{prefix}_extra_state"] = module.get_extra_state()

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from kvemb.checks.brief import brief
-from kvemb.checks.numeric import as_int, as_number
+from kvemb.checks.numeric import as_number
 
 MODES = ("sum", "mean", "max")
 # Arguments of torch.nn that are not supported; the message says what to use instead.
-_REFUSED = {
+REFUSED = {
     "num_embeddings": "keys are any int64, and a row is made at its first step; give a name and dim",
     "embedding_dim": "give dim",
     "lr": "give optimizer, such as kvemb.optimizers.Adagrad(0.05)",
@@ -25,23 +25,11 @@ _REFUSED = {
 }
 
 
-def check_names(arguments: dict[str, Any]) -> None:
-    """Raise TypeError for an argument of torch.nn's that is not supported."""
-    for name in arguments:
-        if name in _REFUSED:
-            raise TypeError(f"there is no argument {name} here: {_REFUSED[name]}")
-
-
 def check_mode(mode: Any) -> str:
     """Return a mode of bags. Raises ValueError."""
     if mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(MODES)}, got {brief(mode)}")
     return str(mode)
-
-
-def check_padding(padding_idx: Any) -> int | None:
-    """Return a padding key. Raises TypeError."""
-    return None if padding_idx is None else as_int(padding_idx, "padding_idx")
 
 
 def check_norm(max_norm: Any, norm_type: Any) -> tuple[float | None, float]:

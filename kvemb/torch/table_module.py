@@ -68,5 +68,5 @@ class TableModule(RowsModule):
                 opening = f"{what}({name!r}){'.requires_grad_(False)' if freeze else ''}"
                 message += f"; of several processes rank 0 alone calls from_pretrained, and then the others {opening}"
             raise ValueError(message)
-        write_weight(embeddings, module.destinations()["weight"])
+        write_weight(embeddings, module.destinations["weight"])
         return module.requires_grad_(not freeze)
