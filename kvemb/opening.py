@@ -13,7 +13,7 @@ from typing import Literal
 from kvemb.checks import few_files
 from kvemb.checks.machine import memory_bytes
 from kvemb.durability import layout, paths
-from kvemb.durability.checkpoint import install
+from kvemb.durability.installing import install
 from kvemb.durability.points import delete_store
 from kvemb.engine.engine import Engine
 from kvemb.engine.periodic_flush import as_flush_every, run_flushes

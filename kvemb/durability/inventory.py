@@ -29,27 +29,12 @@ NAMING_BYTES = 8 << 30
 SYNCING = 8
 
 
-def take(
-    directory: Path,
-    before: Path | None = None,
-    known: dict[str, FileEntry] | None = None,
-    *,
-    same_names: bool = False,
-) -> dict[str, FileEntry]:
-    """Sync every file below directory, except manifest.json, and return the files by relative path.
-
-    before, known: a directory with a known inventory, and that inventory. same_names: directory is a copy of `before`,
-    so files that never change must have the checksums in `known`. Raises OSError; Corruption naming a file of `before`.
-    """
-    with Inventory(directory, before, known or {}) as inventory:
-        return inventory.take(same_names=same_names)
-
-
 class Inventory:
-    """The inventory of a directory that is being filled; a context manager. See take().
+    """The inventory of a directory that is being filled; a context manager.
 
-    Its threads wait for the disk together, so that the filesystem commits many files at once; none holds the GIL. Each
-    gets its files as one piece of work: there may be thousands, and futures are many objects for the garbage collector.
+    before, known: a directory with a known inventory, and that inventory. The threads wait for the disk together, so
+    that the filesystem commits many files at once; none holds the GIL. Each gets its files as one piece of work: there
+    may be thousands, and futures are many objects for the garbage collector.
     begun: the files measured so far, by relative path, as begin() gave them to the threads.
     """
 
@@ -74,7 +59,11 @@ class Inventory:
         self.begun += [self._pool.submit(_measured, self._root, part) for part in parts if part]
 
     def take(self, *, same_names: bool = False) -> dict[str, FileEntry]:
-        """See take(). Files of begin() that are gone do not count."""
+        """Sync every file below the directory, except manifest.json, and return the files by relative path.
+
+        Files of begin() that are gone do not count. same_names: the directory is a copy of `before`, so files that
+        never change must have the checksums in `known`. Raises OSError; Corruption naming a file of `before`.
+        """
         names = self._names()
         measured = self._results()
         self._begin([name for name in names if name not in measured and not self._is_shared(name)])

@@ -180,7 +180,7 @@ def _entry_at(data: Data, at: int) -> LogEntry | None:
         return None
     if kind == CONTINUED and nbytes != NUMBER.size:
         return None
-    # A name that is not UTF-8 matches no variable, which kvemb.durability.log_entries reports.
+    # A name that is not UTF-8 matches no variable, which kvemb.durability.recovery reports.
     name = data[start : start + name_bytes].decode(errors="surrogateescape")
     return LogEntry(kind, name, rows, step, data[start + name_bytes : stop], number, synced)
 

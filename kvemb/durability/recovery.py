@@ -1,4 +1,4 @@
-"""Recovery: the writes in the log after the last durable point are replayed into the cold store, and reported.
+"""Recovery: the writes in the log after the last durable point are checked, replayed into the cold store, and reported.
 
 Without a log there is nothing to do: opening always starts from the last durable point (kvemb.durability.points).
 """
@@ -6,14 +6,17 @@ Without a log there is nothing to do: opening always starts from the last durabl
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from kvemb.checks.brief import brief
+from kvemb.checks.ranges import MAX_STEPS
 from kvemb.contracts import ColdDatabase, ColdStore
-from kvemb.durability import journal_segments
+from kvemb.durability import journal_segments as log
 from kvemb.durability.changes import ChangeLog
 from kvemb.durability.journal_segments import LogEntry
 from kvemb.durability.manifest import Manifest
@@ -21,7 +24,7 @@ from kvemb.durability.variable_entry import VariableEntry
 from kvemb.errors import Corruption
 from kvemb.options import format_count, format_time
 from kvemb.rows.block import REMOVED, RowBlock
-from kvemb.rows.codec import order_keys, unordered_keys, unpack_rows
+from kvemb.rows.codec import KEY_BYTES, order_keys, record_dtype, unordered_keys, unpack_rows
 from kvemb.rows.schema import Schema
 
 _logger = logging.getLogger("kvemb")
@@ -51,41 +54,97 @@ class Recovery:
         _logger.warning("%s", self)
 
 
+def checked(segments: list[Path], variables: Mapping[str, VariableEntry], *, begun: bool) -> Iterator[LogEntry]:
+    """Yield the valid entries of consecutive segments (read). variables: of the durable point before.
+
+    Raises Corruption for an invalid entry, naming the log's directory and the entry's number.
+    """
+    for entry in log.read(segments, begun=begun):
+        try:
+            _check(entry, variables)
+        except ValueError as error:
+            raise Corruption(
+                f"{segments[0].parent} is damaged: entry {entry.number:,} of the log {error}; "
+                "restore from a checkpoint, or run kvemb repair"
+            ) from error
+        yield entry
+
+
+def _check(entry: LogEntry, variables: Mapping[str, VariableEntry]) -> None:
+    """Raise ValueError, saying what is wrong with an entry."""
+    if entry.variable not in variables:
+        raise ValueError(f"holds writes of {brief(entry.variable)}, which the store does not have")
+    if not 0 <= entry.step < MAX_STEPS:
+        raise ValueError(f"must have a step from 0 to 2**62 - 1, got {entry.step}")
+    if not entry.synced < entry.number:
+        raise ValueError(f"must come after the last synced entry, which it says is {entry.synced:,}")
+    if entry.kind == log.COUNTED:
+        if entry.rows or len(entry.payload) != log.NUMBER.size or not 0 < log.counted(entry) < MAX_STEPS:
+            raise ValueError("must have a count of steps from 1 to 2**62 - 1")
+        return
+    schema = variables[entry.variable].schema
+    records = record_dtype(schema)
+    width = {log.ROWS: KEY_BYTES + records.itemsize, log.REMOVED: KEY_BYTES, log.CLEARED: 0}[entry.kind]
+    if len(entry.payload) != entry.rows * width or (entry.kind == log.CLEARED and entry.rows):
+        raise ValueError(
+            f"must have a payload of {width:,} bytes for each of {entry.rows:,} rows, got {len(entry.payload):,} bytes"
+        )
+    if entry.kind != log.CLEARED:
+        order = ">u8" if entry.kind == log.ROWS else "<u8"
+        _check_keys(np.frombuffer(entry.payload, order, entry.rows).astype(np.uint64), schema)
+    if entry.kind == log.ROWS:
+        _check_records(np.frombuffer(entry.payload, records, entry.rows, KEY_BYTES * entry.rows))
+
+
+def _check_keys(ordered: Any, schema: Schema) -> None:
+    keys = unordered_keys(ordered, schema)
+    limits = np.iinfo(np.int32)
+    if schema.key_dtype == np.int32 and len(wrong := keys[(keys < limits.min) | (keys > limits.max)]):
+        raise ValueError(f"must have keys of int32, got {wrong[0]}")
+
+
+def _check_records(records: Any) -> None:
+    if np.isnan(records["score"]).any():
+        raise ValueError("must have numbers for scores, got NaN")
+    if len(wrong := records["step"][(records["step"] < 0) | (records["step"] >= MAX_STEPS)]):
+        raise ValueError(f"must have steps of rows from 0 to 2**62 - 1, got {wrong[0]}")
+    if records["flags"].any():
+        raise ValueError(f"must have no flags, got {records['flags'].max()}")
+
+
 def replay(
     entries: Iterable[LogEntry], current: Manifest, database: ColdDatabase, changes: ChangeLog
 ) -> tuple[dict[str, VariableEntry], int]:
-    """Write the log's entries to the cold database.
+    """Write the log's checked entries to the cold database.
 
     Returns the updated variables and the number of rows written or removed. Raises Corruption, ColdStoreError.
     """
     variables, rows = dict(current.variables), 0
     stores: dict[str, ColdStore] = {}
     for entry in entries:
-        if entry.variable not in variables:
-            raise Corruption(f"the log has writes of {entry.variable!r}, which the store does not have")
         described = variables[entry.variable]
         described = replace(described, step=max(described.step, entry.step))
-        if entry.kind == journal_segments.COUNTED:
-            variables[entry.variable] = replace(described, optimizer_steps=journal_segments.counted(entry))
+        if entry.kind == log.COUNTED:
+            variables[entry.variable] = replace(described, optimizer_steps=log.counted(entry))
             continue
         if entry.variable not in stores:
             stores[entry.variable] = database.attach(entry.variable, described.schema)
         cold = stores[entry.variable]
-        if entry.kind == journal_segments.CLEARED:
+        if entry.kind == log.CLEARED:
             cold.clear()
             changes.record_cleared(entry.variable)
             size = 0
         else:
             block = _block(entry, described.schema)
             changes.record(entry.variable, order_keys(block.keys, described.schema))
-            size = described.rows + _write(cold, block, removed=entry.kind == journal_segments.REMOVED)
+            size = described.rows + _write(cold, block, removed=entry.kind == log.REMOVED)
         variables[entry.variable] = replace(described, rows=size)
         rows += entry.rows
     return variables, rows
 
 
 def _block(entry: LogEntry, schema: Schema) -> RowBlock:
-    if entry.kind == journal_segments.ROWS:
+    if entry.kind == log.ROWS:
         return unpack_rows(entry.payload, entry.rows, schema)
     removals = RowBlock(schema, entry.rows)
     removals.keys[:] = unordered_keys(np.frombuffer(entry.payload, "<u8").astype(np.uint64), schema)

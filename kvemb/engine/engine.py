@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kvemb.contracts import ColdDatabase
-from kvemb.durability import cold_databases, inventory, journal_segments, layout, log_entries, manifest
+from kvemb.durability import cold_databases, inventory, journal_segments, layout, manifest
 from kvemb.durability.attachments import Attachments
 from kvemb.durability.changes import ChangeLog
 from kvemb.durability.checking import checkpoint_findings
@@ -25,7 +25,7 @@ from kvemb.durability.journal import Journal
 from kvemb.durability.manifest import Manifest
 from kvemb.durability.point_writer import VariablePart
 from kvemb.durability.points import Points, held_history, reading
-from kvemb.durability.recovery import Recovery, replay
+from kvemb.durability.recovery import Recovery, checked, replay
 from kvemb.engine.table import Table
 from kvemb.errors import Corruption, KvembError, UnsupportedFormat
 from kvemb.limits import Limits
@@ -147,7 +147,7 @@ class Engine:
         """Make a durable point of the state after a crash, or a new store's first one. Returns what was recovered."""
         points, recovery = self.points, None
         if points.crashed or points.log:
-            entries = log_entries.checked(points.log, points.current.variables, begun=points.logged)
+            entries = checked(points.log, points.current.variables, begun=points.logged)
             variables, rows = replay(entries, points.current, self.database, self.changes)
             recovery = Recovery(self.path, points.current.created, rows)
             points.set_variables(variables)

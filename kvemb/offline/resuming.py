@@ -8,7 +8,8 @@ from typing import Any
 
 from kvemb import opening
 from kvemb.durability import fresh_files, layout, manifest
-from kvemb.durability.checkpoint import Checkpoint, left_by_restore, restoring
+from kvemb.durability.checkpoint import Checkpoint
+from kvemb.durability.installing import left_by_restore, restoring
 from kvemb.durability.manifest import Manifest
 from kvemb.durability.points import delete_store
 from kvemb.handle import inside

@@ -18,14 +18,14 @@ from typing import Any
 
 from kvemb.checks.brief import brief
 from kvemb.contracts import ColdDatabase, ColdStore, Gap
-from kvemb.durability import cold_databases, inventory, journal_segments, layout, log_entries, manifest, paths
+from kvemb.durability import cold_databases, inventory, journal_segments, layout, manifest, paths
 from kvemb.durability.changes import ChangeLog
 from kvemb.durability.checking import table_bytes
 from kvemb.durability.checkpoint import atomic_directory, complete
 from kvemb.durability.journal_segments import LogEntry
 from kvemb.durability.layout import series_name
 from kvemb.durability.manifest import Epoch, Manifest
-from kvemb.durability.recovery import replay
+from kvemb.durability.recovery import checked, replay
 from kvemb.durability.scratch import scratch
 from kvemb.durability.sightings.counter_file import Counted, read_counters
 from kvemb.durability.sightings.point_files import Stored, write_sightings
@@ -259,6 +259,6 @@ def _entries(log: Path, begun: bool, described: Manifest, done: Repair) -> Itera
     """Yield the log's entries up to the first unreadable one."""
     try:
         segments = journal_segments.segments(log, described.point, begun=begun)
-        yield from log_entries.checked(segments, described.variables, begun=begun)
+        yield from checked(segments, described.variables, begun=begun)
     except Corruption as error:
         done.damages.append(str(error))

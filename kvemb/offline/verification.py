@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from kvemb import registry
-from kvemb.durability import journal_segments, layout, log_entries, manifest, paths
+from kvemb.durability import journal_segments, layout, manifest, paths, recovery
 from kvemb.durability.checking import checkpoint_findings
 from kvemb.durability.manifest import Manifest
 from kvemb.errors import CheckpointNotFound, Corruption, StoreNotFound
@@ -157,7 +157,7 @@ def _verify_store(path: Path, found: Verification, progress: Progress | None) ->
     rows = 0
     try:
         segments = journal_segments.segments(path / layout.LOG, described.point, begun=logged)
-        for entry in log_entries.checked(segments, described.variables, begun=logged):
+        for entry in recovery.checked(segments, described.variables, begun=logged):
             rows += entry.rows
     except Corruption as error:
         found.findings.append(str(error))

@@ -306,20 +306,6 @@ def test_a_warm_restore_brings_back_what_was_hot(open_store, tmp_path, devices):
             assert back.size() == 1000
 
 
-def test_a_restore_of_some_variables(open_store, tmp_path):
-    store = open_store(tmp_path / "store")
-    for name in ("a", "b", "c"):
-        store.get_variable(name, dim=DIM).upsert([1, 2], np.ones((2, DIM), np.float32))
-    taken = store.checkpoint(tmp_path / "checkpoint")
-    with kvemb.restore(taken, tmp_path / "some", variables=["a", "c"]) as some:
-        assert sorted(some.variables) == ["a", "c"]
-        assert some.variables["c"].export()[0].tolist() == [1, 2]
-        assert some.get_variable("b", dim=7).size() == 0
-    with pytest.raises(KeyError, match="no variable 'x'; it has a, b, c"):
-        kvemb.restore(taken, tmp_path / "none", variables=["x"])
-    assert not (tmp_path / "none").exists()
-
-
 @pytest.mark.parametrize(
     ("where", "what"),
     [

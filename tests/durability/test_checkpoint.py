@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 import time
@@ -17,9 +16,8 @@ from waiting import wait_until
 
 import kvemb
 from kvemb.backends.rocks_files import RocksSortedFile
-from kvemb.durability import inventory, layout
-from kvemb.durability.checkpoint import Checkpoint, left_by_restore, restoring
-from kvemb.errors import ColdStoreError, Corruption, Locked
+from kvemb.durability import inventory
+from kvemb.durability.checkpoint import Checkpoint
 from kvemb.handle import inside
 from kvemb.tiers.dirty_snapshot import DirtySnapshot, GrowingFile
 from kvemb.tools.stress.lockstep import LockstepChecker
@@ -203,27 +201,6 @@ def test_a_checkpoint_knows_itself(store, tmp_path):
         Checkpoint(tmp_path)
 
 
-def test_a_damaged_table_file_does_not_become_a_sound_one_by_copying(monkeypatch, store, tmp_path):
-    table = store.get_variable("table", dim=DIM)
-    table.upsert(KEYS, np.ones((len(KEYS), DIM), np.float32))
-    taken = store.checkpoint(tmp_path / "checkpoint")
-    (file,) = (taken.path / "rows").glob("*.sst")
-    damaged = bytearray(file.read_bytes())
-    damaged[len(damaged) // 3] ^= 4
-    file.write_bytes(damaged)
-
-    def refuse(*paths: Any) -> None:
-        raise OSError(18, "Invalid cross-device link")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "link", refuse)
-        with pytest.raises(Corruption, match=file.name):
-            kvemb.restore(taken, tmp_path / "copy")
-    assert not (tmp_path / "copy").exists()
-    damaged[len(damaged) // 3] ^= 4
-    file.write_bytes(damaged)  # the store's own file too
-
-
 @pytest.mark.parametrize("inside", ["checkpoint", "live/checkpoint", "points/00000099", "points/../log/x"])
 def test_a_checkpoint_inside_the_store_is_refused(open_store, tmp_path, inside):
     store = open_store(tmp_path / "store")
@@ -235,38 +212,3 @@ def test_a_checkpoint_inside_the_store_is_refused(open_store, tmp_path, inside):
     taken = store.checkpoint(tmp_path / "store-1")
     with pytest.raises(ValueError, match="beside it for the new store"):
         kvemb.restore(taken, store.path / inside)
-
-
-def test_one_process_at_a_time_makes_a_store(tmp_path):
-    again = restoring(tmp_path / "store")
-    with (
-        restoring(tmp_path / "store"),
-        pytest.raises(Locked, match="another process is restoring"),
-        again,
-    ):
-        raise AssertionError("two make it")
-    with restoring(tmp_path / "store"):
-        pass
-
-
-def test_a_disk_that_is_full_at_the_end_of_a_restore_is_told_and_leaves_nothing(store, tmp_path, monkeypatch):
-    taken = store.checkpoint(tmp_path / "taken")
-
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(layout, "set_current", full)
-    with pytest.raises(ColdStoreError, match=r"cannot write .*CURRENT: .*No space left on device"):
-        kvemb.restore(taken, tmp_path / "restored", memory_budget="8MiB")
-    assert not (tmp_path / "restored").exists()
-
-
-@pytest.mark.parametrize(
-    ("made", "left"),
-    [(["points"], True), (["points", "CURRENT.tmp"], True), (["points", "LOCK"], False), (["live"], False)],
-)
-def test_only_what_a_restore_makes_is_left_by_one(tmp_path, made, left):
-    for name in made:
-        (tmp_path / name).mkdir()
-    assert left_by_restore(tmp_path) == left
-    assert not left_by_restore(tmp_path / "missing")

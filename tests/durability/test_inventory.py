@@ -35,12 +35,17 @@ FILES = {"rows/000001.sst": entry(b"table"), "rows/CURRENT": entry(b"small")}
 DESCRIBED = manifest_of(files=FILES)
 
 
+def take(folder, before=None, known=None, **how):
+    with inventory.Inventory(folder, before, known or {}) as taken:
+        return taken.take(**how)
+
+
 def damages(folder, *, deep=True):
     return list(inventory.damages(folder, DESCRIBED, deep=deep))
 
 
 def test_an_inventory_is_of_every_file_but_the_manifest(folder):
-    assert inventory.take(folder) == FILES
+    assert take(folder) == FILES
 
 
 def test_a_file_shared_with_the_directory_before_is_not_read(folder, tmp_path):
@@ -49,9 +54,9 @@ def test_a_file_shared_with_the_directory_before_is_not_read(folder, tmp_path):
     os.link(folder / "rows" / "000001.sst", after / "rows" / "000001.sst")
     (after / "rows" / "CURRENT").write_bytes(b"small")
     known = {"rows/000001.sst": FileEntry(5, "known"), "rows/CURRENT": FileEntry(5, "known")}
-    taken = inventory.take(after, folder, known)
+    taken = take(after, folder, known)
     assert taken == {"rows/000001.sst": FileEntry(5, "known"), "rows/CURRENT": entry(b"small")}
-    assert inventory.take(after, folder, {}) == FILES, "what is not known is read"
+    assert take(after, folder, {}) == FILES, "what is not known is read"
 
 
 def test_files_that_were_begun_are_read_once_and_count_only_if_they_stay(monkeypatch, folder):
@@ -74,11 +79,11 @@ def test_a_copy_of_a_file_that_never_changes_must_be_as_it_was(folder, tmp_path,
     (copy / "rows").mkdir(parents=True)
     (copy / "rows" / "000001.sst").write_bytes(data)
     (copy / "rows" / "CURRENT").write_bytes(b"changed")
-    assert inventory.take(copy, folder, FILES)["rows/000001.sst"] == entry(data)
+    assert take(copy, folder, FILES)["rows/000001.sst"] == entry(data)
     with pytest.raises(Corruption, match=rf"{folder}/rows/000001\.sst is damaged: its checksum"):
-        inventory.take(copy, folder, FILES, same_names=True)
+        take(copy, folder, FILES, same_names=True)
     (copy / "rows" / "000001.sst").write_bytes(b"table")
-    taken = inventory.take(copy, folder, FILES, same_names=True)
+    taken = take(copy, folder, FILES, same_names=True)
     assert taken == {**FILES, "rows/CURRENT": entry(b"changed")}, "other files may change"
 
 

@@ -17,7 +17,7 @@ from quick import quick
 import kvemb
 from kvemb import opening
 from kvemb.durability import layout
-from kvemb.durability.checkpoint import restoring
+from kvemb.durability.installing import restoring
 from kvemb.errors import ColdStoreError, Locked
 
 BUDGET = {"memory_budget": "4MiB"}
@@ -95,23 +95,23 @@ def test_a_deletion_that_a_crash_interrupted_is_completed(tmp_path, manager, lef
 KILLED = """
 import os, sys
 import kvemb
-from kvemb.durability import checkpoint, layout
+from kvemb.durability import layout
 
 def end(*_, **__):
     os._exit(9)
 
-setattr({"checkpoint": checkpoint, "layout": layout}[sys.argv[3]], sys.argv[4], end)
+setattr(layout, sys.argv[3], end)
 kvemb.CheckpointManager(sys.argv[1]).resume(sys.argv[2], memory_budget="4MiB")
 """
 
 
-@pytest.mark.parametrize("at", quick([("layout", "set_current"), ("layout", "unpack")]), ids=str)
+@pytest.mark.parametrize("at", quick(["set_current", "unpack"]))
 def test_training_goes_on_after_a_resume_that_was_killed(tmp_path, manager, at):
     with kvemb.open(tmp_path / "first", **BUDGET) as store:
         train(store, [1], 1.0)
         manager.save(store)
     where = [str(manager.root), str(tmp_path / "store")]
-    ended = subprocess.run([sys.executable, "-c", KILLED, *where, *at], check=False, timeout=300)
+    ended = subprocess.run([sys.executable, "-c", KILLED, *where, at], check=False, timeout=300)
     assert ended.returncode == 9
     assert [entry.name for entry in (tmp_path / "store").iterdir()] == ["points"]
     with restoring(tmp_path / "store"), pytest.raises(Locked, match="another process is restoring"):
