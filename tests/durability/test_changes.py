@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import threading
 from copy import deepcopy
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,13 +15,13 @@ from histories import SMALL_PILES
 from quick import quick
 
 import kvemb
-from kvemb.durability import changes, inventory, point_writer
+from kvemb.durability import changes
 from kvemb.durability.changes import ChangeLog
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.epochs import files_between
 from kvemb.durability.keyfile import read_keys
 from kvemb.durability.manifest import Epoch
-from kvemb.errors import CheckpointNotFound, Closed, Poisoned
+from kvemb.errors import CheckpointNotFound, Closed
 from kvemb.limits import Limits
 from kvemb.tools.stress.lockstep import LockstepChecker
 from kvemb.tools.stress.model import Model
@@ -304,37 +302,6 @@ def test_a_warm_restore_brings_back_what_was_hot(open_store, tmp_path, devices):
             back.lookup(np.arange(500, 540), touch=False)
             assert back.stats.hits == 40 * warm
             assert back.size() == 1000
-
-
-@pytest.mark.parametrize(
-    ("where", "what"),
-    [
-        (changes.ChangeLog, "seal_epoch"),
-        (changes, "write_keys"),
-        (changes.ChangeLog, "link_to"),
-        (point_writer, "write_hot"),
-        (inventory.Inventory, "take"),
-    ],
-)
-def test_a_store_that_could_not_record_changes_makes_no_checkpoint_without_them(
-    monkeypatch, open_store, tmp_path, where, what
-):
-    store = open_store(tmp_path / "store")
-    table = store.get_variable("table", dim=DIM)
-    table.upsert(np.arange(10), np.ones((10, DIM), np.float32))
-    store.checkpoint(tmp_path / "before")
-    table.upsert(np.arange(10, 20), np.ones((10, DIM), np.float32))
-    refuse = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
-    with monkeypatch.context() as patch:
-        patch.setattr(where, what, refuse)
-        with pytest.raises(Poisoned, match="No space left"):
-            store.checkpoint(tmp_path / "failed")
-    with pytest.raises(Poisoned, match="No space left"):
-        store.checkpoint(tmp_path / "after")
-    assert not (tmp_path / "failed").exists()
-    store.close()
-    with kvemb.open(tmp_path / "store", memory_budget="4MiB") as again:
-        assert again.variables["table"].size() == 10
 
 
 @pytest.mark.parametrize("seed", quick(range(40), 5))

@@ -185,6 +185,7 @@ def test_a_checkpoint_behind_does_not_wait_for_rows_that_wait_to_be_spilled(monk
     for ids in np.split(np.arange(400), 40):  # more hot ones than may be copied before they are written
         table.upsert(ids, np.zeros((len(ids), DIM), np.float32))
     assert not pending.done()
+    assert not (tmp_path / "checkpoint").exists()
     go.set()
     with kvemb.open(pending.result(), read_only=True) as then:
         assert (then.variables["table"].lookup(np.arange(400)) == 1).all()
@@ -209,27 +210,6 @@ def test_there_is_no_checkpoint_without_rows_that_could_not_be_spilled(monkeypat
     store.close(flush=False)
     with kvemb.open(tmp_path / "store") as again:
         assert again.variables == {}
-
-
-def test_a_checkpoint_behind_returns_before_it_is_written(monkeypatch, store, tmp_path):
-    go = threading.Event()
-    real = point_writer.PointWriter._write_rows
-    monkeypatch.setattr(point_writer.PointWriter, "_write_rows", lambda *args: (go.wait(), real(*args))[1])
-    table = store.get_variable("table", dim=DIM)
-    table.upsert([1, 2], np.ones((2, DIM), np.float32))
-    pending = store.checkpoint(tmp_path / "checkpoint", block=False)
-    assert not pending.done()
-    assert not (tmp_path / "checkpoint").exists()
-    with pytest.raises(TimeoutError):
-        pending.result(timeout=0.01)
-    table.upsert([2, 3], np.zeros((2, DIM), np.float32))
-    go.set()
-    assert pending.result().path == tmp_path / "checkpoint"
-    assert pending.done()
-    with kvemb.open(pending.result(), read_only=True) as read:
-        keys, values = read.variables["table"].export()
-    assert keys.tolist() == [1, 2]
-    assert (values == 1).all()
 
 
 @pytest.mark.parametrize("call", ["flush", "checkpoint", "close"])

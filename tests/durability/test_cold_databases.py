@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import hostile
 import numpy as np
@@ -93,24 +94,14 @@ USES = {
 
 @pytest.mark.parametrize("use", USES)
 def test_each_use_has_its_own_options(monkeypatch, tmp_path, use):
-    given = []
-
-    class Backend:
-        """A backend that keeps what it is opened with."""
-
-        def __init__(self, *args, **options):
-            given.append((args, options))
-
-        @classmethod
-        def families(cls, path):
-            return ["users"]
-
-    monkeypatch.setattr(registry, "cold_backend", lambda name: Backend)
+    backend = Mock()
+    backend.families.return_value = ["users"]
+    monkeypatch.setattr(registry, "cold_backend", lambda name: backend)
     (tmp_path / "MANIFEST-000001").touch()
     (tmp_path / "CURRENT").write_text("MANIFEST-000001\n")
     opened, expected = USES[use]
     opened(tmp_path)
-    ((path, families), options) = given[0]
+    ((path, families), options) = backend.call_args
     assert path == tmp_path
     assert families == ({} if use in ("to_repair_into", "to_sort_in") else {"users": Family(CREATOR, 0, 33)})
     ways = ("read_only", "salvaging", "compacting")

@@ -280,12 +280,6 @@ def test_a_log_that_cannot_be_written_poisons_the_store(monkeypatch, open_store,
     assert keys_in(store.path)[0] == 1
 
 
-def test_durability_is_one_of_two(tmp_path):
-    with pytest.raises(ValueError, match="'checkpoint' or 'write', got 'fsync'"):
-        kvemb.open(tmp_path / "store", durability="fsync")  # type: ignore[arg-type]
-    assert not (tmp_path / "store").exists()
-
-
 def test_a_missing_segment_is_damage(open_store, tmp_path):
     store = filled(open_store, tmp_path)
     put(store, 1)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from kvemb.durability import fresh_files, layout
 from kvemb.errors import ColdStoreError, Corruption, Locked, StoreNotFound
+
+no_link = Mock(side_effect=OSError(18, "Invalid cross-device link"))
 
 
 @pytest.mark.parametrize("entries", [[], ["LOCK"], ["LOCK", "live", "points"], ["CURRENT.tmp"], ["CURRENT", "any"]])
@@ -129,10 +132,7 @@ def test_files_that_never_change_are_linked_and_the_rest_copied(tmp_path):
 def test_files_are_copied_where_they_cannot_be_linked(tmp_path, monkeypatch):
     source = checkpoint(tmp_path / "source")
 
-    def refuse(*paths):
-        raise OSError(18, "Invalid cross-device link")
-
-    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "link", no_link)
     layout.unpack(source, tmp_path / "copy", {"hot/1.keys"})
     assert (tmp_path / "copy" / "rows" / "000004.sst").read_text() == "000004.sst"
     assert not os.path.samefile(tmp_path / "copy" / "rows" / "000004.sst", source / "rows" / "000004.sst")
@@ -143,12 +143,9 @@ def test_a_link_or_a_copy_never_takes_the_place_of_a_file(tmp_path, monkeypatch)
         (tmp_path / name).write_text(name)
     (tmp_path / "dangling").symlink_to(tmp_path / "made")
 
-    def refuse(*paths):
-        raise OSError(18, "Invalid cross-device link")
-
     for patched in (False, True):
         if patched:
-            monkeypatch.setattr(os, "link", refuse)
+            monkeypatch.setattr(os, "link", no_link)
         for name in ("there", "dangling"):
             with pytest.raises(OSError, match=r"exists|cross-device"):
                 fresh_files.link_or_copy(tmp_path / "source", tmp_path / name)
@@ -161,11 +158,8 @@ def test_a_copy_that_fails_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(Corruption, match="rows is damaged: it has no file CURRENT"):
         layout.unpack(tmp_path / "source", tmp_path / "copy", set())
 
-    def refuse(*paths):
-        raise OSError(28, "No space left on device")
-
     source = checkpoint(tmp_path / "sound")
-    monkeypatch.setattr(shutil, "copyfile", refuse)
+    monkeypatch.setattr(shutil, "copyfile", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(ColdStoreError, match=r"cannot copy .* No space left"):
         layout.unpack(source, tmp_path / "copy", {"hot/1.keys"})
     assert not (tmp_path / "copy").exists()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import threading
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 import kvemb
 from kvemb.backends import rocks
-from kvemb.durability import cold_databases, layout, manifest
+from kvemb.durability import changes, cold_databases, inventory, layout, manifest, point_writer
 from kvemb.durability.point_writer import PointWriter, TargetFailed
 from kvemb.errors import ColdStoreError, Poisoned
 from kvemb.handle import inside
@@ -96,14 +98,13 @@ def test_what_fails_after_the_snapshot_ends_it(store):
     assert shown(store) == {1: 1.0}
 
 
-@pytest.mark.parametrize("stage", ["checkpoint", "ingest", "sorted_file"])
-def test_a_point_that_fails_leaves_the_one_before_and_every_row_to_the_next(monkeypatch, store, stage):
+def test_a_point_that_fails_leaves_the_one_before_and_every_row_to_the_next(monkeypatch, store):
     put(store, [1, 2], 1.0)
     store.flush()
     put(store, [2, 3], 2.0)
     before, writer = points_of(store), writer_of(store)
     with monkeypatch.context() as patch:
-        patch.setattr(rocks.RocksDatabase, stage, too_full)
+        patch.setattr(rocks.RocksDatabase, "ingest", too_full)
         begin(store, writer)
         with pytest.raises(ColdStoreError, match="too full"):
             writer.write()
@@ -189,26 +190,29 @@ def test_the_log_begins_again_at_the_snapshot_and_a_last_point_has_none(open_sto
     assert [path.name for path in (store.path / "log").iterdir()] == ([] if last else [f"{point.name}.log"])
 
 
-@pytest.mark.parametrize("stage", ["checkpoint", "ingest", "amendment", "sorted_file"])
-def test_a_store_whose_disk_refuses_a_point_is_poisoned_and_reads_on(monkeypatch, open_store, tmp_path, stage):
+@pytest.mark.parametrize(
+    ("where", "what"),
+    [
+        *((rocks.RocksDatabase, what) for what in ("checkpoint", "ingest", "amendment", "sorted_file")),
+        *((changes.ChangeLog, what) for what in ("seal_epoch", "link_to")),
+        *((changes, "write_keys"), (point_writer, "write_hot"), (inventory.Inventory, "take")),
+    ],
+)
+def test_a_store_whose_disk_refuses_a_point_is_poisoned_and_reads_on(monkeypatch, open_store, tmp_path, where, what):
     store = open_store(tmp_path / "store")
-    table = store.get_variable("table", dim=DIM)
-    table.upsert([1, 2], np.ones((2, DIM), np.float32))
+    put(store, [1, 2], 1.0)
     store.flush()
-    table.upsert([2, 3], np.zeros((2, DIM), np.float32))
-
-    def fail(*args: Any) -> None:
-        raise ColdStoreError(28, "no space left on device")
-
-    monkeypatch.setattr(rocks.RocksDatabase, stage, fail)
-    with pytest.raises(Poisoned, match="no space left"):
-        store.checkpoint(tmp_path / "checkpoint")
-    monkeypatch.undo()
-    assert table.lookup([1, 2, 3])[:, 0].tolist() == [1, 0, 0]
-    with pytest.raises(Poisoned):
-        table.upsert([4], np.ones((1, DIM), np.float32))
-    with pytest.raises(Poisoned):
-        store.flush()
+    put(store, [2, 3], 0.0)
+    before, full = points_of(store), Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    with monkeypatch.context() as patch:
+        patch.setattr(where, what, full)
+        with pytest.raises(Poisoned, match="No space left"):
+            store.checkpoint(tmp_path / "checkpoint")
+    assert points_of(store) == before, "the draft is deleted"
+    assert store.variables["table"].lookup([1, 2, 3])[:, 0].tolist() == [1, 0, 0]
+    for call in (lambda: put(store, [4], 1.0), store.flush, lambda: store.checkpoint(tmp_path / "after")):
+        with pytest.raises(Poisoned, match="No space left"):
+            call()
     store.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["store"]
     again = open_store(tmp_path / "store")

@@ -138,22 +138,13 @@ def test_a_series_is_no_store(tmp_path, undo):
         Points(tmp_path, undo)
 
 
-class Database:
-    """A database that only closes."""
-
-    closed = False
-
-    def close(self):
-        self.closed = True
-
-
 def test_a_point_is_read_and_its_database_closed(tmp_path, caplog):
-    store, database = published(tmp_path / "store", 1).store, Database()
+    store, database = published(tmp_path / "store", 1).store, Mock()
     with reading(store, lambda rows, described: database) as (opened, described):
         assert opened is database
         assert described.point == 1
-        assert not database.closed
-    assert database.closed
+        assert not database.close.called
+    assert database.close.called
     (told,) = caplog.messages
     assert told.startswith(f"the store {store} was not closed; it is read as of its durable point of")
     assert "open it for writing" not in told, "it has no log"
@@ -190,7 +181,7 @@ def test_an_error_is_raised_unless_the_point_was_replaced(tmp_path, error):
         if described.point < 3:
             published(store, described.point + 1)
             raise error
-        return Database()
+        return Mock()
 
     with reading(store, refuse_twice) as (_, described):
         assert described.point == 3
@@ -202,7 +193,7 @@ def test_an_error_is_raised_unless_the_point_was_replaced(tmp_path, error):
 
 
 def test_where_nothing_is_nothing_is_read(tmp_path):
-    with pytest.raises(StoreNotFound, match="does not exist"), reading(tmp_path / "none", lambda *args: Database()):
+    with pytest.raises(StoreNotFound, match="does not exist"), reading(tmp_path / "none", Mock()):
         pass
 
 

@@ -11,7 +11,7 @@ from pushed import DIM, ROWS, chain_of, contents, fill, pulled
 from quick import quick
 
 import kvemb
-from kvemb.errors import Corruption
+from kvemb.errors import CheckpointNotFound, Corruption
 from kvemb.offline.transfer import Remote
 
 fsspec = pytest.importorskip("fsspec")
@@ -128,20 +128,25 @@ def test_the_whole_is_sent_where_changes_are_not_known_or_it_is_asked_for(store,
         assert contents(pulled(url, tmp_path / "again", 7)) == contents(again)
 
 
-def test_what_a_kept_number_needs_stays(store, manager, url, tmp_path):
+def test_what_a_kept_number_needs_stays(store, manager, place, tmp_path):
+    url, options = place
     fill(store, np.arange(ROWS), 0)
     manager.save(store)
     for version in range(1, 8):
-        manager.push(url, keep=2)
+        manager.push(url, keep=2, options=options)
         fill(store, np.arange(version), version)
         manager.save(store)
-    manager.push(url, keep=2)
-    assert manager.remote_numbers(url) == [7, 8]
-    for number in (7, 8):
-        wanted = contents(kvemb.Checkpoint(manager.path(number)))
-        assert contents(pulled(url, tmp_path / f"{number}", number)) == wanted
-    files, root = fsspec.core.url_to_fs(url)
-    assert manager.push(url, whole=True, keep=1).deltas == 0
+    manager.push(url, keep=2, options=options)
+    assert manager.remote_numbers(url, options=options) == [7, 8]
+    with kvemb.CheckpointManager(tmp_path / "copy") as copy:
+        for number in (7, 8):
+            found = copy.pull(url, number=number, options=options)
+            assert contents(found) == contents(kvemb.Checkpoint(manager.path(number)))
+        with pytest.raises(CheckpointNotFound, match=r"there is no checkpoint 1 in .*; it has 7, 8"):
+            copy.pull(url, number=1, options=options)
+    files, root = fsspec.core.url_to_fs(url, **(options or {}))
+    assert manager.push(url, whole=True, keep=1, options=options).deltas == 0
+    files.invalidate_cache()
     assert {path.rpartition("/")[2] for path in files.find(f"{root}/files")} == {
         entry.sha256 for entry in manager.latest().inventory.values()
     }

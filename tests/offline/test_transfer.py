@@ -147,22 +147,6 @@ def test_another_checkpoint_of_the_number_is_not_replaced(open_store, manager, t
         assert manager.push(url).files == 0
 
 
-def test_pruning_elsewhere_keeps_what_others_need(store, manager, tmp_path, place):
-    url, options = place
-    made = make(store, manager, 4)
-    for number in (1, 2, 3):
-        manager.push(url, number=number, whole=True, options=options)
-    manager.push(url, keep=2, whole=True, options=options)
-    assert manager.remote_numbers(url, options=options) == [3, 4]
-    needed = {entry.sha256 for checkpoint in made[2:] for entry in checkpoint.inventory.values()}
-    assert {Path(path).name for path in Remote(url, options)._found("files")} == needed
-    with kvemb.CheckpointManager(tmp_path / "copy") as copy:
-        for number in (3, 4):
-            assert kvemb.verify(copy.pull(url, number=number, options=options).path, deep=True)
-        with pytest.raises(CheckpointNotFound, match=r"there is no checkpoint 1 in .*; it has 3, 4"):
-            copy.pull(url, number=1, options=options)
-
-
 @pytest.mark.parametrize("name", ["receive", "matches"])
 def test_a_checkpoint_that_is_deleted_elsewhere_while_it_is_read_is_not_called_damaged(
     monkeypatch, store, manager, tmp_path, name
