@@ -11,11 +11,11 @@ T = TypeVar("T")
 _END = object()
 
 
-def ahead(source: Iterator[T], depth: int = 1) -> Iterator[T]:
-    """Yield what source yields; a thread reads at most `depth` items ahead. Raises what source raises."""
+def ahead(source: Iterator[T]) -> Iterator[T]:
+    """Yield what source yields; a thread reads one item ahead. Raises what source raises."""
     # Ctrl-C may leave the lock of a Queue taken, but not that of a SimpleQueue.
     ready: SimpleQueue[Any] = SimpleQueue()
-    room: SimpleQueue[bool] = SimpleQueue()  # True: read one more; False: stop
+    room: SimpleQueue[bool] = SimpleQueue()  # True: one more item may wait; False: stop
 
     def read() -> None:
         failure: BaseException | None = None
@@ -28,8 +28,7 @@ def ahead(source: Iterator[T], depth: int = 1) -> Iterator[T]:
             failure = error
         ready.put((_END, failure))
 
-    for _ in range(depth):
-        room.put(True)
+    room.put(True)
     thread = threading.Thread(target=read, name="kvemb-ahead", daemon=True)
     thread.start()
     try:
@@ -42,6 +41,6 @@ def ahead(source: Iterator[T], depth: int = 1) -> Iterator[T]:
             room.put(True)
             yield item
     finally:
-        for _ in range(depth + 1):
-            room.put(False)
+        room.put(False)
+        room.put(False)  # for the item after the one that may still wait
         thread.join()

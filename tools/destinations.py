@@ -21,23 +21,8 @@ from kvemb.tools.failures import BadInput
 from kvemb.tools.formats.columns import PathOrFile
 
 PIPE = "-"
-
-
 # The filesystems of fsspec in which creating a folder would create its bucket.
-_BUCKETS = (
-    "s3://",
-    "s3a://",
-    "gs://",
-    "gcs://",
-    "az://",
-    "abfs://",
-    "abfss://",
-    "oss://",
-    "obs://",
-    "oci://",
-    "cos://",
-    "tos://",
-)
+_WITH_BUCKETS = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "obs", "oci", "cos", "tos")
 _LOST_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
 
 
@@ -132,9 +117,10 @@ def _filesystem(url: str) -> tuple[Any, str]:
         import fsspec
     except ImportError as error:
         raise BadInput(f"{url} cannot be reached: {error}; install: {pip_install('remote')}") from error
-    in_bucket = url.startswith(_BUCKETS)
-    if in_bucket and url.partition("://")[2][:1] in ("", "/"):
-        raise BadInput(f"{url} names no bucket; write {url.partition('://')[0]}://BUCKET/NAME")
+    protocol, _, rest = url.partition("://")
+    in_bucket = protocol in _WITH_BUCKETS
+    if in_bucket and rest[:1] in ("", "/"):
+        raise BadInput(f"{url} names no bucket; write {protocol}://BUCKET/NAME")
     try:
         found: tuple[Any, str] = fsspec.core.url_to_fs(url)
         if in_bucket and not found[0].exists(bucket := found[1].partition("/")[0]):

@@ -6,10 +6,9 @@ If B follows A, only the rows that the store recorded as changed are read; other
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -19,7 +18,7 @@ from kvemb import bulk
 from kvemb.errors import CheckpointNotFound
 from kvemb.tools.destinations import atomic_output
 from kvemb.tools.failures import BadInput
-from kvemb.tools.numbers import lengths, unit
+from kvemb.tools.numbers import lengths, row_bytes, unit
 from kvemb.tools.reading import Progress, chosen, no_rows, opened, readable, rows_of, selected
 
 BATCH_ROWS = 65_536
@@ -67,12 +66,8 @@ class Difference:
     most: list[Moved] = field(default_factory=list)
 
 
-@dataclass
-class _Part:
-    """The rows of one key range that differ, in key order; either side may be empty."""
-
-    before: bulk.Rows
-    after: bulk.Rows
+# The rows of one key range that differ, before and after, in key order; either side may be empty.
+_Part = tuple[bulk.Rows, bulk.Rows]
 
 
 def diff(
@@ -109,9 +104,8 @@ def diff(
             elif name not in other:
                 found.append(Difference(name, False, "removed", removed=first.variables[name].rows))
             else:
-                with ExitStack() as stack:
-                    writer = None if out is None else stack.enter_context(_Writer.opened(out, second.variables[name]))
-                    found.append(_diff(first, second, name, top, writer, batch_rows, progress))
+                with nullcontext() if out is None else _writer(out, second.variables[name]) as write:
+                    found.append(_diff(first, second, name, top, write, batch_rows, progress))
         return found
 
 
@@ -131,45 +125,31 @@ def _diff(
     second: kvemb.Checkpoint,
     name: str,
     top: int,
-    writer: _Writer | None,
+    write: _Write | None,
     batch_rows: int,
     progress: Progress | None,
 ) -> Difference:
     with opened(first.path, name) as before, opened(second.path, name) as after:
-        parts, recorded = _parts(first, second, name, before, after, batch_rows, progress)
+        try:
+            changes = second.changes(first.path, variables=[name], batch_rows=batch_rows)
+            parts, recorded = _recorded(changes, before, progress), True
+        except CheckpointNotFound:
+            parts, recorded = _side_by_side(before, after, batch_rows, progress), False
         found = Difference(name, recorded)
         tallies = np.zeros((2, len(_UPTO)), np.int64)
-        most: list[Moved] = []
         for part in parts:
-            _tally(part, found, tallies, most, top, writer)
-            most.sort(key=lambda each: (0, 0.0) if np.isnan(each.l2) else (1, -each.l2))
-            del most[top:]
-        found.most = most
+            _tally(part, found, tallies, top, write)
+            found.most.sort(key=lambda each: (0, 0.0) if np.isnan(each.l2) else (1, -each.l2))
+            del found.most[top:]
         found.l2, found.cosine = (Distribution([*_UPTO], tally.tolist()) for tally in tallies)
         return found
-
-
-def _parts(
-    first: kvemb.Checkpoint,
-    second: kvemb.Checkpoint,
-    name: str,
-    before: kvemb.Variable,
-    after: kvemb.Variable,
-    batch_rows: int,
-    progress: Progress | None,
-) -> tuple[Iterator[_Part], bool]:
-    try:
-        changes = second.changes(first.path, variables=[name], batch_rows=batch_rows)
-    except CheckpointNotFound:
-        return _side_by_side(before, after, batch_rows, progress), False
-    return _recorded(changes, before, progress), True
 
 
 def _recorded(changes: Iterator[kvemb.Change], before: kvemb.Variable, progress: Progress | None) -> Iterator[_Part]:
     done = 0
     for change in changes:
         keys = np.sort(np.concatenate([change.keys, change.removed]))
-        yield _Part(bulk.read(before, keys), rows_of(change))
+        yield bulk.read(before, keys), rows_of(change)
         done += len(keys)
         if progress is not None:
             progress(done, 0)
@@ -192,7 +172,7 @@ def _side_by_side(
             parts[at] = selected(head, slice(0, stop))
             done += stop
             heads[at] = selected(head, slice(stop, None)) if stop < len(head) else next(streams[at], None)
-        yield _differing(parts[0], parts[1])
+        yield _differing(*parts)
         if progress is not None:
             progress(done, total)
 
@@ -207,7 +187,7 @@ def _differing(before: bulk.Rows, after: bulk.Rows) -> _Part:
             same &= _same(slot[mine], (after.slots or {})[name][theirs])
     keep = np.ones(len(before), np.bool_), np.ones(len(after), np.bool_)
     keep[0][mine[same]] = keep[1][theirs[same]] = False
-    return _Part(selected(before, keep[0]), selected(after, keep[1]))
+    return selected(before, keep[0]), selected(after, keep[1])
 
 
 def _widths(rows: bulk.Rows) -> dict[str, int]:
@@ -216,14 +196,12 @@ def _widths(rows: bulk.Rows) -> dict[str, int]:
 
 def _same(one: Any, other: Any) -> Any:
     """Return which rows are equal bit for bit, (n,) bool."""
-    width = int(np.prod(one.shape[1:])) * one.dtype.itemsize
-    raw = [np.frombuffer(each.tobytes(), np.uint8).reshape(len(each), width) for each in (one, other)]
-    return (raw[0] == raw[1]).all(axis=1)
+    return (row_bytes(one) == row_bytes(other)).all(axis=1)
 
 
-def _tally(part: _Part, found: Difference, tallies: Any, most: list[Moved], top: int, writer: _Writer | None) -> None:
-    """Add a part to found and tallies; append up to `top` rows to most."""
-    before, after = part.before, part.after
+def _tally(part: _Part, found: Difference, tallies: Any, top: int, write: _Write | None) -> None:
+    """Add a part to found and tallies; append up to `top` rows to found.most."""
+    before, after = part
     _, mine, theirs = np.intersect1d(before.keys, after.keys, assume_unique=True, return_indices=True)
     found.added += len(after) - len(theirs)
     found.removed += len(before) - len(mine)
@@ -242,39 +220,28 @@ def _tally(part: _Part, found: Difference, tallies: Any, most: list[Moved], top:
     positions = np.flatnonzero(moved)
     # lexsort's last key is the primary one: NaN first, then by distance, the largest first; ties by key.
     order = np.lexsort((-distance[positions], ~np.isnan(distance[positions])))
-    most += [Moved(int(keys[at]), float(distance[at]), float(cosines[at])) for at in positions[order][:top]]
-    if writer is not None:
-        writer.write(before, after, mine, distance)
+    found.most += [Moved(int(keys[at]), float(distance[at]), float(cosines[at])) for at in positions[order][:top]]
+    if write is not None:
+        write(before, after, mine, distance)
 
 
-class _Writer:
-    """Writes the rows that differ to a Parquet file."""
+# Writes rows in key order: before, after, the positions in before of the rows that are in both, and their l2.
+_Write = Callable[[bulk.Rows, bulk.Rows, Any, Any], None]
 
-    def __init__(self, path: Path, entry: Any) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
 
-        self._pa, self._dim = pa, entry.dim
-        self._number = pa.from_numpy_dtype(np.dtype(_plain(entry.value_dtype)))
-        lists = pa.list_(self._number, entry.dim)
-        key = pa.from_numpy_dtype(np.dtype(entry.key_dtype))
-        self._schema = pa.schema(
-            [("key", key), ("change", pa.string()), ("before", lists), ("after", lists), ("l2", pa.float64())]
-        )
-        self.file = pq.ParquetWriter(path, self._schema)
+@contextmanager
+def _writer(out: str | os.PathLike[str], entry: Any) -> Iterator[_Write]:
+    """Yield a function that writes the rows that differ to a Parquet file, which appears if the block succeeds."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
-    @classmethod
-    @contextmanager
-    def opened(cls, out: str | os.PathLike[str], entry: Any) -> Iterator[_Writer]:
-        """Yield a writer; its file appears at out if the block succeeds."""
-        with atomic_output(out, folder=False) as path:
-            writer = cls(path, entry)
-            with writer.file:
-                yield writer
+    number = pa.from_numpy_dtype(np.dtype(_plain(entry.value_dtype)))
+    lists, key = pa.list_(number, entry.dim), pa.from_numpy_dtype(np.dtype(entry.key_dtype))
+    schema = pa.schema(
+        [("key", key), ("change", pa.string()), ("before", lists), ("after", lists), ("l2", pa.float64())]
+    )
 
-    def write(self, before: bulk.Rows, after: bulk.Rows, mine: Any, moved_by: Any) -> None:
-        """Write rows in key order. mine: positions in before of the rows that are in both; moved_by: their l2."""
-        pa = self._pa
+    def write(before: bulk.Rows, after: bulk.Rows, mine: Any, moved_by: Any) -> None:
         keys = np.union1d(before.keys, after.keys)
         if len(keys) == 0:
             return
@@ -282,18 +249,21 @@ class _Writer:
         change = np.full(len(keys), "changed")
         columns = {}
         for name, rows in (("before", before), ("after", after)):
-            values = np.zeros((len(keys), self._dim), _plain(rows.values.dtype.name))
+            values = np.zeros((len(keys), entry.dim), _plain(rows.values.dtype.name))
             values[at[name]] = rows.values.astype(values.dtype)
             absent = np.ones(len(keys), np.bool_)
             absent[at[name]] = False
             change[absent] = "added" if name == "before" else "removed"
-            lists = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1), self._number), self._dim)
-            columns[name] = pa.compute.if_else(pa.array(~absent), lists, pa.scalar(None, lists.type))
+            flat = pa.array(values.reshape(-1), number)
+            columns[name] = pa.FixedSizeListArray.from_arrays(flat, entry.dim, mask=pa.array(absent))
         distance = np.full(len(keys), np.nan)
         distance[at["before"][mine]] = moved_by
         l2 = pa.array(distance, mask=np.isnan(distance))
-        table = [pa.array(keys), pa.array(change.tolist()), columns["before"], columns["after"], l2]
-        self.file.write_table(pa.table(table, schema=self._schema))
+        table = [pa.array(keys), pa.array(change.tolist(), pa.string()), columns["before"], columns["after"], l2]
+        file.write_table(pa.table(table, schema=schema))
+
+    with atomic_output(out, folder=False) as path, pq.ParquetWriter(path, schema) as file:
+        yield write
 
 
 def _plain(dtype: str) -> str:

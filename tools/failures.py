@@ -68,7 +68,7 @@ def _explain(failure: BaseException) -> Explanation | None:
         return Explanation(WRONG_USAGE, str(failure))
     if isinstance(failure, Locked):
         return Explanation(STORE_IN_USE, str(failure))
-    if _disk_is_full(failure):
+    if _is_caused_by(failure, _FULL, "No space left on device"):
         return Explanation(DISK_REFUSED, f"the disk is full: {failure}; free some space, or use another disk")
     if not isinstance(failure, Corruption) and (
         isinstance(failure, (ColdStoreError, Poisoned)) or _is_caused_by(failure, _REFUSED)
@@ -100,10 +100,6 @@ def _on_the_variable(failure: Any, message: str) -> str:
     return ""
 
 
-def _disk_is_full(failure: BaseException) -> bool:
-    return _is_caused_by(failure, _FULL, "No space left on device")
-
-
 def _is_caused_by(failure: BaseException | None, numbers: frozenset[int], text: str | None = None) -> bool:
     """Look for an error number, or a text, in the chain of causes: Poisoned has the failed write as its cause."""
     while failure is not None:
@@ -115,7 +111,6 @@ def _is_caused_by(failure: BaseException | None, numbers: frozenset[int], text: 
 
 def _describe(failure: BaseException) -> str:
     """Return `x: ...`, as other commands print it, for an OSError that reads `[Errno 2] ...: 'x'`."""
-
     if isinstance(failure, OSError) and failure.filename is not None and failure.strerror:
         return f"{failure.filename}: {failure.strerror}"
     return str(failure) or type(failure).__name__

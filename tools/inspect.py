@@ -6,7 +6,6 @@ Rows are streamed, so memory does not grow with the table. Each function is a co
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -88,7 +87,7 @@ def info(path: str | os.PathLike[str]) -> Info:
                 entry.rows,
                 entry.schema.row_bytes,
                 {"name": name, **_as_json(entry)},
-                _tiers(found.tiers, name),
+                {place: asdict(held) for place, held in sorted(found.tiers.get(name, {}).items())},
                 asdict(found.sightings[name]) if name in found.sightings else None,
             )
             for name, entry in sorted(found.variables.items())
@@ -97,10 +96,6 @@ def info(path: str | os.PathLike[str]) -> Info:
         attached=found.attached,
         extra=found.extra,
     )
-
-
-def _tiers(tiers: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, dict[str, int]]:
-    return {place: asdict(held) for place, held in sorted(tiers.get(name, {}).items())}
 
 
 def _as_json(entry: Any) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""Arithmetic on the values of rows: norms, rounding to narrower dtypes, and bfloat16, which few formats support."""
+"""Arithmetic on rows: norms, bytes, rounding to narrower dtypes, and bfloat16, which few formats support."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,12 @@ def _scaled(values: Any) -> tuple[Any, Any, Any]:
     scaled = np.divide(wide, largest[:, None], out=np.zeros_like(wide), where=finite & (largest[:, None] > 0))
     scaled[~finite[:, 0]] = np.nan
     return largest, scaled, np.linalg.norm(scaled, axis=1)
+
+
+def row_bytes(array: Any) -> Any:
+    """Return the bytes of each row of an array (n,) or (n, width), uint8 (n, bytes). It may share memory."""
+    whole = np.ascontiguousarray(array)
+    return whole.reshape(len(whole), math.prod(whole.shape[1:])).view(np.uint8)
 
 
 def rounded(values: Any, dtype: np.dtype[Any], keys: Any, advice: str) -> Any:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 import kvemb
 from kvemb import bulk
-from kvemb.tools.numbers import lengths
+from kvemb.tools.numbers import lengths, row_bytes
 from kvemb.tools.reading import Progress, opened, scores_are_times, with_progress
 from kvemb.tools.report.bins import Kind
 from kvemb.tools.report.projection import Candidates, Projection
@@ -172,12 +172,12 @@ class _Distinct:
 def _dead(source: kvemb.Variable, rows: bulk.Rows) -> Any:
     keys = rows.keys.view(np.int64) if rows.keys.dtype == np.uint64 else rows.keys.astype(np.int64)
     made = source.initializer.rows(keys, source.dim, source.value_dtype)
-    return (made.view(np.uint8).reshape(len(rows), -1) == rows.values.view(np.uint8).reshape(len(rows), -1)).all(axis=1)
+    return (row_bytes(made) == row_bytes(rows.values)).all(axis=1)
 
 
 def _hashes(values: Any) -> Any:
     """Return a 64-bit hash of each row's bytes; two different rows collide with probability 2^-64."""
-    raw = np.ascontiguousarray(values).view(np.uint8).reshape(len(values), -1)
+    raw = row_bytes(values)
     padded = np.zeros((len(raw), -(-raw.shape[1] // 8) * 8), np.uint8)
     padded[:, : raw.shape[1]] = raw
     words = padded.view(np.uint64)

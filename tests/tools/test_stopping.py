@@ -227,11 +227,11 @@ def test_reading_ahead_ends_with_whoever_reads():
             at += 1
             yield at
 
-    numbers = ahead(count(), depth=3)
+    numbers = ahead(count())
     assert [next(numbers) for _ in range(5)] == [1, 2, 3, 4, 5]
     numbers.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "kvemb-ahead"]
-    assert list(ahead(iter(range(9)), depth=2)) == list(range(9))
+    assert list(ahead(iter(range(9)))) == list(range(9))
 
     def fail() -> Iterator[int]:
         yield 1
