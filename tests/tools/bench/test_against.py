@@ -18,34 +18,36 @@ from kvemb.tools.failures import BadInput
 ROOT = Path(__file__).parents[3]
 
 
+CHECKOUT = ("kvemb/__init__.py", "kvemb/rows/block.py", "backends/cpu.py", "tools/cli.py", "tests/test_x.py")
+JOINED = ["kvemb/__init__.py", "kvemb/backends/cpu.py", "kvemb/rows/block.py", "kvemb/tools/cli.py"]
+TINY = ["--rows", "3000", "--dim", "8", "--batch", "256", "--hot-rows", "300", "--budget-mib", "32"]
+
+
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """What a version consists of, as empty files."""
     place = tmp_path / "checkout"
-    for name in ("kvemb/__init__.py", "kvemb/rows/block.py", "backends/cpu.py", "tools/cli.py", "tests/test_x.py"):
+    for name in CHECKOUT:
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).touch()
     return place
 
 
-def files(target: Path) -> list[str]:
+def files(version: str, target: Path) -> list[str]:
+    """The files of an unpacked version."""
+    unpack(version, target)
     return sorted(path.relative_to(target).as_posix() for path in target.rglob("*.py"))
 
 
-JOINED = ["kvemb/__init__.py", "kvemb/backends/cpu.py", "kvemb/rows/block.py", "kvemb/tools/cli.py"]
-
-
-def test_a_checkout_is_joined_to_a_package(checkout: Path, tmp_path: Path) -> None:
-    unpack(str(checkout), tmp_path / "target")
-    assert files(tmp_path / "target") == JOINED
-
-
-def test_a_wheel_is_unpacked(tmp_path: Path) -> None:
+def test_a_checkout_and_a_wheel_are_unpacked_as_a_package(checkout: Path, tmp_path: Path) -> None:
+    assert files(str(checkout), tmp_path / "one") == JOINED
     with zipfile.ZipFile(tmp_path / "kvemb.whl", "w") as wheel:
         for name in JOINED:
             wheel.writestr(name, "")
-    unpack(str(tmp_path / "kvemb.whl"), tmp_path / "target")
-    assert files(tmp_path / "target") == JOINED
+    assert files(str(tmp_path / "kvemb.whl"), tmp_path / "other") == JOINED
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BadInput, match="does not contain kvemb"):
+        unpack(str(tmp_path / "empty"), tmp_path / "target")
 
 
 def test_a_revision_is_taken_from_the_repository_here(
@@ -58,19 +60,9 @@ def test_a_revision_is_taken_from_the_repository_here(
     for words in (["init", "-q", ".."], ["add", "-A", ".."], [*as_somebody, "commit", "-qm", "x"], ["tag", "v1"]):
         subprocess.run(["git", *words], check=True)
     (checkout / "kvemb" / "later.py").touch()
-    unpack("v1", tmp_path / "target")
-    assert files(tmp_path / "target") == JOINED
+    assert files("v1", tmp_path / "target") == JOINED
     with pytest.raises(BadInput, match="v2 is not a checkout, a wheel or a revision of the repository here: fatal"):
         unpack("v2", tmp_path / "none")
-
-
-def test_a_folder_without_kvemb_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(BadInput, match="does not contain kvemb"):
-        unpack(str(tmp_path / "empty"), tmp_path / "target")
-
-
-TINY = ["--rows", "3000", "--dim", "8", "--batch", "256", "--hot-rows", "300", "--budget-mib", "32"]
 
 
 @pytest.mark.slow

@@ -54,7 +54,7 @@ def test_the_first_size_is_measured_in_full_and_the_others_in_the_middle() -> No
     assert cases[-3:] == [Case("series", 100, 0.2, 1.0), Case("restart", 100, 0.2, 1.0), Case("steps", 200, 0.2, 1.0)]
 
 
-def test_the_max_popular_rows_come_last_and_each_once() -> None:
+def test_the_most_popular_rows_come_last_and_each_once() -> None:
     batches = list(most_popular(10, 4))
     assert [len(batch) for batch in batches] == [4, 4, 2]
     assert len(np.unique(np.concatenate(batches))) == 10

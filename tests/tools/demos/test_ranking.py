@@ -51,22 +51,12 @@ def test_ranks_equal_those_found_one_by_one(levels: int, at_once: tuple[int, int
     assert found.tolist() == rank_one_by_one(triples, part, scores)
 
 
-def test_a_model_that_scores_all_alike_ranks_in_the_middle() -> None:
+@pytest.mark.parametrize(("score", "rank"), [(0.0, 51.0), (np.nan, 102.0)])
+def test_a_model_that_scores_all_alike_ranks_in_the_middle_and_one_of_nan_last(score: float, rank: float) -> None:
     triples = np.array([[0, 0, 1]])
-    known = Filter(triples, 1)
-    alike = lambda ask: lambda start, stop: np.zeros((len(ask), stop - start), np.float32)  # noqa: E731
-    ranks = filtered_ranks(questions_of(triples), 101, known, alike)
-    assert ranks.tolist() == [51.0, 51.0]
-
-
-def test_a_model_of_nan_ranks_last() -> None:
-    triples = np.array([[0, 0, 1]])
-    known = Filter(triples, 1)
-    scores = np.full((2, 50), np.nan, np.float32)
-    ranks = filtered_ranks(
-        questions_of(triples), 50, known, lambda ask: lambda start, stop: scores[:, start:stop].copy()
-    )
-    assert ranks.min() >= 50
+    alike = lambda ask: lambda start, stop: np.full((len(ask), stop - start), score, np.float32)  # noqa: E731
+    ranks = filtered_ranks(questions_of(triples), 101, Filter(triples, 1), alike)
+    assert ranks.tolist() == [rank, rank]
 
 
 def test_the_summary_of_ranks() -> None:

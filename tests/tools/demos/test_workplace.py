@@ -17,13 +17,9 @@ def fill(place: Path) -> None:
 
 
 def test_it_is_removed_after_an_error_too(tmp_path: Path) -> None:
-    def work() -> None:
-        with workplace(tmp_path / "new", keep=False) as place:
-            fill(place)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        work()
+    with pytest.raises(KeyboardInterrupt), workplace(tmp_path / "new", keep=False) as place:  # noqa: PT012
+        fill(place)
+        raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []
 
 

@@ -8,14 +8,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvemb.tools.report.axes import Linear, Log, Scale, Time, above, beside, moment, number, top
-
-FINITE = st.floats(-1e301, 1e301)
-DECADES = st.floats(-300, 300)
+from kvemb.tools.report.axes import Linear, Log, Time, above, beside, moment, number, top
 
 
-def holds(scale: Scale) -> None:
-    """Labels are between the ends, in order, and differ; there are few enough."""
+def linear(low: float, share: float, whole: bool) -> Linear:
+    high = low + max(abs(low), 1e-12) * share
+    return Linear(low, high, whole=whole and high - low > 2)
+
+
+SCALES = [
+    st.builds(linear, st.floats(-1e301, 1e301), st.floats(1e-6, 1e6), st.booleans()),
+    st.builds(
+        lambda low, decades: Log(10.0**low, 10.0 ** min(low + decades, 305)), st.floats(-300, 300), st.floats(0.05, 300)
+    ),
+    st.builds(
+        lambda low, decades: Time(low, min(low + 10.0**decades, 2.53e11)), st.floats(-6e10, 2.5e11), st.floats(-2, 9)
+    ),
+]
+
+
+@pytest.mark.parametrize("scales", SCALES)
+@given(data=st.data())
+def test_labels_are_between_the_ends_in_order_differ_and_fit(scales, data):
+    scale = data.draw(scales)
     for fit in (beside, above):
         ticks = scale.ticks(fit)
         places, labels = [scale.position(value) for value, _ in ticks], [label for _, label in ticks]
@@ -23,24 +38,6 @@ def holds(scale: Scale) -> None:
         assert all(-1e-3 <= place <= 1.001 for place in places)
         assert len(set(labels)) == len(labels)
         assert fit(list(zip(places, labels, strict=True)))
-
-
-@given(low=FINITE, share=st.floats(1e-6, 1e6))
-def test_labels_of_a_linear_scale_hold(low, share):
-    high = low + max(abs(low), 1e-12) * share
-    holds(Linear(low, high))
-    if high - low > 2:
-        holds(Linear(low, high, whole=True))
-
-
-@given(low=DECADES, decades=st.floats(0.05, 300))
-def test_labels_of_a_log_scale_hold(low, decades):
-    holds(Log(10.0**low, 10.0 ** min(low + decades, 305)))
-
-
-@given(low=st.floats(-6e10, 2.5e11), decades=st.floats(-2, 9))
-def test_labels_of_a_time_scale_hold(low, decades):
-    holds(Time(low, min(low + 10.0**decades, 2.53e11)))
 
 
 def test_labels_are_round():

@@ -36,11 +36,13 @@ def test_every_number_is_in_one_bin(numbers, kind):
     assert found.scale.ticks()
 
 
+CHANCE = np.random.default_rng(0)
+COUNTS, NORMAL = CHANCE.zipf(1.5, 5000), CHANCE.normal(5, 1, 2000)
+
+
 @pytest.mark.parametrize("outlier", [1e3, 1e9, -1e9, 1e300])
 def test_one_outlier_squeezes_nothing(outlier):
-    chance = np.random.default_rng(0)
-    numbers = np.append(chance.normal(5, 1, 2000), outlier)
-    found = filled(numbers)
+    found = filled(np.append(NORMAL, outlier))
     assert found.under + found.over <= 10
     assert max(found.counts) < 300
     assert isinstance(found.scale, Linear)
@@ -48,23 +50,23 @@ def test_one_outlier_squeezes_nothing(outlier):
 
 def test_numbers_without_outliers_are_all_in_range():
     found = filled(np.linspace(-1, 1, 101))
-    assert (found.under, found.over) == (0, 0)
-    assert (found.edges[0], found.edges[-1]) == (-1, 1)
+    assert (found.edges[0], found.edges[-1], found.counts.sum()) == (-1, 1, 101)
+    assert filled([5e-324, 1e-300, 1.0, 1e300, np.finfo(np.float64).max]).counts.sum() == 5
 
 
-def test_numbers_of_many_magnitudes_have_a_log_scale():
-    chance = np.random.default_rng(0)
-    found = filled(chance.zipf(1.5, 5000), Kind.COUNT)
-    assert isinstance(found.scale, Log)
-    assert found.counts[0] == (np.random.default_rng(0).zipf(1.5, 5000) == 1).sum()
-    assert not isinstance(filled(np.arange(5000), Kind.COUNT).scale, Log)
-    assert not isinstance(filled(chance.zipf(1.5, 5000), Kind.STEP).scale, Log)
-
-
-def test_the_min_and_the_greatest_numbers_have_bins():
-    found = filled([5e-324, 1e-300, 1.0, 1e300, np.finfo(np.float64).max])
-    assert isinstance(found.scale, Log)
-    assert found.counts.sum() == 5
+@pytest.mark.parametrize(
+    ("numbers", "kind", "scale"),
+    [
+        (COUNTS, Kind.COUNT, Log),
+        (np.arange(5000), Kind.COUNT, Linear),
+        (COUNTS, Kind.STEP, Linear),
+        ([5e-324, 1e-300, 1.0, 1e300, 1e308], Kind.ANY, Log),
+        ([1.7e9, 1.70001e9], Kind.TIME, Time),
+        ([1e17, 2e17], Kind.TIME, Linear),  # no calendar has them
+    ],
+)
+def test_the_scale_follows_from_what_numbers_are(numbers, kind, scale):
+    assert isinstance(filled(numbers, kind).scale, scale)
 
 
 def test_zeros_have_a_bar_of_their_own_on_a_log_scale():
@@ -79,11 +81,7 @@ def test_whole_numbers_have_bins_of_as_many_numbers_each():
     assert set(np.diff(found.edges)) == {4.0}
     assert set(found.counts) == {12}
     assert filled([3, 4, 4, 5], Kind.STEP).counts.tolist() == [1, 2, 1]
-
-
-def test_seconds_are_times_where_a_calendar_has_them():
-    assert isinstance(filled([1.7e9, 1.70001e9], Kind.TIME).scale, Time)
-    assert isinstance(filled([1e17, 2e17], Kind.TIME).scale, Linear)
+    assert filled(COUNTS, Kind.COUNT).counts[0] == (COUNTS == 1).sum()
 
 
 def test_percentiles_are_numbers_that_are_there():

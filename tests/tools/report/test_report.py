@@ -92,8 +92,6 @@ def bars(text: str, title: str) -> list[int]:
 class Page(HTMLParser):
     """Counts elements, and sees that each is closed."""
 
-    VOID = ("meta", "line", "circle", "rect", "polyline", "br")
-
     def __init__(self, text: str) -> None:
         super().__init__()
         self.open: list[str] = []
@@ -113,16 +111,12 @@ class Page(HTMLParser):
 
 
 @pytest.mark.slow
-def test_a_page_is_whole_and_needs_no_network(text):
+def test_a_page_is_whole_needs_no_network_and_its_contents_lead_to_every_variable(text):
     page = Page(text)
     assert page.open == []
     assert "script" not in page.counts
     assert not re.findall(r"(?:src|href=\"[^#]|url\(|@import|http)", text)
     assert "prefers-color-scheme: dark" in text
-
-
-@pytest.mark.slow
-def test_every_variable_is_in_the_contents_and_every_link_leads_somewhere(text):
     links, anchors = re.findall(r'href="#(\w+)"', text), re.findall(r'id="(\w+)"', text)
     assert len(anchors) == len(set(anchors))
     assert set(links) == set(anchors)
@@ -201,28 +195,24 @@ def test_growth_is_told_by_variable_and_by_date(text):
     assert "A log scale" in series
 
 
-def broken_manifest(checkpoint: Path) -> None:
-    rewrite(checkpoint / "manifest.json", lambda data: data[: len(data) // 2])
+def broken(files: str) -> Callable[[Path], None]:
+    """Return a function that damages files of a checkpoint, and no others that are the same by a hard link."""
 
+    def damage(checkpoint: Path) -> None:
+        for path in checkpoint.rglob(files):
+            data = path.read_bytes()
+            path.unlink()
+            path.write_bytes(bytes(byte ^ 0xFF for byte in data))
 
-def broken_tables(checkpoint: Path) -> None:
-    for path in checkpoint.rglob("*.sst"):
-        rewrite(path, lambda data: bytes(byte ^ 0xFF for byte in data))
+    return damage
 
 
 def lost_table(checkpoint: Path) -> None:
     next(checkpoint.rglob("*.sst")).unlink()
 
 
-def rewrite(path: Path, change: Callable[[bytes], bytes]) -> None:
-    """Replace a file, and no other that is the same by a hard link."""
-    data = path.read_bytes()
-    path.unlink()
-    path.write_bytes(change(data))
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("damage", quick([broken_tables, lost_table]), ids=lambda each: each.__name__)
+@pytest.mark.parametrize("damage", quick([broken("*.sst"), lost_table]), ids=["broken", "lost"])
 def test_one_damaged_checkpoint_is_named_and_the_others_are_told(made, tmp_path, capsys, damage):
     series = shutil.copytree(made / "series", tmp_path / "series")
     damage(series / "00000003")
@@ -239,7 +229,7 @@ def test_one_damaged_checkpoint_is_named_and_the_others_are_told(made, tmp_path,
 @pytest.mark.slow
 def test_a_newest_checkpoint_whose_tables_are_damaged_leaves_what_its_manifest_says(made, tmp_path, capsys):
     series = shutil.copytree(made / "series", tmp_path / "series")
-    broken_tables(series / "00000005")
+    broken("*.sst")(series / "00000005")
     assert list(json_of(capsys, "report", series, tmp_path / "page.html", code=1)["damages"]) == ["00000005"]
     users = section((tmp_path / "page.html").read_text(), "users")
     assert "<b>Its rows cannot be read:</b>" in users
@@ -250,28 +240,23 @@ def test_a_newest_checkpoint_whose_tables_are_damaged_leaves_what_its_manifest_s
 def test_a_series_of_which_nothing_can_be_read_has_no_page(made, tmp_path, capsys):
     series = shutil.copytree(made / "series", tmp_path / "series")
     for checkpoint in series.glob("0*"):
-        broken_manifest(checkpoint)
+        broken("manifest.json")(checkpoint)
     assert run(["report", str(series), str(tmp_path / "page.html")]) == 1
     assert "manifest.json is damaged" in capsys.readouterr().err
     assert not (tmp_path / "page.html").exists()
 
 
-def test_one_checkpoint_and_a_store_have_pages_too(made, tmp_path):
-    for name, path in (("1", made / "series" / "00000001"), ("2", made / "store")):
+def test_one_checkpoint_and_stores_have_pages_too(made, tmp_path):
+    with kvemb.open(tmp_path / "store", memory_budget="8MiB") as store:
+        store.get_variable("empty", dim=3, restrict_policy=kvemb.TimestampRestrictPolicy())
+    for at, path in enumerate((made / "series" / "00000001", made / "store", tmp_path / "store")):
         told: list[tuple[int, int]] = []
-        done = report(path, str(tmp_path / f"{name}.html"), progress=lambda *rows, told=told: told.append(rows))
+        done = report(path, str(tmp_path / f"{at}.html"), progress=lambda *rows, told=told: told.append(rows))
         rows = sum(entry.rows for entry in kvemb.Checkpoint.at(path).variables.values())
         assert told[-1] == (rows, rows)
         text = Path(done.out).read_text()
         assert "The series" not in text
         assert Page(text).open == []
-
-
-def test_a_variable_without_rows_has_a_section(tmp_path):
-    with kvemb.open(tmp_path / "store", memory_budget="8MiB") as store:
-        store.get_variable("empty", dim=3, restrict_policy=kvemb.TimestampRestrictPolicy())
-    text = Path(report(tmp_path / "store", str(tmp_path / "page.html")).out).read_text()
-    assert Page(text).open == []
     assert "norms (none is finite)" in section(text, "empty")
 
 
