@@ -132,16 +132,9 @@ class FullTable:
     def start_copies(self) -> None:
         """Start to copy the same number of rows, each from a random place."""
         given, out, chosen = (self._there.given(each) for each in (self._source, self._out, self._positions))
+        size, unit = (self.batch, self.row_bytes), self._cells.unit(out.address)
         for _ in range(self.calls):
-            arguments = (
-                given.address,
-                chosen.address,
-                self.batch,
-                self.row_bytes,
-                self._cells.unit(out.address),
-                out.address,
-            )
-            self._cells.run_plain("take_rows", 32 * self.batch, *arguments)
+            self._cells.run_plain("take_rows", 32 * self.batch, given.address, chosen.address, *size, unit, out.address)
 
     def renew(self) -> None:
         """Put new rows on the GPU for the next inserting calls."""

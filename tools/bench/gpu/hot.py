@@ -58,13 +58,6 @@ def rows_there(var: kvemb.Variable) -> Any:
     return device_rows
 
 
-def gpu_of(var: kvemb.Variable) -> Any:
-    """Return the device (kvemb.backends.cuda.device) of a variable on one GPU."""
-    rows_there(var)
-    table: Any = var.tables[0]
-    return table.cells.queue.device
-
-
 @contextmanager
 def unsaved(path: Path, **options: Any) -> Iterator[kvemb.Store]:
     """Open a store that is closed without a flush, because it is deleted afterwards."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -73,8 +73,9 @@ def run(
     dims = dim or ([8, 32, 64, 128] if every else [64])
     report = Report()
     with scratch(folder) as path, kvemb.open(path / "store") as store:
-        probe = store.get_variable("probe", dim=1, devices=device, hot_rows=1)
-        there = hot.gpu_of(probe)
+        probe: Any = store.get_variable("probe", dim=1, devices=device, hot_rows=1)
+        hot.rows_there(probe)  # which are on a GPU
+        there = probe.tables[0].cells.queue.device
         report.facts |= {"gpu": there.name(), "bytes_per_second": there.bytes_per_second()}
 
     def measured() -> Iterator[list[Comparison]]:

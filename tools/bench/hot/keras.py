@@ -7,6 +7,7 @@ sides begin with the same rows and get the same batches, and their rows are comp
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import numpy as np
@@ -58,8 +59,8 @@ def run(
 
         sides, names = [fitting(model), fitting(peer)], ["keras.layers.Embedding"]
         if keras.backend.backend() == "torch":
-            bare = TorchLoop(_filled(store, "of torch", start), batch)
-            sides.append(lambda i: bare.fit(work[i], labels[i]))
+            fit = _torch_loop(_filled(store, "of torch", start), batch)
+            sides.append(lambda i: fit(work[i], labels[i]))
             names.append("kvemb.torch")
         taken = measure_hot(store, sides, runs)
         seen = np.unique(work[-1])
@@ -83,31 +84,28 @@ def import_keras() -> tuple[Any, Report]:
     return keras, Report(facts={"keras": keras.__version__, "backend": keras.backend.backend()})
 
 
-class TorchLoop:
-    """The model on kvemb.torch, trained by a loop."""
+def _torch_loop(variable: kvemb.Variable, batch: int) -> Callable[[Any, Floats], None]:
+    """Return a function that trains the model on kvemb.torch on ids and labels, a batch at a time."""
+    import torch
 
-    def __init__(self, variable: kvemb.Variable, batch: int) -> None:
-        import torch
+    import kvemb.torch as kt
 
-        import kvemb.torch as kt
+    bags, head = kt.EmbeddingBag(variable, mode="mean"), torch.nn.Linear(variable.dim, 1)
+    torch.nn.init.constant_(head.weight, 0.1)
+    torch.nn.init.zeros_(head.bias)
+    rows, loss = kt.Optimizer(bags), torch.nn.BCEWithLogitsLoss()
+    dense = torch.optim.Adagrad(head.parameters(), LEARNING_RATE, 0, 0, START, EPSILON)
 
-        self._torch, self._batch = torch, batch
-        self._bags, self._head = kt.EmbeddingBag(variable, mode="mean"), torch.nn.Linear(variable.dim, 1)
-        torch.nn.init.constant_(self._head.weight, 0.1)
-        torch.nn.init.zeros_(self._head.bias)
-        self._rows = kt.Optimizer(self._bags)
-        self._dense = torch.optim.Adagrad(self._head.parameters(), LEARNING_RATE, 0, 0, START, EPSILON)
+    def fit(ids: Any, labels: Floats) -> None:
+        for at in range(0, len(ids), batch):
+            here = slice(at, at + batch)
+            out = head(bags(torch.from_numpy(ids[here])))
+            dense.zero_grad()
+            loss(out, torch.from_numpy(labels[here])).backward()
+            dense.step()
+            rows.step()
 
-    def fit(self, ids: Any, labels: Floats) -> None:
-        """Take a step on each batch."""
-        loss = self._torch.nn.BCEWithLogitsLoss()
-        for at in range(0, len(ids), self._batch):
-            here = slice(at, at + self._batch)
-            out = self._head(self._bags(self._torch.from_numpy(ids[here])))
-            self._dense.zero_grad()
-            loss(out, self._torch.from_numpy(labels[here])).backward()
-            self._dense.step()
-            self._rows.step()
+    return fit
 
 
 def _filled(store: kvemb.Store, name: str, start: Floats) -> kvemb.Variable:
