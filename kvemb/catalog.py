@@ -76,23 +76,20 @@ def variable_of(table: Table) -> Variable:
 
 def open_stored(store: Handle[Engine], name: str, entry: VariableEntry) -> Variable:
     """Open a stored variable, or make an empty one like a variable of another store."""
-    return Variable(name=name, store=cast(Any, store), **stored_arguments(entry))
-
-
-def stored_arguments(entry: VariableEntry) -> dict[str, Any]:
-    """Return the arguments that open a variable as it is stored."""
-    return {
-        "key_dtype": entry.key_dtype,
-        "value_dtype": entry.value_dtype,
-        "dim": entry.dim,
-        "initializer": initializer_from_json(entry.initializer),
-        "optimizer": stored_optimizer(entry),
-        "restrict_policy": policy_from_json(entry.policy),
-        "kv_creator": RocksDBCreator.from_json(entry.creator),
-        "trainable": entry.trainable,
-        "checkpoint": entry.checkpoint,
-        "bp_v2": entry.bp_v2,
-    }
+    return Variable(
+        name=name,
+        store=cast(Any, store),
+        key_dtype=entry.key_dtype,
+        value_dtype=entry.value_dtype,
+        dim=entry.dim,
+        initializer=initializer_from_json(entry.initializer),
+        optimizer=stored_optimizer(entry),
+        restrict_policy=policy_from_json(entry.policy),
+        kv_creator=RocksDBCreator.from_json(entry.creator),
+        trainable=entry.trainable,
+        checkpoint=entry.checkpoint,
+        bp_v2=entry.bp_v2,
+    )
 
 
 def lines_of(engine: Engine) -> Iterator[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack, nullcontext
-from dataclasses import replace
 
 from kvemb import registry
 from kvemb.contracts import ColdStore
@@ -28,7 +27,7 @@ from kvemb.operations.table_operations import TableOperations
 from kvemb.rows.codec import order_keys
 from kvemb.threads.interrupts import uninterrupted
 from kvemb.tiers.hot_tables import HotTables
-from kvemb.tiers.sizing import SizedTables, make_tables, spill_bytes
+from kvemb.tiers.sizing import make_tables, spill_bytes
 from kvemb.tiers.storage import TieredStorage
 
 _logger = logging.getLogger("kvemb")
@@ -74,9 +73,13 @@ def open_table(engine: Engine, arguments: AnyArguments, variable: Handle[Table])
 
 def _make_table(engine: Engine, specification: Specification, variable: Handle[Table], undo: ExitStack) -> Table:
     """Make the table's parts. undo: receives callbacks that undo this."""
-    stored, schema = specification.stored, specification.schema
+    name, stored, schema, host = specification.name, specification.stored, specification.schema, engine.budgets.host
     cold = _cold_store(engine, specification, undo)
-    sized = _make_hot_tables(engine, specification)
+    if counted := memory_bytes(engine, specification):
+        host.reserve(counted, f"sightings of {name!r}", below_min=True)
+        undo.callback(host.give_back, counted)
+    first_rows, hot_rows = specification.first_rows, specification.hot_rows
+    sized = make_tables(name, schema, specification.devices, first_rows, hot_rows, engine.budgets, engine.limits)
     hot_tables = HotTables(
         sized.tables,
         specification.partitioner,
@@ -85,18 +88,11 @@ def _make_table(engine: Engine, specification: Specification, variable: Handle[T
         min_rows=sized.min_rows,
         host_tier=sized.host_tier,
     )
-    host = engine.budgets.host
     for table in sized.tables:
         if table.device_rows is not None:
             table.device_rows.account_host(host.use, host.total)
     lease = host.lease()
-    if specification.admission is not None:
-        try:
-            host.reserve(memory_bytes(engine, specification), f"sightings of {specification.name!r}", below_min=True)
-        except BaseException:
-            give_back(engine, replace(specification, admission=None), hot_tables, sized.slot_rows, lease)
-            raise
-    undo.callback(give_back, engine, specification, hot_tables, sized.slot_rows, lease)
+    undo.callback(give_back, engine, hot_tables, sized.slot_rows, lease)
     recorded = specification.persistent and not engine.state.read_only
     if recorded and specification.joins_checkpoints:
         _record_whole(engine, specification, cold)
@@ -110,8 +106,8 @@ def _make_table(engine: Engine, specification: Specification, variable: Handle[T
         slot_rows=sized.slot_rows,
         lease=lease,
         limits=engine.limits,
-        recorder=engine.changes.of(specification.name) if recorded else None,
-        log=engine.log.of(specification.name) if recorded and engine.log else None,
+        recorder=engine.changes.of(name) if recorded else None,
+        log=engine.log.of(name) if recorded and engine.log else None,
         size=stored.rows if stored else 0,
         step=stored.step if stored else 0,
         optimizer_steps=stored.optimizer_steps if stored else 0,
@@ -128,7 +124,7 @@ def _make_table(engine: Engine, specification: Specification, variable: Handle[T
         constraint=specification.constraint,
         sightings=sightings_of(engine, specification),
     )
-    warm(engine, specification.name, hot_tables, operations)
+    warm(engine, name, hot_tables, operations)
     return Table(specification, policy, hot_tables, storage, operations, variable, engine.limits)
 
 
@@ -183,26 +179,11 @@ def _record_whole(engine: Engine, specification: Specification, cold: ColdStore)
         engine.changes.record_whole(specification.name, keys)
 
 
-def _make_hot_tables(engine: Engine, specification: Specification) -> SizedTables:
-    return make_tables(
-        specification.name,
-        specification.schema,
-        specification.devices,
-        specification.first_rows,
-        specification.hot_rows,
-        engine.budgets,
-        engine.limits,
-    )
-
-
-def give_back(
-    engine: Engine, specification: Specification, hot_tables: HotTables, slot_rows: int, lease: Lease
-) -> None:
-    """Return a table's memory to the budgets. REQUIRES: the table is not used afterwards."""
+def give_back(engine: Engine, hot_tables: HotTables, slot_rows: int, lease: Lease) -> None:
+    """Return the memory of a table's rows to the budgets. REQUIRES: the table is not used afterwards."""
     hot_tables.memory.end()
     lease.end()
-    engine.budgets.host.give_back(memory_bytes(engine, specification))
-    engine.budgets.host.give_back(spill_bytes(specification.schema, slot_rows))
+    engine.budgets.host.give_back(spill_bytes(hot_tables.tables[0].schema, slot_rows))
 
 
 def _register(engine: Engine, table: Table, undo: ExitStack) -> None:

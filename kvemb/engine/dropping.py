@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from kvemb.durability.variable_entry import VariableEntry
+from kvemb.engine.admitting import memory_bytes
 from kvemb.engine.assembly import give_back, poison_if_there
 from kvemb.engine.engine import Engine
 from kvemb.engine.table import Table
@@ -80,4 +81,5 @@ def _forget(engine: Engine, table: Table) -> None:
     engine.discard(table)
     hot_tables, storage = table.hot_tables, table.storage
     table.forget(_why(engine, table.name))
-    give_back(engine, table.specification, hot_tables, storage.slot_rows, storage.lease)
+    give_back(engine, hot_tables, storage.slot_rows, storage.lease)
+    engine.budgets.host.give_back(memory_bytes(engine, table.specification))

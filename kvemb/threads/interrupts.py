@@ -18,8 +18,8 @@ Result = TypeVar("Result")
 TURN_SECONDS = 0.1
 
 
-class Deferral:
-    """A block during which SIGINT's handler is deferred. Python runs that handler on the main thread only."""
+class uninterrupted:  # noqa: N801 -- as contextlib.suppress
+    """A block during which Ctrl-C is deferred: SIGINT's handler, which Python runs on the main thread only."""
 
     __slots__ = ("_caught", "_handler")
 
@@ -35,11 +35,6 @@ class Deferral:
             signal(SIGINT, self._handler)
             if self._caught:
                 self._handler(*self._caught[0])
-
-
-def uninterrupted() -> Deferral:
-    """Return a block during which Ctrl-C is deferred."""
-    return Deferral()
 
 
 def is_done(future: Future[Any]) -> bool:

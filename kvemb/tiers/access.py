@@ -14,7 +14,7 @@ from typing import Protocol, Self
 from kvemb.errors import ColdStoreError
 from kvemb.stats import Timed
 from kvemb.store_state import StoreState
-from kvemb.threads.interrupts import TURN_SECONDS, Deferral, uninterrupted, wait_for
+from kvemb.threads.interrupts import TURN_SECONDS, uninterrupted, wait_for
 
 
 class InFlight(Protocol):
@@ -140,7 +140,7 @@ class TableAccess:
             self._room.set()
 
 
-class Held(Deferral):
+class Held(uninterrupted):
     """The block of TableAccess.held()."""
 
     __slots__ = ("_access", "_rows")
