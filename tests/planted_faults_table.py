@@ -370,7 +370,7 @@ FAULTS = [
     ),
     Fault(
         "a save keeps one checkpoint less than asked for",
-        "kvemb/offline/series.py",
+        "kvemb/offline/numbered.py",
         "self.numbers()[: -self.keep] if",
         "self.numbers()[: 1 - self.keep or None] if",
         ("offline/test_series.py",),

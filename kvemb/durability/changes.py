@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -92,15 +92,6 @@ class ChangeLog:
             before = self._epochs[-1].variables.get(variable, EpochChanges())
             self._epochs[-1].variables[variable] = replace(before, cleared=True, files=[])
             self._drop(before.files)
-
-    def record_whole(self, variable: str, keys: Iterable[Ordered]) -> None:
-        """Record that a variable consists of the rows of these keys, and that earlier checkpoints may have others.
-
-        keys: batches (n,), in any order. Raises OSError. REQUIRES: no point is being written.
-        """
-        self.record_cleared(variable)
-        for batch in keys:
-            self.record(variable, batch)
 
     def record_dropped(self, variable: str, *, left: bool = False) -> None:
         """Record that a variable was dropped with all its rows; another may be created under its name.

@@ -23,29 +23,19 @@ from kvemb.rows.codec import KEY_BYTES, record_dtype
 from kvemb.rows.schema import Schema
 
 # Sizes for databases that are outside any store's budget.
+READING_BYTES = {"cache_bytes": 8 << 20, "write_buffer_bytes": 1 << 20}
 REPAIR_BYTES = {"cache_bytes": 8 << 20, "write_buffer_bytes": 64 << 20}
 SORTING_BYTES = {"cache_bytes": 1 << 20, "write_buffer_bytes": 1 << 20}
 
 
-def to_write(
-    path: Path, described: Manifest, *, cache_bytes: int, write_buffer_bytes: int, limits: Limits = DEFAULT
-) -> ColdDatabase:
-    """Open a database for reading and writing, creating an empty one if there is none."""
-    sizes = {"cache_bytes": cache_bytes, "write_buffer_bytes": write_buffer_bytes}
+def to_write(path: Path, described: Manifest, *, limits: Limits = DEFAULT, **sizes: int) -> ColdDatabase:
+    """Open a database for reading and writing, creating an empty one if there is none. sizes: as READING_BYTES."""
     return _rocks(path, described, **sizes, read_only=False, limits=limits)
 
 
-def to_read(
-    path: Path,
-    described: Manifest,
-    *,
-    cache_bytes: int = 8 << 20,
-    write_buffer_bytes: int = 1 << 20,
-    limits: Limits = DEFAULT,
-) -> ColdDatabase:
-    """Open a database read-only."""
-    sizes = {"cache_bytes": cache_bytes, "write_buffer_bytes": write_buffer_bytes}
-    return _rocks(path, described, **sizes, read_only=True, limits=limits)
+def to_read(path: Path, described: Manifest, *, limits: Limits = DEFAULT, **sizes: int) -> ColdDatabase:
+    """Open a database read-only. sizes: other than READING_BYTES."""
+    return _rocks(path, described, **{**READING_BYTES, **sizes}, read_only=True, limits=limits)
 
 
 def to_salvage(path: Path, described: Manifest) -> ColdDatabase:
@@ -123,7 +113,6 @@ def _rocks(path: Path, described: Manifest | None, **options: Any) -> ColdDataba
             name: Family(creators[name], entry.rows, record_dtype(entry.schema).itemsize + KEY_BYTES)
             for name, entry in described.variables.items()
         }
-    if described is not None:
         check_variables(path, described)
     database: ColdDatabase = registry.cold_backend(RocksDBCreator.backend)(path, stores, **options)
     return database

@@ -29,6 +29,7 @@ from kvemb.durability.changes import ChangeLog
 from kvemb.durability.checkpoint import Checkpoint, DirectoryDraft, complete, written
 from kvemb.durability.epochs import dropped_variables
 from kvemb.durability.hotset import write_hot
+from kvemb.durability.inventory import Inventory
 from kvemb.durability.journal import Journal
 from kvemb.durability.manifest import Epoch, HotRows, Manifest
 from kvemb.durability.points import Points
@@ -173,7 +174,7 @@ class PointWriter:
         # Before the rows change in the open database: if a later step fails, the next delta must contain them.
         for part, snapshot in self._snapshots:
             self._changes.add(epochs, part.name, snapshot.keys())
-        with self._points.inventory(self._draft.path) as inventory:
+        with Inventory(self._draft.path, self._points.folder, self._points.current.files) as inventory:
             inventory.begin(layout.ROWS, ".sst")  # of the copied database: merges made them since the last point
             self._describe(epochs)
             inventory.begin(layout.CHANGES, ".keys")
@@ -246,14 +247,12 @@ class PointWriter:
 
     def _describe(self, epochs: list[Epoch]) -> None:
         """Write the key files and the counter files."""
-        scratch = self._draft.path
+        scratch, points, new = self._draft.path, self._points, self._manifest
         self._changes.link_to(scratch / layout.CHANGES, epochs)
-        before = self._points.folder / layout.HOT
-        sets = write_hot(scratch / layout.HOT, self._manifest.point, self._hot, before, self._manifest.hot)
-        folder, names, points = scratch / layout.SIGHTINGS, self._manifest.variables, self._points
-        known = points.sightings(names)
-        counted = write_sightings(folder, self._number, names, self._counted, points.adopted_sightings, known)
-        self._manifest = replace(self._manifest, changes=epochs, hot=sets, sightings=counted)
+        hot = write_hot(scratch / layout.HOT, new.point, self._hot, points.folder / layout.HOT, new.hot)
+        known = points.adopted_sightings, points.sightings
+        counted = write_sightings(scratch / layout.SIGHTINGS, new.point, new.variables, self._counted, *known)
+        self._manifest = replace(new, changes=epochs, hot=hot, sightings=counted)
 
     def _write_checkpoint(self, target: Path) -> None:
         """Write the checkpoint, complete and synced, but for its name. Raises TargetFailed."""

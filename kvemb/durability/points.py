@@ -19,7 +19,6 @@ from typing import TypeVar
 from kvemb.contracts import ColdDatabase
 from kvemb.durability import fresh_files, inventory, journal_segments, layout, manifest, paths
 from kvemb.durability.checkpoint import DirectoryDraft, warn_if_not_closed
-from kvemb.durability.inventory import Inventory
 from kvemb.durability.manifest import Epoch, Manifest
 from kvemb.durability.readable import database_in_place
 from kvemb.durability.sightings.point_files import Adopted, Stored
@@ -138,14 +137,10 @@ class Points:
         with layout.as_cold_store_error(f"write {self.store / layout.CURRENT}"):
             layout.set_current(self.store, self.current.point, logged=True)
 
-    def sightings(self, names: Collection[str]) -> Stored:
-        """Return the current point's counter files of these variables."""
-        folder, known = self.folder / layout.SIGHTINGS, self.current.sightings
-        return {name: (folder, known[name]) for name in names if name in known}
-
-    def inventory(self, scratch: Path) -> Inventory:
-        """Return the inventory of a point's directory; files shared with the current point are not read again."""
-        return Inventory(scratch, self.folder, self.current.files)
+    @property
+    def sightings(self) -> Stored:
+        """The current point's counter files."""
+        return {name: (self.folder / layout.SIGHTINGS, entry) for name, entry in self.current.sightings.items()}
 
     def _delete_live(self) -> None:
         """Delete the unpacked files of a closed store, while it is locked: the next owner unpacks them again."""

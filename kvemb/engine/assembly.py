@@ -175,8 +175,9 @@ def _record_whole(engine: Engine, specification: Specification, cold: ColdStore)
     """
     engine.checkpointer.wait()  # a point that is being written links the key files recorded so far
     with layout.as_cold_store_error(f"record the keys of {specification.name!r}"):
-        keys = (order_keys(rows.keys, specification.schema) for rows in cold.scan(engine.limits.scan_rows))
-        engine.changes.record_whole(specification.name, keys)
+        engine.changes.record_cleared(specification.name)
+        for rows in cold.scan(engine.limits.scan_rows):
+            engine.changes.record(specification.name, order_keys(rows.keys, specification.schema))
 
 
 def give_back(engine: Engine, hot_tables: HotTables, slot_rows: int, lease: Lease) -> None:

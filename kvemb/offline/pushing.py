@@ -125,31 +125,31 @@ class Pusher(RemoteCheckpoints):
             return None
         meter = Meter(total, progress)
 
-        def check(_: Path, entry: FileEntry) -> None:
+        def check(entry: FileEntry) -> None:
             if streams.matches(self._files, self._file_at(entry.sha256), entry):
                 meter(entry.bytes)
             else:
                 missing.add(entry.sha256)
 
-        def send(path: Path, entry: FileEntry) -> None:
+        def send(entry: FileEntry) -> None:
             target = self._file_at(entry.sha256)
             if entry.sha256 in found:
                 self._files.rm_file(target)  # never write through a file that may have other links
             self._make_folder_of(target)
-            streams.send(path, entry, self._files, target)
+            streams.send(plan.local[entry.sha256], entry, self._files, target)
             meter(entry.bytes)
 
         if verify:
             with self._translated("read"):
-                streams.move_all(check, [(Path(), entry) for entry in present], jobs)
+                streams.move_all(check, present, jobs)
             if missing - set(plan.local):
                 return None
-        sent = [(plan.local[sha256], files[sha256]) for sha256 in sorted(missing)]
+        sent = [files[sha256] for sha256 in sorted(missing)]
         with self._translated("write to", resumable=True):
             streams.move_all(send, sent, jobs)
             if plan.text is not None:
                 self._publish(number, plan.text)
-        nbytes = sum(entry.bytes for _, entry in sent)
+        nbytes = sum(entry.bytes for entry in sent)
         return Transfer(number, len(sent), nbytes, len(files) - len(sent), len(plan.pushed.deltas))
 
     def _delta(

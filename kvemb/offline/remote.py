@@ -18,7 +18,7 @@ from typing import Any
 from kvemb.durability import manifest, paths
 from kvemb.durability.layout import series_name
 from kvemb.durability.manifest import HotRows, Manifest
-from kvemb.durability.sightings.sizes import SightingsSize, sizes_of
+from kvemb.durability.sightings.counter_file import SightingsSize, sizes_of
 from kvemb.durability.variable_entry import VariableEntry
 from kvemb.errors import BackendUnavailable, CheckpointNotFound, Corruption, KvembError, TransferError
 from kvemb.installed import pip_install

@@ -101,7 +101,7 @@ class RemoteChecking(RemoteCheckpoints):
             present = [entry for sha256, entry in needed.items() if sha256 not in harmed]
             meter = Meter(sum(entry.bytes for entry in present), progress)
 
-            def read(_: Path, entry: FileEntry) -> None:
+            def read(entry: FileEntry) -> None:
                 try:
                     if not streams.matches(self._files, self._file_at(entry.sha256), entry):
                         harmed[entry.sha256] = "is damaged: it is not what was pushed"
@@ -110,7 +110,7 @@ class RemoteChecking(RemoteCheckpoints):
                 meter(entry.bytes)
 
             with self._translated("read"):
-                streams.move_all(read, [(Path(), entry) for entry in present], jobs)
+                streams.move_all(read, present, jobs)
         return harmed
 
 

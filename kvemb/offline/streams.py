@@ -10,10 +10,10 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from kvemb.durability import fresh_files
 from kvemb.durability.inventory import check_is_of_file
@@ -23,6 +23,7 @@ from kvemb.errors import Corruption
 from kvemb.threads.interrupts import result_of
 from kvemb.threads.pool import Threads
 
+File = TypeVar("File")
 PIECE_BYTES = 1 << 20
 # Bytes of a file in memory while it is copied. Object stores transfer parts of at least 5 MiB.
 PART_BYTES = 8 << 20
@@ -104,21 +105,21 @@ def write(files: Any, target: str, data: bytes) -> None:
         _sync(remote)
 
 
-def move_all(move: Callable[[Path, FileEntry], None], files: list[tuple[Path, FileEntry]], jobs: int) -> None:
+def move_all(move: Callable[[File], None], files: Iterable[File], jobs: int) -> None:
     """Call move for each file, on `jobs` threads. Raises the first error, after which no further file is begun."""
     failed = threading.Event()
 
-    def unless_failed(path: Path, entry: FileEntry) -> None:
+    def unless_failed(file: File) -> None:
         if not failed.is_set():
             try:
-                move(path, entry)
+                move(file)
             except BaseException:
                 failed.set()
                 raise
 
     with Threads(jobs, thread_name_prefix="kvemb-transfer") as pool:
         try:
-            for moved in [pool.submit(unless_failed, *file) for file in files]:
+            for moved in [pool.submit(unless_failed, file) for file in files]:
                 result_of(moved)
         finally:
             failed.set()

@@ -90,11 +90,11 @@ class Remote(Pusher):
         if not received.is_dir() or received.is_symlink():
             fresh_files.remove(received)
         fresh_files.make_directory(received)
-        missing = [(received / sha256, entry) for sha256, entry in {each.sha256: each for each in entries}.items()]
-        meter = Meter(sum(entry.bytes for _, entry in missing), how.progress)
+        missing = {entry.sha256: entry for entry in entries}.values()
+        meter = Meter(sum(entry.bytes for entry in missing), how.progress)
 
-        def receive(path: Path, entry: FileEntry) -> None:
-            source = self._file_at(entry.sha256)
+        def receive(entry: FileEntry) -> None:
+            path, source = received / entry.sha256, self._file_at(entry.sha256)
             # An earlier pull may have received it.
             if not (_has_size(path, entry) and not path.is_symlink() and measure(path) == entry):
                 fresh_files.remove(path)

@@ -21,7 +21,7 @@ from kvemb.cluster.durability.series import ClusterSeries, Published
 from kvemb.durability import fresh_files, inventory, layout, manifest, paths
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.layout import series_name
-from kvemb.durability.sightings.sizes import SightingsSize
+from kvemb.durability.sightings.counter_file import SightingsSize
 from kvemb.errors import Corruption
 from kvemb.handle import inside
 from kvemb.offline.places import Source

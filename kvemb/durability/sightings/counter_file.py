@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +16,7 @@ import numpy as np
 
 from kvemb.checks.fields import Accepted, integer, text
 from kvemb.checks.ranges import MAX_BUDGET_BYTES, MAX_ROWS
+from kvemb.durability.keyfile import deflated, inflated
 from kvemb.errors import Corruption, UnsupportedFormat
 from kvemb.operations.sightings import ROWS, Counters
 
@@ -38,15 +40,37 @@ class Counted:
     counted: Annotated[int, integer(0, MAX_ROWS)]
 
 
+@dataclass(frozen=True)
+class SightingsSize:
+    """What an Admission counted for a variable. Counters do not tell how many keys were sighted.
+
+    counted: sightings since the counters began or were last halved. counters: of one byte each. bytes: of their files.
+    """
+
+    counted: int
+    counters: int
+    bytes: int
+
+    def __add__(self, other: SightingsSize) -> SightingsSize:
+        """Return the sum, as for two shards."""
+        return SightingsSize(self.counted + other.counted, self.counters + other.counters, self.bytes + other.bytes)
+
+
+def sizes_of(sightings: Mapping[str, Counted], files: Mapping[str, int]) -> dict[str, SightingsSize]:
+    """Return the sizes by variable. sightings: as in a manifest. files: bytes of the checkpoint's files by path."""
+    return {
+        name: SightingsSize(entry.counted, entry.counters, files[f"sightings/{entry.file}"])
+        for name, entry in sightings.items()
+    }
+
+
 def write_counters(path: Path, counters: Counters) -> Counted:
     """Write a new counter file, without a sync; returns its entry in the manifest. Raises OSError."""
     values = counters.values.reshape(-1).data
     with open(path, "xb") as file:
         file.write(_HEAD.pack(_MAGIC, VERSION))
         for at in range(0, len(values), FRAME_BYTES):
-            # As in key files, only runs of equal bytes are searched for: the rest repeats by chance.
-            deflater = zlib.compressobj(1, strategy=zlib.Z_RLE)
-            payload = deflater.compress(values[at : at + FRAME_BYTES]) + deflater.flush()
+            payload = deflated(values[at : at + FRAME_BYTES])
             head = _NUMBER.pack(len(payload))
             file.write(head + payload + _NUMBER.pack(zlib.crc32(payload, zlib.crc32(head))))
     return Counted(path.name, len(values), counters.counted)
@@ -78,15 +102,10 @@ def read_counters(folder: Path, entry: Counted) -> Counters:
         end = start + _NUMBER.size + _NUMBER.unpack_from(data, start)[0]
         if data[end : end + _NUMBER.size] != _NUMBER.pack(zlib.crc32(data[start:end])):
             raise _damaged(path, "has a frame whose checksum is wrong")
-        inflating = zlib.decompressobj()
         try:
-            # At most one byte beyond the expected size, so that a small payload cannot inflate to fill the memory.
-            inflated = inflating.decompress(data[start + _NUMBER.size : end], len(part) + 1)
-        except zlib.error as error:
+            part[:] = np.frombuffer(inflated(data[start + _NUMBER.size : end], len(part)), np.uint8)
+        except (zlib.error, ValueError) as error:
             raise _damaged(path, f"has a frame with an invalid payload: {error}") from error
-        if len(inflated) != len(part) or not inflating.eof or inflating.unused_data:
-            raise _damaged(path, f"has a frame that does not inflate to {len(part):,} counters")
-        part[:] = np.frombuffer(inflated, np.uint8)
         start = end + _NUMBER.size
     if start != len(data):
         raise _damaged(path, "does not end after its last frame")

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from damage import damages
 
-from kvemb.durability.sightings import counter_file
-from kvemb.durability.sightings.counter_file import read_counters, write_counters
+from kvemb.durability.sightings.counter_file import Counted, SightingsSize, read_counters, sizes_of, write_counters
 from kvemb.errors import Corruption, UnsupportedFormat
 from kvemb.operations.sightings import ROWS, Counters
 
@@ -55,7 +54,7 @@ def test_a_payload_that_does_not_inflate_to_the_counters_is_damage(tmp_path, pay
     path = tmp_path / "000001-000.counts"
     path.write_bytes(b"kvembcount\x00\x01" + frame + struct.pack("<I", zlib.crc32(frame)))
     with pytest.raises(Corruption, match="has a frame"):
-        read_counters(tmp_path, counter_file.Counted(path.name, 1024, 0))
+        read_counters(tmp_path, Counted(path.name, 1024, 0))
 
 
 def test_another_version_is_refused(tmp_path):
@@ -66,3 +65,14 @@ def test_another_version_is_refused(tmp_path):
     path.write_bytes(data)
     with pytest.raises(UnsupportedFormat, match="format 2, this kvemb reads format 1"):
         read_counters(tmp_path, entry)
+
+
+def test_sizes_are_those_of_the_manifest_and_of_the_file():
+    counted = {"users": Counted("000001-000.counts", 4096, 7)}
+    found = sizes_of(counted, {"sightings/000001-000.counts": 90, "rows/CURRENT": 16})
+    assert found == {"users": SightingsSize(counted=7, counters=4096, bytes=90)}
+    assert sizes_of({}, {}) == {}
+
+
+def test_sizes_of_two_shards_are_added():
+    assert SightingsSize(7, 4096, 90) + SightingsSize(2, 4096, 10) == SightingsSize(9, 8192, 100)

@@ -1,0 +1,253 @@
+"""A series of checkpoints: numbered directories under one root that share unchanged files by hard links.
+
+    ROOT/00000042/    a checkpoint
+    ROOT/LOCK         held by the process that writes to the series
+
+A checkpoint appears atomically (kvemb.durability.checkpoint), and is renamed to a hidden name before it is deleted, so
+a directory with a number is complete. Each checkpoint has its own hard links, so deleting one does not affect another.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kvemb.checks.numeric import as_int
+from kvemb.checks.ranges import MAX_JOBS, MAX_SERIES
+from kvemb.durability import fresh_files, layout, paths
+from kvemb.durability.checkpoint import Checkpoint
+from kvemb.durability.layout import series_name
+from kvemb.durability.lock_file import LockFile
+from kvemb.errors import CheckpointNotFound
+from kvemb.offline import leftovers
+from kvemb.offline.places import chosen, source_at
+from kvemb.offline.transfer import JOBS, Pulling, Remote, Transfer
+from kvemb.progress import Progress
+from kvemb.shared_docs import described_as
+
+
+class NumberedCheckpoints:
+    """The checkpoints under a root, copied to and from URLs by kvemb.CheckpointManager, which saves them, too.
+
+    keep: how many of the newest are kept when another is saved; None: all. Raises TypeError, ValueError.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], keep: int | None) -> None:
+        self.root: Path = paths.local(root, "root")
+        self.keep: int | None = None if keep is None else as_int(keep, "keep", 1, MAX_SERIES)
+        self._lock: LockFile | None = None
+        self._dropping = threading.Lock()
+
+    def numbers(self) -> builtins.list[int]:
+        """List the numbers of the complete checkpoints.
+
+        Returns:
+            The numbers, ascending; empty if there is no series yet.
+        """
+        return paths.series_numbers(self.root)
+
+    def path(self, number: int) -> Path:
+        """Return the path of the checkpoint with a number, whether it exists or not.
+
+        Args:
+            number: The checkpoint's number.
+
+        Returns:
+            A path such as ``ROOT/00000042``.
+
+        Raises:
+            TypeError: ``number`` is not an int.
+            ValueError: ``number`` is negative or too large.
+        """
+        return self.root / series_name(as_int(number, "number", 0, MAX_SERIES))
+
+    def list(self) -> builtins.list[Checkpoint]:
+        """List the complete checkpoints, the oldest first.
+
+        Returns:
+            The checkpoints.
+
+        Raises:
+            Corruption: A manifest is damaged; the message names it.
+        """
+        found = []
+        for number in self.numbers():
+            try:
+                found.append(Checkpoint(self.path(number)))
+            except CheckpointNotFound:
+                continue  # deleted since it was listed
+        return found
+
+    def latest(self) -> Checkpoint | None:
+        """Return the newest complete checkpoint.
+
+        Returns:
+            The checkpoint; None if there is none.
+
+        Raises:
+            Corruption: Its manifest is damaged.
+        """
+        checkpoints = self.numbers()
+        return Checkpoint(self.path(checkpoints[-1])) if checkpoints else None
+
+    def push(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        number: int | None = None,
+        keep: int | None = None,
+        verify: bool = False,
+        whole: bool = False,
+        options: Mapping[str, Any] | None = None,
+        jobs: int = JOBS,
+        progress: Progress | None = None,
+    ) -> Transfer:
+        """Copy a checkpoint to a URL that fsspec supports: files that the URL lacks, and the manifest last.
+
+        The first checkpoint is sent whole, later ones as the rows that changed since one at the URL. A later one is
+        sent whole if the changes are not known, if it is no larger than them, or once the deltas would outgrow the last
+        whole one. After an interruption, the next push skips files that were already sent.
+
+        Every file is hashed while it is sent, and a damaged local file is not sent. A file at the URL is skipped if its
+        size is right, since it was hashed when it was sent. Otherwise it is replaced, even if the checkpoint is
+        complete there.
+
+        Args:
+            url: A URL such as ``"s3://bucket/series"``, or a directory.
+            number: The checkpoint's number. None: the newest.
+            keep: How many of the newest checkpoints to keep at the URL. None: all. With ``keep``, no other process may
+                push there at the same time.
+            verify: Whether to also read all files that the checkpoint needs at the URL, and replace damaged ones. If
+                one is not available locally, such as an old delta, the checkpoint is sent whole.
+            whole: Whether to send it whole in any case.
+            options: fsspec's options for the filesystem, a dict.
+            jobs: How many files to transfer at a time.
+            progress: ``fn(done, total)``, called with bytes.
+
+        Returns:
+            What was sent.
+
+        Raises:
+            CheckpointNotFound: The series has no such checkpoint.
+            FileExistsError: Another checkpoint has the number at the URL, or the URL or the root is a store or a
+                checkpoint.
+            TransferError: The URL could not be read or written, for example because the bucket does not exist.
+            Corruption: A local file is damaged; the message names it.
+            BackendUnavailable: fsspec, or what it needs for the URL, is not installed.
+            TypeError, ValueError: An argument is not valid.
+
+        Example:
+            >>> with kvemb.CheckpointManager("series") as series:
+            ...     saved = series.save(store)
+            ...     series.push("far_away").number
+            1
+        """
+        keep, jobs = None if keep is None else as_int(keep, "keep", 1, MAX_SERIES), as_int(jobs, "jobs", 1, MAX_JOBS)
+        number = None if number is None else as_int(number, "number", 0, MAX_SERIES)
+        paths.check_series_root(self.root)
+        number = chosen(number, self.numbers(), str(self.root))
+        remote = Remote(url, options)
+        how = {"verify": bool(verify), "whole": bool(whole)}
+        done = remote.push(Checkpoint(self.path(number)), number, **how, jobs=jobs, progress=progress)
+        if keep is not None:
+            remote.prune(keep)
+        return done
+
+    @described_as(push)
+    def pull(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        number: int | None = None,
+        options: Mapping[str, Any] | None = None,
+        jobs: int = JOBS,
+        progress: Progress | None = None,
+    ) -> Checkpoint:
+        """Copy a checkpoint from a URL into the series, under its number.
+
+        A checkpoint that was pushed as deltas is made whole, from the nearest checkpoint of the series that leads to
+        it, or else from the last whole one at the URL. It has the rows and the id of the pushed one, but its own table
+        files. The checkpoints of a cluster's shards are merged into one. That one records what changed since the newest
+        earlier one that this series has, so that ``Store.apply_delta`` can apply it to a replica.
+
+        Files that a local checkpoint of the series has, with the right size, are not transferred. The others are
+        checked against their checksums, and no more bytes are read than a file's size. A checkpoint that is already in
+        the series is returned unchanged.
+
+        Args:
+            url: A URL or a directory to which a series was pushed, or the URL of a cluster.
+
+        Returns:
+            The checkpoint in the series.
+
+        Raises:
+            Locked: Another process writes to the series.
+            CheckpointNotFound: There is no such checkpoint at the URL.
+            TransferError: The URL could not be read.
+            FileExistsError: Another checkpoint has the number in the series, or the root is a store or a checkpoint.
+            Corruption: A file at the URL is damaged; the message names it.
+            ColdStoreError: The disk could not be written.
+            BackendUnavailable: fsspec, or what it needs for the URL, is not installed.
+            TypeError, ValueError: An argument is not valid.
+
+        Example:
+            >>> with kvemb.CheckpointManager("series") as series:
+            ...     _ = series.save(store), series.push("far_away")
+            >>> with kvemb.CheckpointManager("copy") as copy:
+            ...     copy.pull("far_away").variables["users"].rows
+            3
+        """
+        jobs = as_int(jobs, "jobs", 1, MAX_JOBS)
+        number = None if number is None else as_int(number, "number", 0, MAX_SERIES)
+        remote = source_at(url, options)
+        paths.check_series_root(self.root)
+        number = chosen(number, remote.numbers(), str(url))
+        self._hold()
+        if number in self.numbers():
+            local = Checkpoint(self.path(number))
+            if local.id != remote.id_of(number):
+                raise FileExistsError(f"{local.path} is not the same checkpoint as at {url}; pull into another root")
+            return local
+        remote.pull(number, self.path(number), self.list(), self.root / layout.PULLED, Pulling(jobs, progress))
+        return Checkpoint(self.path(number))
+
+    @described_as(pull)
+    def remote_numbers(
+        self, url: str | os.PathLike[str], *, options: Mapping[str, Any] | None = None
+    ) -> builtins.list[int]:
+        """List the numbers of the checkpoints at a URL.
+
+        Returns:
+            The numbers, ascending.
+
+        Raises:
+            TransferError: The URL could not be read.
+            BackendUnavailable: fsspec, or what it needs for the URL, is not installed.
+            TypeError, ValueError: An argument is not valid.
+        """
+        return Remote(url, options).numbers()
+
+    def _hold(self) -> None:
+        """Take the series' lock, and clear away what a crash left."""
+        if self._lock is None or self._lock.closed:  # it is closed if this process was forked from the lock's owner
+            paths.check_series_root(self.root)
+            with layout.as_cold_store_error(f"write to {self.root}"):
+                fresh_files.make_directory(self.root)
+                self._lock = layout.lock(self.root, "the series {} is written to", "close it there")
+            leftovers.clear(self.root)
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+        self._lock = None
+
+    def _drop_old(self) -> None:
+        with self._dropping, layout.as_cold_store_error(f"delete old checkpoints of {self.root}"):
+            for number in self.numbers()[: -self.keep] if self.keep is not None else []:
+                hidden = self.root / layout.dropped_name(number)
+                os.rename(self.path(number), hidden)
+                fresh_files.remove(hidden)
