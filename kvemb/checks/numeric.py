@@ -23,10 +23,10 @@ def is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
-def as_number(value: Any, what: str, least: float | None = None, most: float | None = None) -> Number:
-    """Return a Python int or float equal to value, checked against least and most if given.
+def as_number(value: Any, what: str) -> Number:
+    """Return a Python int or float equal to value.
 
-    Raises, naming `what`, TypeError if it is not a real number, ValueError if it is out of range or exceeds float64.
+    Raises, naming `what`, TypeError if it is not a real number, ValueError if it exceeds float64.
     """
     if not is_number(value):
         raise TypeError(f"{what} must be a real number, got {type(value).__name__} {brief(value)}")
@@ -34,10 +34,6 @@ def as_number(value: Any, what: str, least: float | None = None, most: float | N
         number = float(value)
     except OverflowError:
         raise ValueError(f"{what} must fit float64, as a finite number, got {brief(value)}") from None
-    if least is not None and not number >= least:
-        raise ValueError(f"{what} must be at least {least}, got {brief(value)}")
-    if most is not None and not number <= most:
-        raise ValueError(f"{what} must be at most {most}, got {brief(value)}")
     return int(value) if isinstance(value, numbers.Integral) else number
 
 

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary, finalize
 
 from kvemb.checks import few_files
 from kvemb.checks.brief import brief
-from kvemb.checks.numeric import as_int, as_number
+from kvemb.checks.numeric import as_float, as_int
 from kvemb.checks.ranges import MAX_SERIES
 from kvemb.checks.seconds import as_seconds
 from kvemb.cluster import ray_starting, ray_transport
@@ -102,7 +102,7 @@ def open(
     """
     parse_budget(memory_budget)
     parse_device_memory(device_memory)
-    each = float(device_memory is not None) if gpus is None else as_number(gpus, "gpus", 0, _MAX_GPUS)
+    each = float(device_memory is not None) if gpus is None else as_float(gpus, "gpus", least=0, most=_MAX_GPUS)
     if each > 1 and each != int(each):
         raise ValueError(f"gpus must be a whole number or less than 1, got {brief(gpus)}")
     seconds = as_seconds(answer_seconds, "answer_seconds", least=MIN_ANSWER_SECONDS)

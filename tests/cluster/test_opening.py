@@ -32,7 +32,7 @@ def test_its_files_are_in_scratch_until_it_is_closed(tmp_path):
         ({"shards": 2.0}, TypeError, "shards must be an int"),
         ({"shards": 2, "memory_budget": "1KB"}, ValueError, "memory_budget must be at least"),
         ({"shards": 2, "device_memory": "lots"}, ValueError, "device_memory"),
-        ({"shards": 2, "gpus": -1}, ValueError, "gpus must be at least 0"),
+        ({"shards": 2, "gpus": -1}, ValueError, "gpus must be finite and at least 0"),
         ({"shards": 2, "gpus": 1.5}, ValueError, r"gpus must be a whole number or less than 1, got 1\.5"),
         ({"number": 1.5}, TypeError, "number must be an int"),
         ({"number": 1, "shards": 2}, ValueError, "number=1 selects a checkpoint, so url is required"),
