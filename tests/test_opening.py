@@ -24,26 +24,26 @@ def series_of(store, root):
         return manager.list()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"durability": "always"}, ValueError, "durability must be 'checkpoint' or 'write', got 'always'"),
-        ({"durability": None}, ValueError, "durability must be 'checkpoint' or 'write', got None"),
-        ({"memory_budget": "much"}, ValueError, "much"),
-    ],
-)
-def test_arguments_are_checked_before_anything_is_made(store, tmp_path, arguments, error, message):
+OF_SECONDS = "flush_every must be a number of seconds, "
+WRONG = [
+    ({"durability": "always"}, ValueError, "durability must be 'checkpoint' or 'write', got 'always'"),
+    ({"durability": None}, ValueError, "durability must be 'checkpoint' or 'write', got None"),
+    ({"memory_budget": "much"}, ValueError, "much"),
+    ({"flush_every": 0}, ValueError, f"{OF_SECONDS}above 0, at most .*, got 0"),
+    ({"flush_every": "30s"}, TypeError, f"{OF_SECONDS}such as .* got str '30s'"),
+    ({"flush_every": float("nan")}, ValueError, OF_SECONDS),
+]
+
+
+@pytest.mark.parametrize(("arguments", "error", "message"), WRONG)
+def test_arguments_are_checked_before_anything_is_made_or_looked_for(store, tmp_path, arguments, error, message):
     with pytest.raises(error, match=message):
         kvemb.open(tmp_path / "new", **arguments)
     checkpoint = store.checkpoint(tmp_path / "checkpoint")
-    with pytest.raises(error, match=message):
-        kvemb.restore(checkpoint, tmp_path / "new", **arguments)
+    for place in (checkpoint, *([] if "durability" in arguments else [tmp_path / "none"])):
+        with pytest.raises(error, match=message):
+            kvemb.restore(place, tmp_path / "new", **arguments)
     assert not (tmp_path / "new").exists()
-
-
-def test_a_budget_is_checked_before_a_checkpoint_is_looked_for(tmp_path):
-    with pytest.raises(ValueError, match="much"):
-        kvemb.restore(tmp_path / "none", tmp_path / "new", memory_budget="much")
 
 
 def told_of(path, caplog):
@@ -59,11 +59,12 @@ def test_a_budget_above_the_memory_of_the_machine_is_told(tmp_path, caplog):
     assert f"the memory_budget of {tmp_path / 'large'} is 15.0 TiB, but this machine or container has only" in told
 
 
-def test_what_only_a_writer_has_is_refused_for_a_reader(store):
+@pytest.mark.parametrize("reading", ["read_only", "follow"])
+def test_what_only_a_writer_has_is_refused_for_a_reader(store, reading):
     """durability="write" was ignored."""
-    for reading in ({"read_only": True}, {"follow": True}):
-        with pytest.raises(ValueError, match="durability='write' needs a writable store; remove it"):
-            kvemb.open(store.path, durability="write", **reading)
+    for given, named in (({"durability": "write"}, "durability='write'"), ({"flush_every": 1}, "flush_every")):
+        with pytest.raises(ValueError, match=f"{named} needs a writable store; remove it"):
+            kvemb.open(store.path, **given, **{reading: True})
 
 
 def test_a_checkpoint_is_not_followed(store, tmp_path):

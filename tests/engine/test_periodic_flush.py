@@ -186,24 +186,7 @@ def test_a_store_that_nothing_refers_to_is_still_told_as_not_closed(tmp_path, ca
     thread.join()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"flush_every": 0}, ValueError, "flush_every must be a number of seconds, above 0, at most .*, got 0"),
-        ({"flush_every": "30s"}, TypeError, "flush_every must be a number of seconds, such as .* got str '30s'"),
-        ({"flush_every": float("nan")}, ValueError, "flush_every"),
-        ({"flush_every": 1, "read_only": True}, ValueError, "flush_every needs a writable store; remove it"),
-        ({"flush_every": 1, "follow": True}, ValueError, "flush_every needs a writable store; remove it"),
-    ],
-)
-def test_what_is_refused(store, arguments, error, message):
-    with pytest.raises(error, match=message):
-        kvemb.open(store.path, **arguments)
-
-
-def test_it_is_refused_before_a_checkpoint_is_looked_for(tmp_path):
-    with pytest.raises(ValueError, match="flush_every"):
-        kvemb.restore(tmp_path / "none", tmp_path / "new", flush_every=-1)
+def test_it_has_no_effect_with_resume_and_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"flush_every has no effect with resume, .* call save_if_due"):
         kvemb.CheckpointManager(tmp_path / "series").resume(tmp_path / "new", flush_every=30)
     assert list(tmp_path.iterdir()) == []

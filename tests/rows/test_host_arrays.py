@@ -73,8 +73,9 @@ def test_keys_that_would_lose_information_are_refused(keys, dtype):
         (["a"], "got str, which would lose information; number them, or hash them to integers"),
         ({1, 2}, "give an array or a list of numbers, not a set"),
         ((each for each in (1, 2)), "give an array or a list of numbers, not a generator"),
+        (np.ones(2, bool), "got bool; if it is a mask, pass the keys"),
     ],
-    ids=["str", "set", "generator"],
+    ids=["str", "set", "generator", "mask"],
 )
 def test_the_advice_fits_what_was_given(keys, advice):
     with pytest.raises(TypeError, match=advice):

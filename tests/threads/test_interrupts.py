@@ -158,21 +158,16 @@ class Interrupting(threading.Condition):
         return taken
 
 
-def test_ctrl_c_while_an_event_takes_its_lock_leaves_it_free() -> None:
-    event = threading.Event()
-    event._cond.__class__ = Interrupting  # type: ignore[attr-defined]
+def test_ctrl_c_while_an_event_or_a_future_takes_its_lock_leaves_it_free() -> None:
+    event, future = threading.Event(), Future[int]()
+    event._cond.__class__ = future._condition.__class__ = Interrupting  # type: ignore[attr-defined]
     with pytest.raises(KeyboardInterrupt):
         wait_for(event)
-    threading.Timer(0.05, event.set).start()
-    wait_for(event)
-
-
-def test_ctrl_c_while_a_future_takes_its_lock_leaves_it_free() -> None:
-    future: Future[int] = Future()
-    future._condition.__class__ = Interrupting
     with pytest.raises(KeyboardInterrupt):
         result_of(future)
+    threading.Timer(0.05, event.set).start()
     threading.Timer(0.05, future.set_result, [7]).start()
+    wait_for(event)
     assert result_of(future) == 7
 
 
