@@ -7,6 +7,9 @@ import sys
 import textwrap
 from typing import Any
 
+# The command, before its arguments.
+KVEMB = [sys.executable, "-c", "from kvemb.tools import main; main()"]
+
 
 def run_python(code: str, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a program, which may be indented, and return what it printed. options: those of subprocess.run."""

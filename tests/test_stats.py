@@ -48,6 +48,7 @@ def test_every_figure_has_its_name():
     assert figures["bytes_hot"] == 2048
     assert set(figures) == {field.name for field in dataclasses.fields(Stats)} | {"hit_rate"}
     assert all(part in str(stats) for part in ("1,234 rows", "hit rate 25.0%", "2.0 KiB"))
+    assert str(Stats(rows=1)).startswith("1 row: ")
 
 
 def test_places_add_up_and_are_told_where_there_is_a_gpu():

@@ -17,6 +17,7 @@ from kvemb.tools.formats.known import names
 pytest.importorskip("pyarrow")
 BUDGET = "8MiB"
 ENDLESS = "9" * 5000
+ADVICE = "; a variable is named with --variable NAME (see kvemb {} --help)\n"
 CASES = {
     "demo": [
         ("--triples nowhere", 1, "nowhere: No such file or directory"),
@@ -64,6 +65,7 @@ CASES = {
         ("store o.w2v --with-scores", 1, "word2vec cannot hold the column 'score'"),
         ("store o.model --dtype float16", 1, "hugectr holds float32 values, these are float16"),
         ("store o.npy --partitions 2", 1, "the output of npy is one folder and cannot be split"),
+        ("checkpoint users out.csv", 2, ADVICE.format("export")),
     ],
     "import": [
         ("nowhere.parquet new", 1, "nowhere.parquet does not exist"),
@@ -89,6 +91,7 @@ CASES = {
     ],
     "migrate": [
         ("store out --dim 3 --yes", 2, "nothing to change in variable 'table'"),
+        ("a b users", 2, ADVICE.format("migrate")),
         ("nowhere out --dim 2", 1, "nowhere does not exist"),
         ("series out --dim 2", 1, "series is a series of checkpoints: name one, such as "),
         ("store s3://bucket/x", 2, "s3://bucket/x is a URL, but this must be a path on this machine"),
@@ -105,6 +108,7 @@ CASES = {
         ("checkpoint 5", 1, "checkpoint is a checkpoint, which never changes; make a store of it with "),
         ("series 5", 1, "series is a series of checkpoints: name one, such as "),
         ("store 5", 1, "OUT --variable table --policy frequency"),
+        ("store 5 users", 2, ADVICE.format("restrict")),
         ("s3://bucket/x 5", 2, "s3://bucket/x is a URL, but this must be a path on this machine"),
     ],
     "restore": [
@@ -140,11 +144,16 @@ CASES = {
         ("nowhere page.html", 1, "nowhere does not exist"),
         ("s3://bucket/x", 2, "s3://bucket/x is a URL, but this must be a path on this machine"),
     ],
-    "peek": [("two", 2, "two has the variables items, users; name one: --variable items")],
+    "peek": [
+        ("two", 2, "two has the variables items, users; name one: --variable items"),
+        *((f"checkpoint {words}", 2, ADVICE.format("peek")) for words in ("users 17", "17 users")),
+    ],
     "stats": [
         ("two", 2, "name one: --variable items"),
         ("--frob", 2, "(see kvemb stats --help)"),
+        ("checkpoint users", 2, ADVICE.format("stats")),
     ],
+    "drop": [("store users", 2, "--variable")],
     "diff": [("two two --variable no", 1, "two and two have no variable 'no'; they have items, users")],
     "cluster": [
         ("status nowhere", 1, "there is no checkpoint of a cluster at"),

@@ -10,20 +10,18 @@ import resource
 import shlex
 import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
-from programs import run_python
+from programs import KVEMB, run_python
 from typer.models import ArgumentInfo, OptionInfo
+from waiting import wait_until
 
 import kvemb as library
 from kvemb.installed import pip_install
 from kvemb.tools.cli import _command, app, run
 
-COMMAND = [sys.executable, "-c", "from kvemb.tools import main; main()"]
 LITTLE = ["--budget", "8MiB"]
 TINY = ["--clicks", "3000", "--dim", "4", "--batch", "256", *LITTLE]
 PATIENCE = 300  # seconds; a machine's first run compiles
@@ -31,19 +29,6 @@ PATIENCE = 300  # seconds; a machine's first run compiles
 
 def environment(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "TMPDIR": str(tmp_path), "COLUMNS": "100"}
-
-
-def kvemb(tmp_path: Path, *arguments: str, **kwargs: Any) -> subprocess.CompletedProcess[str]:
-    """Run the command with its temporary directories in tmp_path."""
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        cwd=tmp_path,
-        env=environment(tmp_path),
-        **kwargs,
-    )
 
 
 def triples(path: Path, text: str = "".join(f"{i}\tnext\t{i + 1}\n" for i in range(60))) -> str:
@@ -75,7 +60,7 @@ def test_on_a_terminal_there_is_a_bar_with_the_hit_rate(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     environ = {**environment(tmp_path), "TERM": "xterm"}
     process = subprocess.Popen(
-        [*COMMAND, "demo", "--clicks", "20000", *TINY[2:]], stdout=theirs, stderr=theirs, env=environ
+        [*KVEMB, "demo", "--clicks", "20000", *TINY[2:]], stdout=theirs, stderr=theirs, env=environ
     )
     os.close(theirs)
     shown = b""
@@ -142,24 +127,16 @@ def test_triples_are_trained_and_judged(tmp_path: Path, capsys: pytest.CaptureFi
     assert 0 < summary["test"]["mrr"] <= 1
 
 
-def test_figures_that_do_not_exist_are_no_numbers_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    train, test = triples(tmp_path / "train.txt"), triples(tmp_path / "test.txt", "1\tnext\t2\n")
-    assert run(["demo", "--triples", train, test, "--json", "--epochs", "1", "--dim", "4", *LITTLE]) == 0
-    assert json.loads(capsys.readouterr().out)["valid"]["mrr"] == "NaN"
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), pytest.param(15, 143, marks=pytest.mark.slow)])
 def test_an_interrupted_demo_leaves_nothing(tmp_path: Path, number: int, code: int) -> None:
     process = subprocess.Popen(
-        [*COMMAND, "demo", *TINY, "--clicks", "50000000"],
+        [*KVEMB, "demo", *TINY, "--clicks", "50000000"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=environment(tmp_path),
     )
-    deadline = time.monotonic() + PATIENCE
-    while not list(tmp_path.glob("kvemb-demo-*/store/*")) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: list(tmp_path.glob("kvemb-demo-*/store/*")))
     process.send_signal(number)
     _, told = process.communicate(timeout=PATIENCE)
     assert process.returncode == code
@@ -172,7 +149,8 @@ def test_a_disk_that_takes_no_more_is_told_in_one_line(tmp_path: Path) -> None:
     def limit_files() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, 1 << 18))
 
-    done = kvemb(tmp_path, "demo", *TINY[2:], "--clicks", "100000", preexec_fn=limit_files)
+    command = ["demo", *TINY[2:], "--clicks", "100000"]
+    done = run_python(KVEMB[-1], *command, cwd=tmp_path, env=environment(tmp_path), preexec_fn=limit_files)
     assert done.returncode == 4, done.stderr
     warning, message = done.stderr.splitlines()
     assert "is closed without a new durable point" in warning
@@ -227,33 +205,6 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_group_without_a_command_says_what_is_missing(group, capsys):
     assert run([group]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == f"kvemb: name a command (see kvemb {group} --help)"
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        *(
-            ["export", "checkpoint", "users", "out.csv"],
-            ["stats", "checkpoint", "users"],
-            ["migrate", "a", "b", "users"],
-        ),
-        *(
-            ["peek", "checkpoint", "users", "17"],
-            ["peek", "checkpoint", "17", "users"],
-            ["restrict", "store", "5", "users"],
-        ),
-    ],
-    ids=" ".join,
-)
-def test_a_variable_that_is_named_without_the_option_brings_advice(arguments, capsys):
-    assert run(arguments) == 2
-    advice = f"; a variable is named with --variable NAME (see kvemb {arguments[0]} --help)\n"
-    assert capsys.readouterr().err.endswith(advice)
-
-
-def test_drop_asks_for_the_option_by_name(capsys):
-    assert run(["drop", "store", "users"]) == 2
-    assert "--variable" in capsys.readouterr().err
 
 
 def test_all_commands_name_a_variable_and_a_store_in_one_way():

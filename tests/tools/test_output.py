@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from programs import KVEMB
 from unread import run_unread
 
 import kvemb
@@ -16,7 +16,6 @@ from kvemb.tools.cli import run
 
 pytestmark = pytest.mark.slow
 
-COMMAND = [sys.executable, "-c", "from kvemb.tools import main; main()"]
 TINY = "demo --clicks 3000 --dim 4 --batch 256 --budget 8MiB"
 EXPORTS = [f"export store - --format {name}" for name in ("csv", "arrow")]
 CLOSED = "kvemb: stdout is closed; to discard the output, redirect it to /dev/null\n"
@@ -32,7 +31,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shell(place: Path, line: str) -> subprocess.CompletedProcess[str]:
-    words = ["bash", "-c", line.replace("kvemb", shlex.join(COMMAND))]
+    words = ["bash", "-c", line.replace("kvemb", shlex.join(KVEMB))]
     return subprocess.run(words, cwd=place, capture_output=True, text=True, timeout=300)
 
 
@@ -68,12 +67,12 @@ def test_an_import_from_a_closed_pipe_is_one_line(place):
     ["info store --json", "--help", "diff store checkpoint", "ls store", *EXPORTS, TINY],
 )
 def test_a_reader_that_goes_away_ends_the_command(place, command):
-    done = run_unread([*COMMAND, *command.split()], place)
+    done = run_unread([*KVEMB, *command.split()], place)
     assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_a_failure_whose_reader_went_away_keeps_its_exit_code(place):
-    assert run_unread([*COMMAND, "info", "nowhere"], place, errors_too=True).returncode == 1
+    assert run_unread([*KVEMB, "info", "nowhere"], place, errors_too=True).returncode == 1
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -23,31 +24,24 @@ from tests.tools.test_pinned_tools import BUDGET, make, rows_of
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("rows", "dtype"),
+    ("first", "rows", "dtypes"),
     [
-        (np.append(np.zeros(200_000), 0.5).astype(np.float32).reshape(-1, 1), None),
-        (np.array([[1.0], [2.0]], np.float32), None),
-        (np.array([[np.nan], [np.inf]], np.float32), None),
-        (np.empty((0, 2), np.float32), None),
-        (np.array([[7], [-8]], np.int8), "int8"),
-        (np.array([[1e300], [-0.1]]), "float64"),
+        (0, np.append(np.zeros(200_000), 0.5).astype(np.float32).reshape(-1, 1), {}),
+        (0, np.array([[1.0], [2.0]], np.float32), {}),
+        (0, np.array([[np.nan], [np.inf]], np.float32), {}),
+        (0, np.empty((0, 2), np.float32), {}),
+        (0, np.array([[7], [-8]], np.int8), {"value_dtype": "int8"}),
+        (0, np.array([[1e300], [-0.1]]), {"value_dtype": "float64"}),
+        (2**63 + 1, np.zeros((3, 1), np.float32), {"key_dtype": "uint64"}),
     ],
 )
-def test_a_csv_says_nothing_of_types_and_brings_back_what_was_written(tmp_path, rows, dtype):
-    make(tmp_path / "store", np.arange(len(rows)), rows)
+def test_a_csv_says_nothing_of_types_and_brings_back_what_was_written(tmp_path, first, rows, dtypes):
+    keys = [first + at for at in range(len(rows))]
+    make(tmp_path / "store", keys, rows, key_dtype=dtypes.get("key_dtype", "int64"))
     export(tmp_path / "store", tmp_path / "out.csv")
-    import_table(tmp_path / "out.csv", tmp_path / "copy", variable="table", value_dtype=dtype)
-    np.testing.assert_array_equal(rows_of(tmp_path / "copy")[1], rows)
-
-
-def test_great_unsigned_keys_come_through_a_csv(tmp_path):
-    keys = [2**63 + 1, 2**63 + 3, 2**64 - 1]
-    make(tmp_path / "store", keys, np.zeros((3, 1), np.float32), key_dtype="uint64")
-    export(tmp_path / "store", tmp_path / "out.csv")
-    import_table(tmp_path / "out.csv", tmp_path / "copy", variable="table", key_dtype="uint64")
+    import_table(tmp_path / "out.csv", tmp_path / "copy", variable="table", **dtypes)
     assert rows_of(tmp_path / "copy")[0] == keys
-    with pytest.raises(BadInput, match="invalid value '9223372036854775809'"):
-        import_table(tmp_path / "out.csv", tmp_path / "no", variable="table")
+    np.testing.assert_array_equal(rows_of(tmp_path / "copy")[1], rows)
 
 
 def test_rows_are_given_the_length_1_whatever_their_size(tmp_path):
@@ -160,20 +154,17 @@ def test_columns_of_a_csv_are_taken_by_their_numbers(tmp_path):
     assert rows_of(tmp_path / "new")[1].tolist() == [list(range(10, 21))]
 
 
-@pytest.mark.parametrize("doubled", ["key", "value", "other"])
-def test_a_column_that_is_there_twice_is_refused_where_it_is_needed(tmp_path, doubled):
+def test_a_column_that_is_there_twice_is_refused_where_it_is_needed(tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     columns = {"key": pa.array([1]), "value": pa.array([[2.0]]), "other": pa.array([3])}
-    table = pa.table([*columns.values(), columns[doubled]], names=[*columns, doubled])
     out = tmp_path / "out.parquet"
-    pq.write_table(table, out)
-    if doubled == "other":
-        assert import_table(out, tmp_path / "new").added == 1
-        return
-    with pytest.raises(BadInput, match=f"has the column '{doubled}' twice"):
-        import_table(out, tmp_path / "new")
+    for doubled in ("key", "value", "other"):
+        pq.write_table(pa.table([*columns.values(), columns[doubled]], names=[*columns, doubled]), out)
+        refused = pytest.raises(BadInput, match=f"has the column '{doubled}' twice")
+        with nullcontext() if doubled == "other" else refused:
+            assert import_table(out, tmp_path / "new").added == 1
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 
 import kvemb
 from kvemb.tools.cli import run
-from kvemb.tools.screen import Screen
+from kvemb.tools.screen import Screen, counted
 
 NAMES = ["x" * 200, "a name of several words " * 8 + "x", "埋め込み表" * 40, "[bold]:smile:[/bold] [/red]" * 7, "users"]
 
@@ -44,6 +44,10 @@ def test_names_and_figures_are_whole_on_one_line(place, monkeypatch, capsys, com
         assert [line for line in lines if line.startswith(f"  {name} ") and line.endswith(f"  {figure}")], name
     assert run(["ls", "a"]) == 0
     assert capsys.readouterr().out.splitlines() == [f"{1500:>15,}  {name}" for name in sorted(NAMES)]
+
+
+def test_one_row_is_not_called_rows():
+    assert [counted(number, "row") for number in (0, 1, 2000)] == ["0 rows", "1 row", "2,000 rows"]
 
 
 def test_values_stand_below_each_other(capsys):

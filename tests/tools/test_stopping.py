@@ -9,12 +9,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from programs import KVEMB
+from waiting import wait_until
 
 import kvemb
 from kvemb import bulk
@@ -24,13 +27,13 @@ from kvemb.tools.ahead import ahead
 from kvemb.tools.cli import run
 from kvemb.tools.export import export
 from kvemb.tools.exported_rows import RowWriter
+from kvemb.tools.failures import BadInput
 from kvemb.tools.formats import known
 from kvemb.tools.importing import import_table
 
 pytestmark = pytest.mark.slow
 
 pytest.importorskip("pyarrow")
-COMMAND = [sys.executable, "-c", "from kvemb.tools import main; main()"]
 PATIENCE = 300.0
 SLOW_READS = Path(__file__).parents[1] / "slow_reads"
 
@@ -52,7 +55,7 @@ def begin(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
     (tmp_path / "tmp").mkdir()
     # As a shell in the foreground starts it: SIGINT is not ignored.
     return subprocess.Popen(
-        [*COMMAND, *arguments],
+        [*KVEMB, *arguments],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -61,13 +64,6 @@ def begin(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
         env={**os.environ, "TMPDIR": str(tmp_path / "tmp"), "PYTHONPATH": str(SLOW_READS)},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-
-
-def wait_until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def session(number: int) -> list[int]:
@@ -107,7 +103,7 @@ def test_processes_of_an_export_end_with_it(store, tmp_path, number):
         os.utime(folder, (time.time() - 3600,) * 2)
     again = ["export", str(store), "out.csv", "--where", "key < 3"]
     environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
-    subprocess.run([*COMMAND, *again], cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=PATIENCE)
+    subprocess.run([*KVEMB, *again], cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=PATIENCE)
     assert left(tmp_path) == ["out.csv", "tmp"]
 
 
@@ -244,28 +240,10 @@ def test_reading_ahead_ends_with_whoever_reads():
 
 
 def test_a_process_that_is_killed_is_told_of(store, tmp_path, monkeypatch):
-    from kvemb.tools import export_parts
-    from kvemb.tools.failures import BadInput
+    def died(*_: Any) -> Any:
+        raise BrokenProcessPool("a child process terminated abruptly")
 
-    monkeypatch.setattr(export_parts, "_write_part", os._exit)
-    monkeypatch.setattr(export_parts.bulk, "point", lambda _: 9)
-    monkeypatch.setattr(export_parts, "ProcessPoolExecutor", Broken)
+    monkeypatch.setattr("concurrent.futures.ProcessPoolExecutor.submit", died)
     with pytest.raises(BadInput, match="a process of --jobs was killed, perhaps for lack of memory; use fewer --jobs"):
         export(store, tmp_path / "out", format="csv", partitions=2, jobs=2)
     assert left(tmp_path) == []
-
-
-class Broken:
-    """A pool whose processes die."""
-
-    def __init__(self, *_: Any) -> None: ...
-
-    def __enter__(self) -> Broken:
-        return self
-
-    def __exit__(self, *_: Any) -> None: ...
-
-    def submit(self, *_: Any) -> Any:
-        from concurrent.futures.process import BrokenProcessPool
-
-        raise BrokenProcessPool("a child process terminated abruptly")

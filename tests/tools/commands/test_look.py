@@ -292,19 +292,3 @@ def test_diff_lists_a_table_that_one_side_lacks_and_compares_the_others(tmp_path
     assert (only["variable"], only["table"], only["added"], only["most"]) == ("new", "added", 2, [])
     assert run(["diff", a, b, "--out", str(tmp_path / "o.parquet"), "--variable", "new"]) == 1
     assert "have no variable 'new'; they have both" in capsys.readouterr().err
-
-
-def test_one_row_is_not_called_rows(tmp_path, capsys):
-    with kvemb.open(tmp_path / "store", memory_budget=BUDGET) as store:
-        table = store.get_variable("table", dim=DIM)
-        table.upsert([1], values(1, 1))
-        assert "1 row, " in repr(table)
-        assert str(table.stats).startswith("1 row: ")
-    place = str(tmp_path / "store")
-    for command in (["info", place], ["verify", place], ["export", place, str(tmp_path / "rows.csv")]):
-        assert run(command) == 0
-        told = capsys.readouterr().out
-        assert re.search(r"\b1 row\b", told), told
-        assert "1 rows" not in told
-    assert run(["info"]) == 2
-    assert "'PATH' (see kvemb info --help)" in capsys.readouterr().err.replace("'path'", "'PATH'")

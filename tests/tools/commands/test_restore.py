@@ -35,8 +35,6 @@ def test_a_store_is_made_and_the_checkpoint_stays(series, capsys):
         store.variables["users"].apply_gradients([5], np.ones((1, 2), np.float32))
         store.check()
     assert kvemb.verify("series/00000001", deep=True)
-    assert run(["restrict", "store", "5", "--variable", "users"]) == 1  # it has no policy, and can be asked
-    assert "OUT --variable users --policy frequency" in capsys.readouterr().err
 
 
 def test_some_of_its_variables(series, capsys):

@@ -103,24 +103,17 @@ def test_a_format_that_carries_everything_brings_back_every_bit(
         bulk.load(table, [random_rows(np.random.default_rng(seed), table, count)])
     out = place / f"out{FORMATS[format].suffix}"
     made = export(place / "store", out, with_slots=True, with_scores=True, batch_rows=256)
-    assert made.rows == dump_rows(place / "store")
+    assert made.rows == dump(place / "store")[0]["rows"]
     import_table(out, place / "copy")
     assert dump(place / "copy") == dump(place / "store")
-
-
-def dump_rows(path: Path) -> int:
-    return int(dump(path)[0]["rows"])
 
 
 @pytest.mark.parametrize("format", OTHERS)
 def test_formats_of_others_bring_back_keys_and_values(tmp_path, format):
     store = make(tmp_path / "store")
     export(store, tmp_path / "out", format=format)
-    done = (
-        import_table(tmp_path / "out", tmp_path / "copy", format=format, variable="copy", value_dtype="float32")
-        if format != "tfra"
-        else import_table(tmp_path / "out", tmp_path / "copy", format=format)
-    )
+    how = {} if format == "tfra" else {"variable": "copy", "value_dtype": "float32"}
+    done = import_table(tmp_path / "out", tmp_path / "copy", format=format, **how)
     assert (done.added, done.rows) == (500, 500)
     (mine,), (theirs,) = dump(store)[1], dump(tmp_path / "copy", done.variable)[1]
     assert mine[:2] == theirs[:2]
@@ -442,8 +435,8 @@ def test_a_full_disk_leaves_nothing(rows, tmp_path, monkeypatch):
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
+    monkeypatch.setattr(RowWriter, "batch", full)
     for format in WHOLE:
-        monkeypatch.setattr(RowWriter, "batch", full)
         with pytest.raises(OSError, match="No space left"):
             export(store, tmp_path / "out", format=format)
     assert sorted(os.listdir(tmp_path)) == ["store"]
