@@ -20,11 +20,11 @@ WRITE_BUFFERS = 2
 
 
 class RawTable:
-    """One raw record per key. All ids are distinct and ascend."""
+    """One raw record per key. All ids are distinct and ascend. db: the database."""
 
     def __init__(self, path: Path, memory_bytes: int) -> None:
         self._options = options(memory_bytes)
-        self._db = rd.Rdict(str(path), self._options)
+        self.db = rd.Rdict(str(path), self._options)
         self._unlogged = rd.WriteOptions()
         self._unlogged.disable_wal = True  # type: ignore[method-assign, assignment]
         self._unlogged.memtable_insert_hint_per_batch = True
@@ -33,47 +33,37 @@ class RawTable:
         """Write records through the memtable."""
         batch = rd.WriteBatch(raw_mode=True)
         deque(map(batch.put, encode(ids), records), maxlen=0)
-        self._db.write(batch, self._unlogged)
+        self.db.write(batch, self._unlogged)
 
     def ingest(self, parts: Iterable[tuple[Ids, list[bytes]]]) -> None:
         """Write records as finished table files, one for each part, which are moved to the database."""
         paths: list[str] = []
         for ids, records in parts:
-            paths.append(str(Path(self._db.path()) / f"ingested-{len(paths)}"))
+            paths.append(str(Path(self.db.path()) / f"ingested-{len(paths)}"))
             writer = rd.SstFileWriter(self._options)
             writer.open(paths[-1])
             deque(map(writer.__setitem__, encode(ids), records), maxlen=0)
             writer.finish()
         moved = rd.IngestExternalFileOptions()
         moved.set_move_files(True)
-        self._db.ingest_external_file(paths, moved)
+        self.db.ingest_external_file(paths, moved)
 
     def get(self, ids: Ids) -> list[bytes]:
         """Return the records, None for a missing one."""
-        records: list[bytes] = self._db.get(encode(ids))  # type: ignore[arg-type, assignment]
+        records: list[bytes] = self.db.get(encode(ids))  # type: ignore[arg-type, assignment]
         return records
 
     def flush(self) -> None:
         """Flush the memtables, as a store's flush does, so that the first steps do not pay for the load."""
-        self._db.flush(True)
-
-    def compact(self) -> None:
-        """Flush and compact everything."""
-        self._db.flush(True)
-        self._db.compact_range(None, None)
-
-    @property
-    def files_in_l0(self) -> int:
-        """The number of files that are not compacted yet."""
-        return int(self._db.property_value("rocksdb.num-files-at-level0") or 0)
+        self.db.flush(True)
 
     def checkpoint(self, path: Path) -> None:
         """Make a checkpoint of all rows: memtables are flushed, files linked."""
-        rd.Checkpoint(self._db).create_checkpoint(str(path))
+        rd.Checkpoint(self.db).create_checkpoint(str(path))
 
     def close(self) -> None:
         """Release the files."""
-        self._db.close()
+        self.db.close()
 
 
 class RocksLoop(RawTable):

@@ -25,11 +25,6 @@ class History:
     checkpoints: list[kvemb.Checkpoint] = field(default_factory=list)
     damages: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def names(self) -> list[str]:
-        """The directory names of the checkpoints."""
-        return [checkpoint.path.name for checkpoint in self.checkpoints]
-
     def rows(self, variable: str) -> list[int | None]:
         """Return the number of a variable's rows in each checkpoint, None if it lacks the variable."""
         return [

@@ -6,15 +6,14 @@ run can be continued.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kvemb.tools.bench.options import Batch, Dim, Runs, Steps
+from kvemb.tools.bench.options import Batch, Dim, Folder, Runs, Sizes, Steps
 from kvemb.tools.bench.results import Report
 from kvemb.tools.bench.tier.cases import Settings, plan
-from kvemb.tools.limits import MAX_PAUSE_S, MAX_ROWS, MAX_RUNS, MAX_ZIPF, no_nan, no_nans
+from kvemb.tools.limits import MAX_PAUSE_S, MAX_RUNS, MAX_ZIPF, no_nan, no_nans
 
 # The default settings and cases.
 ROWS = [4_000_000, 1_000_000, 16_000_000]
@@ -24,14 +23,7 @@ DEFAULTS = Settings(dim=32, batch=8192, steps=40, runs=3, seconds=1.5, checkpoin
 
 
 def run(
-    rows: Annotated[
-        list[int],
-        typer.Option(
-            min=1,
-            max=MAX_ROWS,
-            help="Rows in the table. May be given several times; the first size is measured in full.",
-        ),
-    ] = ROWS,
+    rows: Sizes = ROWS,
     hot: Annotated[
         list[float],
         typer.Option(
@@ -60,22 +52,15 @@ def run(
     checkpoints: Annotated[int, typer.Option(min=1, max=MAX_RUNS, help="Number of checkpoints in the series.")] = (
         DEFAULTS.checkpoints
     ),
-    folder: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True,
-            file_okay=False,
-            writable=True,
-            help="The folder for the tables, and for the results (tier.jsonl).",
-        ),
-    ] = None,
+    folder: Folder = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Keep the results in --folder, and measure what is missing.")
     ] = False,
 ) -> Report:
     """Train tables of several sizes, hot shares and skews. Peer: a loop written by hand on rocksdict.
 
-    Measures with a warm and with a cold page cache. Needs Linux.
+    Measures with a warm and with a cold page cache; the first of --rows at every hot share and skew. --folder also gets
+    the results (tier.jsonl). Needs Linux.
     """
     from kvemb.tools.bench.tier.run import measured
 
