@@ -31,8 +31,11 @@ from kvemb.rows.block import REMOVED, RowBlock
 from kvemb.rows.codec import LAST_KEY, decode_records, encode_keys, encode_records, order_keys
 from kvemb.rows.hashing import Keys
 from kvemb.rows.schema import Schema
+from kvemb.threads.parallel import free_cores
 
 READAHEAD_BYTES = 2 << 20
+# Keys that a thread reads before it looks again whether cores are free.
+GET_KEYS = 4_096
 STALL_SECONDS = 0.002
 COMPACT_PART_BYTES = 32 << 20
 
@@ -103,22 +106,32 @@ class RocksStore(ColdStore):
             del self._handles, self.family
 
     def read(self, keys: Keys) -> tuple[RowBlock, Mask]:
-        # MultiGet releases the GIL, so a large batch is read by several threads.
         if not self.made:
             return decode_records(keys[:0], [], self._schema), np.zeros(len(keys), np.bool_)
         encoded = encode_keys(keys, self._schema)
         with translated(f"read {self._name!r}"):
-            if len(encoded) < self._limits.cold_parallel_keys:
-                records: list[bytes | None] = self.family.get(encoded)  # type: ignore[arg-type, assignment]
-            else:
-                step = -(-len(encoded) // self._threads)
-                pieces = [encoded[at : at + step] for at in range(0, len(encoded), step)]
-                read: Any = self.family.get
-                records = list(chain.from_iterable(self._readers.map(read, pieces)))
+            records = self._get(encoded)
         if all(records):
             return decode_records(keys, records, self._schema), np.ones(len(records), np.bool_)  # type: ignore[arg-type]
         found = np.fromiter(map(bool, records), np.bool_, len(records))
         return decode_records(keys[found], list(filter(None, records)), self._schema), found
+
+    def _get(self, encoded: list[bytes]) -> list[bytes | None]:
+        """Return the record of each key, or None. As soon as cores are free, threads share the keys that are left.
+
+        MultiGet releases the GIL. If all cores read other variables, sharing would only cost switches of threads.
+        """
+        get: Any = self.family.get
+        records: list[bytes | None] = []
+        for start in range(0, len(encoded), GET_KEYS):
+            left = encoded[start:]
+            threads = min(self._threads, free_cores())
+            if threads > 1 and len(left) >= self._limits.cold_parallel_keys:
+                step = -(-len(left) // threads)
+                pieces = [left[at : at + step] for at in range(0, len(left), step)]
+                return list(chain(records, *self._readers.map(get, pieces)))
+            records += get(left[:GET_KEYS])
+        return records
 
     def write(self, rows: RowBlock) -> None:
         # Rows are put in key order, which is twice as fast for the memtable.

@@ -6,6 +6,7 @@ Thread-safe; the threads belong to the process. Calls may be nested: a call run 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import cache
@@ -23,6 +24,12 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def free_cores() -> int:
+    """Return how many cores a call on this thread may use: those on which no other thread runs works of run_each()."""
+    others = len(_working) - (threading.get_ident() in _working)
+    return max(1, cores() - others)
+
+
 def run_each(works: list[Callable[[], None]], threads: int) -> list[Exception | None]:
     """Run all works, at most `threads` at a time, one on the caller's thread. Return each work's exception, or None.
 
@@ -32,11 +39,18 @@ def run_each(works: list[Callable[[], None]], threads: int) -> list[Exception | 
     numbers = iter(range(len(works)))
 
     def run(numbers: Iterator[int]) -> None:
-        for number in numbers:  # each thread takes the next number; a list's iterator is atomic under the GIL
-            try:
-                works[number]()
-            except Exception as error:
-                failures[number] = error
+        thread = threading.get_ident()
+        nested = thread in _working
+        _working.add(thread)
+        try:
+            for number in numbers:  # each thread takes the next number; a list's iterator is atomic under the GIL
+                try:
+                    works[number]()
+                except Exception as error:
+                    failures[number] = error
+        finally:
+            if not nested:
+                _working.discard(thread)
 
     helpers: list[Future[None]] = []
     if min(threads, len(works)) > 1:
@@ -59,5 +73,10 @@ def _pool() -> Threads:
     return Threads(MAX_THREADS, thread_name_prefix="kvemb-variables")
 
 
+# The threads that run works now. Adding and discarding are atomic under the GIL.
+_working: set[int] = set()
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pool.cache_clear)  # its threads exist in the parent only
+    # These threads exist in the parent only.
+    os.register_at_fork(after_in_child=_pool.cache_clear)
+    os.register_at_fork(after_in_child=_working.clear)

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from kvemb.threads import parallel
-from kvemb.threads.parallel import run_each
+from kvemb.threads.parallel import cores, free_cores, run_each
 
 
 def appending(ran):
@@ -55,5 +55,24 @@ def test_a_forked_process_has_threads_of_its_own():
     assert os.waitpid(child, 0)[1] == 0
 
 
+def test_cores_are_free_where_no_other_thread_works(monkeypatch):
+    monkeypatch.setattr(parallel, "cores", lambda: 8)
+    both, free = threading.Barrier(2, timeout=60), []
+
+    def look():
+        both.wait()
+        run_each([Mock()], 1)  # a nested call, which does not end the work of this thread
+        both.wait()
+        free.append(free_cores())
+        both.wait()
+
+    assert run_each([look, look], 2) == [None, None]
+    assert free == [7, 7]
+    assert free_cores() == 8
+    monkeypatch.setattr(parallel, "cores", lambda: 1)
+    assert run_each([look, look], 2) == [None, None]
+    assert free[2:] == [1, 1]
+
+
 def test_there_is_a_core():
-    assert parallel.cores() >= 1
+    assert cores() >= 1
