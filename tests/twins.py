@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 import kvemb
 from kvemb.tools.stress.lockstep import LockstepChecker
 from kvemb.tools.stress.model import Model
@@ -11,6 +13,31 @@ from kvemb.tools.stress.model import Model
 # What depends on every step and on when each was taken.
 ADAM = kvemb.optimizers.Adam(0.5, bias_correction="global")
 POLICY = kvemb.FrequencyRestrictPolicy(half_life=9.0)
+
+
+class Fading(kvemb.RestrictPolicy):
+    """A user's policy."""
+
+    clock = "steps"
+
+    def score(self, old_score: Any, count: Any, now: float) -> Any:
+        """Return half the old score, the uses, and a little of the time."""
+        return old_score / 2 + count + now / 1024
+
+
+def train(twin: LockstepChecker, seed: int, steps: int = 4) -> None:
+    """Make calls that change rows, slots, scores and steps, then restrict the table."""
+    chance = np.random.default_rng(seed)
+    for _ in range(steps):
+        keys = chance.choice(twin.model.universe, 60)
+        values = chance.standard_normal((60, 2)).astype(np.float32)
+        twin.upsert(keys[:20], values[:20])
+        twin.apply_gradients(keys, values)
+        twin.accum(keys, values, 2 * values, chance.random(60) < 0.5)
+        twin.lookup(chance.choice(twin.model.universe, 30), touch=True)
+        twin.use(keys[:9])
+        twin.remove(keys[:4])
+    twin.restrict(twin.model.size - 3)
 
 
 def twin_of(place: Any, keys: Any, model: Model | None = None, *, policy: Any = POLICY) -> LockstepChecker:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from kvemb.cluster.durability.folders import delete, new_folder
+from kvemb.cluster.durability.folders import new_folder
 from kvemb.cluster.in_flight.steps import Accepted
 from kvemb.cluster.making import Plan
 from kvemb.cluster.shard import Shard
@@ -72,12 +72,13 @@ class LocalTransport(Transport):
 
 def make_in_process(root: Path, meter: Meter, plan: Plan) -> LocalTransport:
     """Make the shards of a plan in this process, with their files in a new folder of root."""
-    folder, lock = new_folder(root, "kvemb-cluster-")
+    release = ExitStack()
+    folder = new_folder(root, "kvemb-local-", release)
 
     def make(number: int) -> Shard:
         return plan.make(number, folder / f"shard-{number:04d}", meter)
 
-    return LocalTransport(make, plan.shards, partial(delete, folder, lock), str(folder))
+    return LocalTransport(make, plan.shards, release.close, str(folder))
 
 
 class Callee(Protocol):

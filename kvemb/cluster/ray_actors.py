@@ -9,7 +9,7 @@ import math
 import secrets
 import tempfile
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from kvemb.cluster.calls import MAX_ATTEMPTS, Timeouts
 from kvemb.cluster.coordination.starting import OpenRequest
 from kvemb.cluster.coordination.starting import start as start_here
 from kvemb.cluster.data_plane.served import Served
-from kvemb.cluster.durability.folders import delete, new_folder, probe
+from kvemb.cluster.durability.folders import new_folder, probe
 from kvemb.cluster.making import Plan
 from kvemb.cluster.ray_answers import cause_of
 from kvemb.cluster.ray_transport import CLOSE_SECONDS, PINGS, RayTransport, node_here, ray_here, ray_package
@@ -50,18 +50,16 @@ class ShardActor:
         _check_version(coordinator)
         if scratch is not None:
             self.folder = Path(scratch)
-        self.folder, lock = new_folder(self.folder, "kvemb-shard-")
         rows = 0
 
         def count(done: int, total: int) -> None:
             nonlocal rows
             rows = done
 
-        try:
-            self._shard, self._lock = plan.make(number, self.folder, Meter(MAX_ROWS, count)), lock
-        except BaseException:
-            delete(self.folder, lock)
-            raise
+        with ExitStack() as undo:
+            self.folder = new_folder(self.folder, "kvemb-actor-", undo)
+            self._shard = plan.make(number, self.folder, Meter(MAX_ROWS, count))
+            self._undo = undo.pop_all()  # the folder is locked as long as this process lives
         ray = ray_package()
         host = ray.util.get_node_ip_address()
         self._served = Served(self._shard, token, node_here(ray), host, ray.cloudpickle.dumps)

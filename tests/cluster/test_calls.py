@@ -8,7 +8,7 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 from faulty import FaultyCluster
-from twins import twin_of
+from twins import train, twin_of
 
 from kvemb.cluster.calls import MAX_ATTEMPTS, Calls, Timeouts
 from kvemb.cluster.transport import GateClosed, Unanswered
@@ -141,18 +141,8 @@ def test_every_change_is_made_once_whatever_is_lost_or_arrives_twice(tmp_path):
     faulty = FaultyCluster(tmp_path, 3, 0.3)
     cluster, transport = faulty.first, faulty.transports[0]
     twin = twin_of(cluster, KEYS)
-    chance = np.random.default_rng(1)
-    for step in range(60):
-        keys = chance.choice(KEYS, 40)
-        values = chance.standard_normal((40, 2)).astype(np.float32)
-        twin.apply_gradients(keys, values)
-        twin.lookup(keys, touch=True)
-        twin.accum(keys, values, values * 2, chance.random(40) < 0.5)
-        twin.use(keys[:5])
-        twin.remove(keys[:3])
-        if step % 10 == 5:
-            twin.restrict(twin.model.size - 10)
-            twin.upsert(keys, values)
+    for seed in range(6):
+        train(twin, seed, 10)
     twin.check_size()
     twin.check_export(20)
     assert min(transport.counts.values()) > 100

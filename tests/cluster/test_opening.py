@@ -19,7 +19,7 @@ def test_its_files_are_in_scratch_until_it_is_closed(tmp_path):
     assert cluster.shards == 2
     folder = Path(cluster.path)
     assert folder.parent == tmp_path / "made" / "here"
-    assert sorted(path.name for path in folder.iterdir()) == ["LOCK", "shard-0000", "shard-0001"]
+    assert sorted(path.name for path in folder.iterdir()) == ["shard-0000", "shard-0001"]
     cluster.close()
     assert not folder.exists()
 

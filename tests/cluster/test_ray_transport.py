@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from twins import twin_of
+from twins import train, twin_of
 
 import kvemb
 import kvemb.cluster
@@ -47,21 +47,6 @@ def ray():
 
 # Ray's own warnings; and it takes seconds to start a process.
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
-
-
-def train(twin, seed):
-    chance = np.random.default_rng(seed)
-    for _ in range(3):
-        keys = chance.choice(KEYS, 60)
-        values = chance.standard_normal((60, 2)).astype(np.float32)
-        twin.upsert(keys, values)
-        twin.apply_gradients(keys, values)
-        twin.accum(keys, values, 2 * values, chance.random(60) < 0.5)
-        twin.lookup(chance.choice(KEYS, 30), touch=True)
-        twin.use(keys[:9])
-        twin.remove(keys[:4])
-    twin.restrict(twin.model.size - 3)
-    twin.check_status(KEYS)
 
 
 def ways_of(cluster):

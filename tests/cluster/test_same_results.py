@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from twins import Fading
 
 import kvemb
 import kvemb.cluster
@@ -31,17 +32,6 @@ EXTREMES = [-(2**31), 2**31 - 1]
 optimizers = kvemb.optimizers
 
 
-class Fading(kvemb.RestrictPolicy):
-    """A user's policy."""
-
-    clock = "steps"
-
-    def score(self, old_score: Any, count: Any, now: float) -> Any:
-        """Return half the old score, the uses, and a little of the time."""
-        return old_score / 2 + count + now / 1024
-
-
-# Each with the dtype of its rows: one kernel is compiled for each pair.
 TRAINED = [
     ("float32", None),
     ("float32", optimizers.SGD(0.25)),

@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from twins import twin_of
+from twins import Fading, twin_of
 from waiting import wait_until
 
 import kvemb
@@ -144,15 +144,6 @@ def test_a_call_by_name_never_reaches_the_next_variable_of_that_name_by_an_old_h
         client.recover()
     with pytest.raises(KeyError, match="no variable 'table'; there is other"):
         first.lookup({"table": [1]})
-
-
-class Fading(kvemb.RestrictPolicy):
-    """A user's policy."""
-
-    clock = "steps"
-
-    def score(self, old_score, count, now):
-        return old_score / 2 + count + now / 1024
 
 
 @pytest.mark.parametrize("given", [False, True])

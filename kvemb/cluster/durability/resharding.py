@@ -8,6 +8,7 @@ written, in the background. Memory does not grow with the table.
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 import uuid
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from typing import Any
 
 from kvemb.checks.numeric import as_int
 from kvemb.cluster.durability.epochs import ShardPart
+from kvemb.cluster.durability.folders import new_folder
 from kvemb.cluster.durability.gathering import write_part
 from kvemb.cluster.durability.manifest import ShardEntry, ranges
 from kvemb.cluster.durability.offline import found
@@ -27,7 +29,6 @@ from kvemb.cluster.durability.series import ClusterSeries, Published
 from kvemb.cluster.router import BUCKETS, Router
 from kvemb.durability import fresh_files, layout, paths
 from kvemb.durability.readable import opened
-from kvemb.durability.scratch import scratch as scratch_folder
 from kvemb.handle import inside
 from kvemb.limits import Limits
 from kvemb.offline.sorter import Sorter
@@ -90,13 +91,10 @@ def reshard(
     count = as_int(shards, "shards", 1, BUCKETS)
     source, target = ClusterRemote(url, options), ClusterSeries(out, options)
     wanted = found(source, number)
-    root = None if scratch is None else paths.local(scratch, "scratch").absolute()
+    root = Path(tempfile.gettempdir()) if scratch is None else paths.local(scratch, "scratch").absolute()
     with ExitStack() as undo:
         undo.callback(target.lock().close)
-        with layout.as_cold_store_error(f"write to {root}"):
-            if root is not None:
-                fresh_files.make_directory(root)
-            folder = undo.enter_context(scratch_folder("kvemb-reshard-", root))
+        folder = new_folder(root, "kvemb-reshard-", undo)
         described = replace(wanted.described, id=uuid.uuid4().hex, created=time.time(), shards=(), follows=())
         work = _Resharding(source, wanted, target, Published(target.next_number(), described), folder, limits)
         entries = work.written(ranges(count), Meter(wanted.rows, progress))

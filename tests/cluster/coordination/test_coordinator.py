@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import shutil
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 
 import numpy as np
 import pytest
 from faulty import FaultyCluster
-from twins import ADAM, twin_of
+from twins import ADAM, train, twin_of
 
 import kvemb
 import kvemb.cluster
@@ -22,16 +20,6 @@ from kvemb.tools.stress.lockstep import LockstepChecker
 
 KEYS = np.arange(200)
 ONES = np.ones((200, 2), np.float32)
-
-
-def train(twin, seed):
-    chance = np.random.default_rng(seed)
-    for _ in range(4):
-        keys = chance.choice(KEYS, 60)
-        twin.apply_gradients(keys, chance.standard_normal((60, 2)).astype(np.float32))
-        twin.lookup(chance.choice(KEYS, 30), touch=True)
-        twin.remove(keys[:4])
-    twin.restrict(twin.model.size - 3)
 
 
 def lose(cluster):
@@ -150,36 +138,11 @@ def test_a_loss_that_one_client_finds_stops_the_others(open_cluster, tmp_path, c
     other.upsert(KEYS, ONES)
 
 
-def take_away(folder):
-    """Take a shard's disk away, at one moment: its database goes on making and deleting files."""
-    gone = folder.rename(folder.with_name("gone"))
-    shutil.rmtree(gone)
-
-
-@pytest.mark.slow
-def test_a_store_whose_disk_is_gone_is_a_lost_shard(open_cluster, tmp_path):
-    cluster = open_cluster(2, url=tmp_path / "series")
-    table = cluster.get_variable("table", dim=64)
-    rows = np.ones((5000, 64), np.float32)
-    table.upsert(np.arange(5000), rows)
-    cluster.checkpoint()
-    (disk,) = (tmp_path / "scratch").glob("*/shard-0001")
-    take_away(disk)
-    with pytest.raises(ShardLost, match="shard 1 is lost: its store failed: "):  # noqa: PT012
-        for number in range(200):
-            table.upsert(np.arange(number * 5000, number * 5000 + 5000), rows)
-    back = cluster.recover()
-    assert back.number == 1
-    assert table.size() == 5000
-    table.upsert([1, 2], rows[:2])
-    cluster.checkpoint()
-
-
 def test_a_checkpoint_finds_that_the_disk_is_gone(open_cluster, tmp_path):
     cluster = open_cluster(2, url=tmp_path / "series")
     cluster.get_variable("table", dim=1).upsert(np.arange(100), np.ones((100, 1), np.float32))
     (disk,) = (tmp_path / "scratch").glob("*/shard-0000")
-    take_away(disk)
+    shutil.rmtree(disk.rename(disk.with_name("gone")))  # at one moment: its database goes on making files
     with pytest.raises(ShardLost, match="shard 0 is lost"):
         cluster.checkpoint()
     cluster.recover()
@@ -284,29 +247,6 @@ def test_a_report_of_the_old_shards_does_not_lose_the_new_ones(open_cluster, tmp
         table.upsert(KEYS, ONES)
         cluster.checkpoint()
     assert table.size() == 200
-
-
-@pytest.mark.slow
-def test_a_checkpoint_under_way_is_complete_or_absent_when_all_go_back(open_cluster, tmp_path):
-    cluster = open_cluster(2, url=tmp_path / "series")
-    table = cluster.get_variable("table", dim=2, optimizer=kvemb.optimizers.SGD(1.0))
-    for number in range(6):
-        table.upsert(KEYS, ONES * number)
-        kept = cluster.checkpoint().number
-        table.upsert(KEYS, ONES * number + 0.5)
-        saving = threading.Thread(target=save_or_fail, args=(cluster,))
-        saving.start()
-        time.sleep(number * 0.004)
-        lose(cluster)
-        back = cluster.recover()
-        saving.join()
-        expected = {kept: number, kept + 1: number + 0.5}[back.number]
-        assert (table.lookup(KEYS) == expected).all()
-
-
-def save_or_fail(cluster):
-    with suppress(ShardLost):
-        cluster.checkpoint()
 
 
 def test_a_checkpoint_that_a_recovery_overtakes_is_not_made_of_older_rows(open_cluster, tmp_path, monkeypatch, connect):

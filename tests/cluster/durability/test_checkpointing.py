@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from faulty import FaultyCluster
-from twins import ADAM, twin_of
+from twins import ADAM, Fading, train, twin_of
 
 import kvemb
 import kvemb.cluster
@@ -43,26 +43,6 @@ from kvemb.offline.transfer import Remote
 from kvemb.tools.stress.lockstep import check_same
 
 KEYS = np.arange(-50, 250)
-
-
-class Fading(kvemb.RestrictPolicy):
-    """A user's policy."""
-
-    clock = "steps"
-
-    def score(self, old_score, count, now):
-        return old_score / 2 + count + now / 1024
-
-
-def train(twin, seed, steps=5):
-    chance = np.random.default_rng(seed)
-    for _ in range(steps):
-        keys = chance.choice(KEYS, 60)
-        values = chance.standard_normal((60, 2)).astype(np.float32)
-        twin.apply_gradients(keys, values)
-        twin.lookup(chance.choice(KEYS, 30), touch=True)
-        twin.remove(keys[:4])
-    twin.restrict(twin.model.size - 3)
 
 
 @pytest.mark.slow
@@ -110,20 +90,6 @@ def test_a_checkpoint_has_the_state_of_its_cut_and_stays(open_cluster, tmp_path)
         alone.close()
 
 
-def test_close_writes_none_if_nothing_has_changed(open_cluster, tmp_path):
-    with open_cluster(2, url=tmp_path / "series") as cluster:
-        twin = twin_of(cluster, KEYS)
-        train(twin, 0, steps=1)
-        cluster.checkpoint()
-    with open_cluster(2, url=tmp_path / "series") as cluster:
-        table = twin_of(cluster, KEYS, twin.model).variable
-        table.lookup(KEYS, touch=False)
-        table.prefetch([1])
-        assert len(list(table.export_batches(10))) > 1
-        assert table.restrict(len(KEYS)) == 0
-    assert ClusterSeries(tmp_path / "series").numbers() == [1]
-
-
 @pytest.mark.slow
 def test_close_writes_one_of_other_shards_or_an_earlier_state(open_cluster, tmp_path):
     def numbers():
@@ -144,7 +110,7 @@ def test_whatever_changes_is_saved_by_close(open_cluster, tmp_path):
     url, ones = tmp_path / "series", np.ones((3, 2), np.float32)
     with open_cluster(2, url=url) as cluster:
         adam, policy = kvemb.optimizers.Adam(0.5), kvemb.FrequencyRestrictPolicy()
-        cluster.get_variable("table", dim=2, optimizer=adam, restrict_policy=policy)
+        cluster.get_variable("table", dim=2, optimizer=adam, restrict_policy=policy).upsert([7], ones[:1])
     changes: tuple[Callable[[Any, Any], object], ...] = (
         lambda _, table: table.upsert([1, 2, 3], ones),
         lambda _, table: table.remove([1]),
@@ -157,6 +123,13 @@ def test_whatever_changes_is_saved_by_close(open_cluster, tmp_path):
         lambda cluster, _: cluster.get_variable("other", dim=1),
         lambda cluster, _: cluster.drop_variable("other"),
     )
+    with open_cluster(2, url=url) as cluster:
+        table = cluster.variables["table"]
+        table.lookup([1], touch=False)
+        table.prefetch([1])
+        assert len(list(table.export_batches(10))) == 1
+        assert table.restrict(3) == 0
+    assert ClusterSeries(url).numbers() == [1], "nothing has changed"
     for number, change in enumerate(changes, start=1):
         cluster = open_cluster(2, url=url)
         table = cluster.variables["table"]
@@ -316,20 +289,6 @@ def test_an_earlier_checkpoint_can_be_gone_on_from(open_cluster, tmp_path, shard
     assert open_cluster(None, url=url).variables["table"].size() == 100
 
 
-def test_values_beside_the_rows_belong_to_one_checkpoint(open_cluster, tmp_path):
-    cluster = open_cluster(2, url=tmp_path / "series")
-    cluster.get_variable("table", dim=2).upsert([1, 2], np.ones((2, 2), np.float32))
-    with pytest.raises(TypeError, match="extra must hold only what JSON does"):
-        cluster.checkpoint(extra={"step": object()})
-    saved = cluster.checkpoint(extra={"step": 7, "model": "model-7.pt"})
-    assert saved.extra == {"step": 7, "model": "model-7.pt"}
-    assert cluster.checkpoint().extra == {}
-    cluster.close(flush=False)
-    kvemb.cluster.reshard(tmp_path / "series", tmp_path / "out", shards=3, number=saved.number)
-    for place in ("series", "out"):
-        assert kvemb.cluster.latest(tmp_path / place, number=saved.number)[1].extra == saved.extra
-
-
 def test_later_ones_send_what_changed_and_old_ones_are_deleted(open_cluster, tmp_path):
     cluster = open_cluster(2, url=tmp_path / "series")
     table = cluster.get_variable("table", dim=16)
@@ -447,17 +406,16 @@ def put_calls(manifest, calls):
 
 
 def test_hostile_calls_are_damage_and_every_store_is_closed(open_cluster, tmp_path, monkeypatch):
-    """The calls of shards were not checked: AttributeError, and stores stayed open."""
+    """The calls of shards were not checked, and stores stayed open. test_manifest.py has what is refused."""
     with open_cluster(2, url=tmp_path / "series") as cluster:
         cluster.get_variable("table", dim=1).upsert([1, 2], [[1.0], [2.0]])
     manifest = tmp_path / "series" / "checkpoints" / "00000001.json"
     whole, opened = json.loads(manifest.read_text())["calls"], []
     monkeypatch.setattr(opening, "open", recorded(opening.open, opened))
-    for calls in ([7], 7, None, "x", {"a": [0]}, {"a" * 32: 7}, {"a" * 32: []}, {"a" * 32: [None]}, {"a" * 32: [3, 2]}):
-        put_calls(manifest, calls)
-        for shards in (2, 3):
-            with pytest.raises(Corruption, match=r"00000001\.json is damaged: calls.* must .*; use another checkpoint"):
-                open_cluster(shards, url=tmp_path / "series")
+    put_calls(manifest, {"a" * 32: [3, 2]})
+    for shards in (2, 3):
+        with pytest.raises(Corruption, match=r"00000001\.json is damaged: calls.* must .*; use another checkpoint"):
+            open_cluster(shards, url=tmp_path / "series")
     put_calls(manifest, whole)
     assert opened == []
     monkeypatch.setattr(making, "ShardCheckpoints", lambda *given: given[9])

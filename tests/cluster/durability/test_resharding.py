@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from quick import quick
+from twins import Fading
 
 import kvemb
 import kvemb.cluster
@@ -20,17 +21,10 @@ from kvemb.tools.stress.lockstep import check_same
 HOW = {"memory_budget": "4MiB"}
 
 
-class Own(kvemb.RestrictPolicy):
-    """A user's policy."""
-
-    def score(self, old_score, count, now):
-        return old_score + count
-
-
 def make(open_cluster, url, shards, seed=0):
     chance, adam = np.random.default_rng(seed), kvemb.optimizers.Adam(0.5)
     with open_cluster(shards, url=url) as cluster:
-        for name, dtype, policy in (("users", "int64", kvemb.FrequencyRestrictPolicy()), ("items", "int32", Own())):
+        for name, dtype, policy in (("users", "int64", kvemb.FrequencyRestrictPolicy()), ("items", "int32", Fading())):
             table = cluster.get_variable(name, dtype, dim=3, optimizer=adam, restrict_policy=policy)
             keys = chance.integers(-500, 500, 700).astype(dtype)
             table.apply_gradients(keys, chance.standard_normal((700, 3)).astype(np.float32))

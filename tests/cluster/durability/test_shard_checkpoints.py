@@ -154,10 +154,13 @@ def test_files_are_beside_the_rows_of_one_checkpoint(cluster, tmp_path):
     (tmp_path / "path").write_bytes(large)
     files = {"bytes": b"dense", "empty": b"", "large": tmp_path / "path", "made": lambda file: file.write(b"written")}
     other = kvemb.cluster.connect(tmp_path / "series", transport="local")
-    saved = other.checkpoint(files=files, block=False).result()
+    extra = {"step": 7, "loss": [0.5, None]}
+    saved = other.checkpoint(files=files, extra=extra, block=False).result()
     other.close()
+    assert saved.extra == extra
     assert sorted(saved.files) == sorted(files)
-    assert cluster.checkpoint().files == ()
+    later = cluster.checkpoint()
+    assert (later.files, later.extra) == ((), {})
     assert not list((tmp_path / "scratch").rglob("attached/*")), "what was received is deleted"
     found = kvemb.cluster.pull_files(tmp_path / "series", tmp_path / "dense", number=1)
     expected = {"bytes": b"dense", "empty": b"", "large": large, "made": b"written"}
@@ -170,6 +173,7 @@ def test_files_are_beside_the_rows_of_one_checkpoint(cluster, tmp_path):
         out = tmp_path / f"out-{shards}"
         kvemb.cluster.reshard(tmp_path / "series", out, shards=shards, number=1)
         again = kvemb.cluster.pull_files(out, tmp_path / f"again-{shards}")
+        assert kvemb.cluster.latest(out)[1].extra == extra
         assert {name: path.read_bytes() for name, path in again.items()} == expected
     with kvemb.restore(tmp_path / "series" / "00000001", tmp_path / "store"):
         point = kvemb.Checkpoint.at(tmp_path / "store")
