@@ -13,11 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast, overload
 
-import numpy.typing as npt
-
 from kvemb.catalog import VariableMap, get_or_make, lines_of, open_variable
 from kvemb.checks.brief import there_are
-from kvemb.defaults import DefaultStore
 from kvemb.durability import paths
 from kvemb.durability.attachments import Attachments, Extra, Files
 from kvemb.durability.checkpoint import Checkpoint
@@ -30,6 +27,7 @@ from kvemb.engine.refreshing import refresh
 from kvemb.errors import Corruption
 from kvemb.limits import Limits
 from kvemb.many_tables import calls
+from kvemb.many_tables.methods import ManyTables
 from kvemb.memory.budget import Budget
 from kvemb.options import format_bytes
 from kvemb.replica import apply_delta
@@ -41,10 +39,9 @@ from kvemb.variable import Variable
 from kvemb.variable_scope import get_in_scope
 
 __all__ = ["GraphKeys", "Store"]
-_Rows = dict[Variable | str, npt.NDArray[Any]]
 
 
-class Store(DefaultStore[Engine]):
+class Store(ManyTables[Engine]):
     """Hold embedding variables in one directory, with one memory budget.
 
     You get one from ``kvemb.open`` or ``kvemb.restore``. Inside its ``with`` block it is the default store of functions
@@ -221,80 +218,11 @@ class Store(DefaultStore[Engine]):
         """
         return list(self._inside.collections.get(name, []))
 
-    # Calls on several variables.
+    # Calls on several variables (kvemb.many_tables.methods).
 
-    def lookup(
-        self, keys: Mapping[Variable | str, npt.ArrayLike], *, touch: bool = True, out: _Rows | None = None
-    ) -> _Rows:
-        """Look up keys of several variables in one call.
-
-        The results are those of ``Variable.lookup`` for each, at a lower cost: a large call finds hot rows on all
-        cores, and cold reads of different variables overlap.
-
-        All arguments are checked first. The call is atomic per key, not across variables. But a follower's
-        ``refresh()`` happens before or after the whole call.
-
-        Args:
-            keys: A dict from a variable, or its name, to keys of any shape. Duplicates are allowed.
-            touch: Whether each occurrence of a key counts as a use for the policy.
-            out: A dict from some of these variables to arrays to fill, as for ``Variable.lookup``. None: new arrays.
-
-        Returns:
-            A dict from the keys of ``keys``, in their order, to rows ``keys.shape + (dim,)`` in the value dtype: new
-            arrays, or those of ``out``. Missing keys have the initializer's row.
-
-        Raises:
-            TypeError, ValueError: As ``Variable.lookup`` raises them, with the variable's name in the message;
-                ValueError also for a variable that is given twice or belongs to another store.
-            KeyError: The store has no variable of a name.
-            Corruption: Bytes on disk differ from what was written. A note names the variable, as for other errors.
-
-        Example:
-            >>> items = store.get_variable("items", dim=3)
-            >>> rows = store.lookup({users: [1, 2], "items": [7]})
-            >>> rows[users].shape, rows["items"].shape
-            ((2, 2), (1, 3))
-        """
-        return calls.lookup(self, keys, touch=bool(touch), out=out)
-
-    def apply_gradients(self, grads: Mapping[Variable | str, tuple[npt.ArrayLike, npt.ArrayLike]]) -> None:
-        """Take one optimizer step on several variables in one call.
-
-        The results are those of ``Variable.apply_gradients`` for each. All arguments are checked before any row
-        changes. After that, each variable's step is as atomic as a separate call: if one fails, the others are still
-        taken, and the first error is raised with the name of its variable. With ``durability="write"`` all steps wait
-        for one sync of the log.
-
-        Args:
-            grads: A dict from a variable, or its name, to ``(keys, grads)``, as for ``Variable.apply_gradients``.
-
-        Raises:
-            TypeError, ValueError: As ``Variable.apply_gradients`` raises them; ValueError also for a variable that is
-                given twice or belongs to another store.
-            KeyError: The store has no variable of a name.
-            Corruption: Bytes on disk differ from what was written.
-
-        Example:
-            >>> store.apply_gradients({users: ([1, 2], [[1, 1], [1, 1]])})
-            >>> users.lookup([1, 2]).tolist()
-            [[0.5, 0.5], [1.5, 1.5]]
-        """
-        calls.apply_gradients(self, grads)
-
-    def prefetch(self, keys: Mapping[Variable | str, npt.ArrayLike], *, after_lookup: bool = False) -> None:
-        """Start reading the cold rows of several variables, for the call that follows.
-
-        It changes no result.
-
-        Args:
-            keys: A dict from a variable, or its name, to keys of any shape.
-            after_lookup: Whether to wait for the next lookup to finish first; see ``Variable.prefetch``.
-
-        Raises:
-            TypeError, ValueError: As ``lookup`` raises them.
-            KeyError: The store has no variable of a name.
-        """
-        calls.prefetch(self, keys, bool(after_lookup))
+    _lookup = calls.lookup
+    _apply_gradients = calls.apply_gradients
+    _prefetch = calls.prefetch
 
     # Durability.
 

@@ -33,7 +33,8 @@ FORMULA = ".formula"
 WITH_EXAMPLE = {
     *("kvemb.open", "kvemb.get_variable", "kvemb.variable_scope", "kvemb.restore", "kvemb.verify"),
     *("kvemb.embedding_lookup", "kvemb.embedding_lookup_sparse"),
-    *(f"kvemb.Store.{name}" for name in ("get_variable", "lookup", "apply_gradients", "checkpoint", "refresh")),
+    *(f"kvemb.Store.{name}" for name in ("get_variable", "checkpoint", "refresh")),
+    *("kvemb.ManyTables.lookup", "kvemb.ManyTables.apply_gradients"),  # methods of Store
     *(f"kvemb.Variable.{name}" for name in ("lookup", "upsert", "apply_gradients", "restrict", "export_batches")),
     *("kvemb.CheckpointManager", "kvemb.CheckpointManager.resume", "kvemb.Checkpoint.changes"),
 }

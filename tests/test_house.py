@@ -524,6 +524,7 @@ TESTED_BY = {
         }.items()
         for name in names.split()
     },
+    "kvemb/many_tables/methods.py": "many_tables/test_calls.py",
     # Bounds alone, which the manifest's fields are held against.
     "kvemb/checks/ranges.py": "durability/test_hostile_metadata.py",
 }

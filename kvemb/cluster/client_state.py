@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from kvemb.cluster.local import LocalTransport
 from kvemb.cluster.transport import Transport
 from kvemb.store_state import StoreState
 
 
 class ClientState(StoreState):
-    """The state of a client. shards(): returns the transport to the shards; None: nobody has the client."""
+    """The state of a client. shards: the transport to them, once it has joined."""
 
-    def __init__(self, name: str, shards: Callable[[], Transport | None]) -> None:
-        super().__init__(name)
-        self._shards = shards
+    shards: Transport | None = None
 
     def check_here(self) -> None:
         """Raise Closed in a forked process, RuntimeError in a user's function that a shard in this process calls.
@@ -22,8 +18,7 @@ class ClientState(StoreState):
         A cut would wait for the shard's call and hold back the call that the function makes: a deadlock.
         """
         super().check_here()
-        shards = self._shards()
-        if isinstance(shards, LocalTransport) and shards.makes_calls_here():
+        if isinstance(self.shards, LocalTransport) and self.shards.makes_calls_here():
             raise RuntimeError(
                 f"a function that a shard calls, such as a constraint or a policy, called the cluster {self.name}; "
                 "such a function may use its arguments and other stores only"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import threading
-import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, suppress
@@ -63,15 +62,14 @@ class Cluster:
 
     def __init__(self, coordinator: Transport, path: str, *, shared: bool = False) -> None:
         self.path, self.shared = path, shared
-        own = weakref.ref(self)  # the state must not keep it alive (kvemb.cluster.opening)
-        self.state = ClientState(path, lambda: None if (mine := own()) is None else mine.session.calls.transport)
+        self.state = ClientState(path)
         self.lock = threading.RLock()
         self.tables: dict[str, Table] = {}
         self.collections: dict[str, list[Any]] = {}
         self._coordinator = Calls(coordinator, lambda _: "the cluster's coordinator", lambda: ENDED)
         joined: JoinReply = self._coordinator.all("join", kvemb.__version__)[0]
         self._coordinator.timeouts = joined.timeouts._replace(most=math.inf)
-        self.session = Session(self._coordinator, joined)
+        self.session = self._joined(joined)
         self.router = Router(self.session.calls.transport.shards)
         self._thread = threading.local()  # session: that of each thread's last call
         self._recovery: Recovery | None = None
@@ -79,6 +77,11 @@ class Cluster:
         self._waiting = Threads(1, thread_name_prefix="kvemb-written")
         self._checkpointing = threading.RLock()
         self._pending: PendingCheckpoint[Checkpoint] | None = None
+
+    def _joined(self, joined: JoinReply, before: Session | None = None) -> Session:
+        """Return the session after the coordinator's answer. before: see Session."""
+        self.state.shards = joined.transport
+        return Session(self._coordinator, joined, before)
 
     def begin_call(self) -> Session:
         """Begin a call; returns the current session. Raises Closed, ShardLost."""
@@ -130,7 +133,7 @@ class Cluster:
             why = "nothing, no shard was lost" if lost is None else str(lost).removesuffix(f"; {ADVICE}")
             asked = self.session.generation, why, kvemb.__version__
             found: tuple[Recovery, JoinReply] = self._coordinator.all("recover", *asked)[0]
-            self._thread.session = self.session = Session(self._coordinator, found[1], self.session)
+            self._thread.session = self.session = self._joined(found[1], self.session)
             self._recovery = found[0]
             self._pending = None  # the checkpoint to which the cluster went back shows how it ended
             return self._recovery

@@ -22,7 +22,6 @@ from kvemb.cluster.cluster import Cluster, LookupPart, StepPart
 from kvemb.cluster.coordination.recovery import Recovery
 from kvemb.cluster.durability.checkpointing import Checkpoint, Dropped
 from kvemb.cluster.variable import Variable
-from kvemb.defaults import DefaultStore
 from kvemb.durability.attachments import Attachments, Extra, Files
 from kvemb.durability.checkpointer import PendingCheckpoint
 from kvemb.engine.arguments import Arguments
@@ -30,6 +29,7 @@ from kvemb.engine.engine import Engine
 from kvemb.errors import Closed, ShardLost
 from kvemb.handle import inside
 from kvemb.many_tables import arguments as call_arguments
+from kvemb.many_tables.methods import ManyTables
 from kvemb.options import format_count
 from kvemb.shared_docs import described_as
 from kvemb.signatures import method_of
@@ -43,7 +43,7 @@ from kvemb.variable_scope import get_in_scope
 _logger = logging.getLogger("kvemb")
 
 
-class Store(DefaultStore[Cluster]):
+class Store(ManyTables[Cluster]):
     """Hold embedding variables whose rows are spread over shards.
 
     You get one from ``kvemb.cluster.open`` or ``kvemb.cluster.connect``. The methods that ``kvemb.Store`` has, too,
@@ -51,9 +51,16 @@ class Store(DefaultStore[Cluster]):
     ``refresh``, and the store cannot be pickled. Inside its ``with`` block it is the default store of functions such as
     ``kvemb.get_variable``. Leaving the block closes it. Thread-safe.
 
-    A call that fails on one shard, for example because a constraint of yours raised an error, may have been executed on
-    others. When a shard is lost, every call raises ``ShardLost`` until ``recover``. Once this client is closed, calls
-    raise ``Closed``. Only checkpoints outlive the cluster.
+    ``apply_gradients`` of the cluster and of its variables returns when all shards have accepted the step, and you may
+    change the arrays. The shards take the step while you prepare the next batch. Every later call of any client sees
+    it, and every later checkpoint has it. If a step fails on a shard, for example because a constraint of yours raised
+    an error, the next ``lookup``, ``apply_gradients``, ``synchronize``, ``checkpoint``, ``flush`` or ``close`` of this
+    client raises the error, with a note that says which step it was. The calls before it have then been executed, this
+    one, too.
+
+    Any other call that fails on one shard may have been executed on others. When a shard is lost, every call raises
+    ``ShardLost`` until ``recover``. Once this client is closed, calls raise ``Closed``. Only checkpoints outlive the
+    cluster.
 
     Attributes:
         path: The cluster's url, or a name if it has none.
@@ -155,54 +162,22 @@ class Store(DefaultStore[Cluster]):
 
     # Many of its variables at once.
 
-    @described_as(OneStore.lookup)
-    def lookup(
-        self,
-        keys: Mapping[OneStoresVariable | str, npt.ArrayLike],
-        *,
-        touch: bool = True,
-        out: dict[OneStoresVariable | str, npt.NDArray[Any]] | None = None,
-    ) -> dict[OneStoresVariable | str, npt.NDArray[Any]]:
-        """Look up keys of several variables, as ``kvemb.Store.lookup`` does.
-
-        The client makes one call to each shard.
-
-        Returns:
-            A dict from the keys of ``keys``, in their order, to rows ``keys.shape + (dim,)`` in the value dtype: new
-            arrays, or those of ``out``.
-
-        Raises:
-            TypeError, ValueError: As ``Variable.lookup`` raises them; ValueError also for a variable that is given
-                twice or belongs to another store.
-            KeyError: The cluster has no variable of a name.
-        """
-        parts = call_arguments.parts_to_read(self, keys, out)
-        wanted = [LookupPart(part.table, part.keys, part.values, None, part.counts) for part in parts.values()]
-        self._inside.lookup(wanted, touch=bool(touch))
+    def _lookup(self, wanted: Mapping[Any, npt.ArrayLike], *, touch: bool, out: Any = None) -> dict[Any, Any]:
+        parts = call_arguments.parts_to_read(self, wanted, out)
+        reads = [LookupPart(part.table, part.keys, part.values, None, part.counts) for part in parts.values()]
+        self._inside.lookup(reads, touch=touch)
         return call_arguments.rows_of(parts, out)
 
-    @described_as(OneStore.apply_gradients)
-    def apply_gradients(self, grads: Mapping[OneStoresVariable | str, tuple[npt.ArrayLike, npt.ArrayLike]]) -> None:
-        """Take one optimizer step on several variables, as ``kvemb.Store.apply_gradients`` does.
-
-        The client makes one call to each shard. It returns when all shards have accepted the step, and you may change
-        the arrays. The shards take the step while you prepare the next batch. Every later call of any client sees it,
-        and every later checkpoint has it.
-
-        If a step fails on a shard, for example because a constraint of yours raised an error, the next ``lookup``,
-        ``apply_gradients``, ``synchronize``, ``checkpoint``, ``flush`` or ``close`` of this client raises the error,
-        with a note that says which step it was. The calls before it have then been executed, this one, too.
-
-        Raises:
-            TypeError, ValueError: As ``Variable.apply_gradients`` raises them; ValueError also for a variable that is
-                given twice or belongs to another store.
-            KeyError: The cluster has no variable of a name.
-        """
-        parts = list(call_arguments.checked_parts(self, grads, call_arguments.part_to_train).values())
+    def _apply_gradients(self, wanted: Mapping[Any, tuple[npt.ArrayLike, npt.ArrayLike]]) -> None:
+        parts = list(call_arguments.checked_parts(self, wanted, call_arguments.part_to_train).values())
         failures = self._inside.train([StepPart(part.table, part.keys, part.values) for part in parts])
         for part, failure in zip(parts, failures, strict=True):
             if failure is not None:
                 call_arguments.raise_named(part.table.name, failure)
+
+    def _prefetch(self, wanted: Mapping[Any, npt.ArrayLike], after_lookup: bool) -> None:
+        for part in call_arguments.checked_parts(self, wanted, call_arguments.part_to_prefetch).values():
+            part.table.operations.prefetch(part.keys, after_lookup)
 
     def synchronize(self) -> None:
         """Wait until the shards have taken all steps of this client.
@@ -211,17 +186,6 @@ class Store(DefaultStore[Cluster]):
             Exception: What a step of this client raised, if no call has raised it yet.
         """
         self._inside.synchronize()
-
-    @described_as(OneStore.prefetch)
-    def prefetch(self, keys: Mapping[OneStoresVariable | str, npt.ArrayLike], *, after_lookup: bool = False) -> None:
-        """Start reading the cold rows of several variables, as ``kvemb.Store.prefetch`` does.
-
-        Raises:
-            TypeError, ValueError: As ``lookup`` raises them.
-            KeyError: The cluster has no variable of a name.
-        """
-        for part in call_arguments.checked_parts(self, keys, call_arguments.part_to_prefetch).values():
-            part.table.operations.prefetch(part.keys, bool(after_lookup))
 
     @described_as(OneStore.lookup)
     def lookup_async(

@@ -18,11 +18,11 @@ from typing import Any
 import kvemb
 from kvemb.cluster.calls import ADVICE, Calls, Timeouts
 from kvemb.cluster.coordination import restricting
-from kvemb.cluster.coordination.counting import ClientCounts, StepCounts, StepsByToken, TotalSteps
+from kvemb.cluster.coordination.counting import ClientCounts, StepsByToken, TotalSteps
 from kvemb.cluster.coordination.cuts import cut
 from kvemb.cluster.coordination.opened import OpenedVariable, compared, new_token, next_token, steps_of
 from kvemb.cluster.coordination.recovery import Recovery
-from kvemb.cluster.durability.checkpointing import Checkpoint, Checkpointing, CheckpointRequest, Dropped
+from kvemb.cluster.durability.checkpointing import Checkpoint, Checkpointing, CheckpointRequest, Dropped, OpenSteps
 from kvemb.cluster.ledger import Ledger, once
 from kvemb.cluster.making import Plan
 from kvemb.cluster.messages import ChangeRequest, JoinReply, OpenVariable
@@ -173,12 +173,12 @@ class Coordinator:
     # Operations during which no client's call runs.
 
     @contextmanager
-    def alone(self, *, last: bool = False) -> Iterator[None]:
+    def alone(self, *, last: bool = False) -> Iterator[OpenSteps]:
         """Make a cut, and run the block inside it. last: if it succeeds, calls have ended. Raises ShardLost, Closed."""
         with self._exclusively():
             self._cuts += 1
             with cut(self.calls, self._cuts, self._absent_seconds, last=last):
-                yield
+                yield {name: (known.token, known.total.steps()) for name, known in self._opened.items()}
             self.closed = last
 
     @once()
@@ -209,7 +209,7 @@ class Coordinator:
         own: the counts of the client that asks. Raises ShardLost if that does not know of a recovery.
         """
         assert self._checkpointing is not None
-        return self._checkpointing.start(self, self._calls_of(own), request)
+        return self._checkpointing.start(self.alone, self._calls_of(own), request)
 
     def finish(self, own: ClientCounts, anyway: bool) -> Dropped | None:
         """Write a last checkpoint if one is needed, and execute no call after it: Checkpointing.finish. Idempotent.
@@ -218,7 +218,7 @@ class Coordinator:
         """
         if self.closed or self._checkpointing is None:
             return None
-        return self._checkpointing.finish(self, self._calls_of(own), anyway=anyway)
+        return self._checkpointing.finish(self.alone, self._calls_of(own), anyway=anyway)
 
     def _calls_of(self, own: ClientCounts) -> Calls:
         """Store a client's counts; returns the calls to the shards that it knows."""
@@ -232,10 +232,6 @@ class Coordinator:
         """Wait for a checkpoint that was begun, and return it. Raises its error if it failed."""
         assert self._checkpointing is not None
         return self._checkpointing.result(number)
-
-    def steps(self) -> dict[str, tuple[str, StepCounts]]:
-        """Return the token of each open variable, and its steps, by name. REQUIRES: alone()."""
-        return {name: (known.token, known.total.steps()) for name, known in self._opened.items()}
 
     def last(self) -> int | None:
         """Return the number of the checkpoint to which recover() would go back."""

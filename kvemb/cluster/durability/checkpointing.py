@@ -10,10 +10,11 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from kvemb.cluster.calls import Calls
 from kvemb.cluster.coordination.counting import StepCounts
@@ -28,6 +29,10 @@ from kvemb.durability.variable_entry import VariableEntry, rows_in_words
 from kvemb.threads.interrupts import result_of, uninterrupted
 from kvemb.threads.pool import Threads
 
+# The token of each open variable, and its steps, by name.
+OpenSteps = dict[str, tuple[str, StepCounts]]
+# Makes a cut, and runs a block inside it (Coordinator.alone).
+Cut = Callable[..., AbstractContextManager[OpenSteps]]
 # Checkpoints whose outcome is remembered for clients that have not asked for it yet.
 MAX_REMEMBERED = 256
 
@@ -67,16 +72,6 @@ class Dropped(NamedTuple):
 
     number: int
     steps: int
-
-
-class Shards(Protocol):
-    """The maker of cuts (kvemb.cluster.coordination.coordinator)."""
-
-    def alone(self, *, last: bool = False) -> AbstractContextManager[None]:
-        """Make a cut, and run the block inside it. last: if the block succeeds, no later call is executed."""
-
-    def steps(self) -> dict[str, tuple[str, StepCounts]]:
-        """Return the token of each open variable, and its steps, by name."""
 
 
 class CheckpointRequest(NamedTuple):
@@ -131,7 +126,7 @@ class Checkpointing:
         """
         self._begun, self._passed = Published(number, self.series.read(number)), max(self.series.numbers())
 
-    def start(self, shards: Shards, calls: Calls, request: CheckpointRequest) -> int:
+    def start(self, cut: Cut, calls: Calls, request: CheckpointRequest) -> int:
         """Make the cut of the next checkpoint, and start to write it in the background; returns its number.
 
         calls: to the shards that the client knows. Raises ShardLost if a recovery has replaced these. Only one
@@ -139,12 +134,12 @@ class Checkpointing:
         """
         with self._starting:
             self.wait()
-            with shards.alone():
-                snapshot = self._snapshot(shards, calls, request)
+            with cut() as steps:
+                snapshot = self._snapshot(steps, calls, request)
                 self._write_behind(snapshot)
             return snapshot.number
 
-    def finish(self, shards: Shards, calls: Calls, *, anyway: bool) -> Dropped | None:
+    def finish(self, cut: Cut, calls: Calls, *, anyway: bool) -> Dropped | None:
         """Make the last cut, and write a checkpoint of it if rows, steps or variables differ from the newest one.
 
         If the last one has files or values beside the rows, which the next one would lack, none is written unless
@@ -153,8 +148,8 @@ class Checkpointing:
         """
         with self._starting:
             self.wait()
-            with shards.alone(last=True):
-                changes, steps = calls.all("changes"), self._steps_since(shards)
+            with cut(last=True) as open_steps:
+                changes, steps = calls.all("changes"), self._steps_since(open_steps)
                 if changes == self._changes and not steps:
                     return None
                 if self.last is not None and not anyway and self._carries(self.last):
@@ -162,16 +157,16 @@ class Checkpointing:
                     if before is None or len(before) != len(changes):  # the shards are new
                         before = [0] * len(changes)
                     return Dropped(self.last, steps) if steps or changes != before else None
-                snapshot = self._snapshot(shards, calls, CheckpointRequest(None, {}, None))
+                snapshot = self._snapshot(open_steps, calls, CheckpointRequest(None, {}, None))
                 self._write_behind(snapshot)
                 self.result(snapshot.number)
                 return None
 
-    def _snapshot(self, shards: Shards, calls: Calls, request: CheckpointRequest) -> _Snapshot:
-        """Let every shard take its snapshot for the next checkpoint. REQUIRES: shards.alone()."""
+    def _snapshot(self, open_steps: OpenSteps, calls: Calls, request: CheckpointRequest) -> _Snapshot:
+        """Let every shard take its snapshot for the next checkpoint. REQUIRES: a cut."""
         number = self._tried = max(self.series.next_number(), self._tried + 1)
         id, created, changes = uuid.uuid4().hex, time.time(), calls.all("changes")
-        numbers, steps = range(calls.transport.shards), dict(shards.steps().values())
+        numbers, steps = range(calls.transport.shards), dict(open_steps.values())
         with calls.stamped(numbers) as stamp:
             given = (stamp, number, id, steps)
             made = calls.each("snapshot", {shard: (*given, None if shard else request.files) for shard in numbers})
@@ -187,13 +182,13 @@ class Checkpointing:
         """Wait until a checkpoint that was started here is complete, and return it. Raises its error if it failed."""
         return result_of(self._writing[number])
 
-    def _steps_since(self, shards: Shards) -> int:
+    def _steps_since(self, open_steps: OpenSteps) -> int:
         """Return the highest number of steps that a variable has taken since the last checkpoint.
 
         Not all steps change shards: a lookup without keys is one.
         """
         before = {} if self._before is None else self._before.variables
-        taken = ((steps, steps_of(before.get(name))) for name, (_, steps) in shards.steps().items())
+        taken = ((steps, steps_of(before.get(name))) for name, (_, steps) in open_steps.items())
         return max((max(now.uses - then.uses, now.training - then.training) for now, then in taken), default=0)
 
     def _carries(self, number: int) -> bool:
