@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from kvemb.cluster.data_plane.channel import Channel
+from kvemb.cluster.data_plane.encoding import Message
 from kvemb.cluster.in_flight.steps import Accepted
 
 TOKEN, HOST = b"t" * 32, "127.0.0.1"
@@ -38,6 +40,21 @@ class Callee:
     def _keep_later(self, array: Any) -> None:
         assert self.waiting.wait(60)
         self.kept.append(array.copy())
+
+
+class Keeper:
+    """Who keeps no channel."""
+
+    def release(self, channel: Channel) -> None:
+        """Close it."""
+        channel.close()
+
+    broken = release
+
+
+def answers(channel: Channel, value: object = 1) -> bool:
+    """Whether a callee answers by a channel."""
+    return bool(channel.exchange(Message(("echo", (value,))), Keeper()) == (value,))
 
 
 class Unportable(Exception):

@@ -9,6 +9,7 @@ import numpy as np
 from histories import DIM
 
 import kvemb
+from kvemb import bulk
 from kvemb.durability.checkpoint import Checkpoint
 
 
@@ -27,6 +28,18 @@ def told(checkpoint: Checkpoint, since: Any, name: str) -> tuple[dict[int, tuple
     assert order == sorted(set(order))
     assert removed == sorted(set(removed))
     return rows, removed
+
+
+def columns_of(store: kvemb.Store) -> dict[str, Any]:
+    """Return the bytes of all rows of each variable, and what it was made with."""
+    found: dict[str, Any] = {}
+    for name, variable in store.variables.items():
+        parts = [
+            (each.keys, each.values, each.scores, each.steps, *each.slots.values()) for each in bulk.scan(variable)
+        ]
+        columns = [np.concatenate(each).tobytes() for each in zip(*parts, strict=True)]
+        found[name] = columns, {**bulk.described(variable), "name": name}
+    return found
 
 
 def open_store_from(checkpoint: Any, path: Path, open_store: Any) -> kvemb.Store:

@@ -141,9 +141,9 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "_Epochs.set_epoch.epoch": lambda p, v: p.epochs.restrict_policy.set_epoch(v),
     "Admission.sightings": lambda p, v: admitting(p, kvemb.Admission(v)),
     "Admission.memory_bytes": lambda p, v: admitting(p, kvemb.Admission(2, v)),
-    "Store.lookup.keys": lambda p, v: p.store.lookup({"table": v}),
-    "Store.prefetch.keys": lambda p, v: p.store.prefetch({"table": v}),
-    "Store.apply_gradients.grads": lambda p, v: p.store.apply_gradients({"table": ([1], v)}),
+    "ManyTables.lookup.keys": lambda p, v: p.store.lookup({"table": v}),
+    "ManyTables.prefetch.keys": lambda p, v: p.store.prefetch({"table": v}),
+    "ManyTables.apply_gradients.grads": lambda p, v: p.store.apply_gradients({"table": ([1], v)}),
     **{
         f"{make}.{name}": lambda p, v, make=make, name=name: scoped(p, make, **{name: v})
         for make in ("variable_scope", "VariableScope")

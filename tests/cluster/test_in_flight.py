@@ -44,9 +44,11 @@ def constraint():
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_later_calls_of_any_client_wait_for_a_step_and_a_checkpoint_has_it(open_cluster, tmp_path, constraint, shards):
+def test_later_calls_of_any_client_wait_for_a_step_and_a_checkpoint_has_it(
+    open_cluster, connect, tmp_path, constraint, shards
+):
     cluster = open_cluster(shards, url=tmp_path / "series")
-    other = kvemb.cluster.connect(tmp_path / "series", transport="local")
+    other = connect()
     table = cluster.get_variable("table", dim=2, optimizer=SGD, constraint=constraint)
     after = cluster.get_variable("after", dim=2, optimizer=SGD)
     theirs, keys, grads = other.variables["table"], KEYS.copy(), ONES.copy()
@@ -72,15 +74,16 @@ def test_later_calls_of_any_client_wait_for_a_step_and_a_checkpoint_has_it(open_
         thread.join()
     assert found == [(-ONES).tolist()] * 3
     assert (after.lookup(KEYS) == -1).all()
-    other.close()
     with kvemb.restore(tmp_path / "series", tmp_path / "one", memory_budget="4MiB") as store:
         assert (store.variables["table"].lookup(KEYS) == -1).all()
 
 
 @pytest.mark.parametrize("call", ["lookup", "apply_gradients", "synchronize", "checkpoint", "close"])
-def test_an_error_is_raised_once_by_the_next_call_and_says_which_step_it_was(open_cluster, tmp_path, constraint, call):
+def test_an_error_is_raised_once_by_the_next_call_and_says_which_step_it_was(
+    open_cluster, connect, tmp_path, constraint, call
+):
     cluster = open_cluster(2, url=tmp_path / "series")
-    other = kvemb.cluster.connect(tmp_path / "series", transport="local")
+    other = connect()
     table = cluster.get_variable("table", dim=2, optimizer=SGD, constraint=constraint)
     table.apply_gradients(KEYS, ONES)
     cluster.synchronize()

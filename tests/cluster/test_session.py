@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from twins import Fading, twin_of
+from twins import Fading, train, twin_of
 from waiting import wait_until
 
 import kvemb
@@ -118,9 +118,7 @@ def test_what_another_client_drops_is_gone_and_its_name_is_free(two):
 def test_a_call_by_name_never_reaches_the_next_variable_of_that_name_by_an_old_handle(two, monkeypatch):
     """The call that meets the drop raises an error with the name, and the next one uses the new variable."""
     first, second = two
-    monkeypatch.setattr(
-        inside(first).session, "exchange_if_due", lambda: None
-    )  # it does not hear of the drop by itself
+    monkeypatch.setattr(inside(first).session, "exchange_if_due", lambda: None)  # it hears of no drop by itself
     first.get_variable("table", dim=2, optimizer=SGD)
     first.get_variable("other", dim=1)
     for call in (
@@ -199,40 +197,18 @@ def test_no_use_counts_while_no_client_has_given_the_policy(open_cluster, tmp_pa
     assert inside(table).storage.step == 1
 
 
-def test_clients_that_take_turns_are_one_store_bit_for_bit(open_cluster, tmp_path):
-    first = open_cluster(3, url=tmp_path / "series")
-    clients = [first, *(kvemb.cluster.connect(tmp_path / "series", transport="local") for _ in range(2))]
-    keys, chance = np.arange(300), np.random.default_rng(4)
-    twins = [twin_of(first, keys)]
-    model = twins[0].model
-    twins += [twin_of(client, keys, model) for client in clients[1:]]
-    for _ in range(120):
+def test_clients_that_take_turns_are_one_store_bit_for_bit(two, connect):
+    clients, keys, chance = [*two, connect()], np.arange(300), np.random.default_rng(4)
+    twins = [twin_of(two[0], keys)]
+    twins += [twin_of(client, keys, twins[0].model) for client in clients[1:]]
+    for seed in range(25):
         turn = int(chance.integers(3))
-        twin, chosen = twins[turn], chance.choice(keys, 40)
-        values = chance.standard_normal((40, 2)).astype(np.float32)
-        what = int(chance.integers(8))
-        if what == 0:
-            twin.upsert(chosen, values)
-        elif what == 1:
-            twin.accum(chosen, values, values * 2, chance.random(40) < 0.5)
-        elif what == 2:
-            twin.remove(chosen[:9])
-        elif what == 3:
-            twin.use(chosen)
-        elif what == 4:
-            twin.restrict(max(0, model.size - 5))
-        elif what == 5:
-            twin.check_status(keys)
-        elif what == 6:
-            twin.lookup(chosen, touch=True)
-        else:
-            twin.apply_gradients(chosen, values)
+        train(twins[turn], seed, 1)
+        twins[turn].check_status(keys)
         for each in (turn, *range(3)):
             inside(clients[each]).session.exchange()
     for twin in twins:
         twin.check_export(50)
-    for client in clients[1:]:
-        client.close()
 
 
 def test_clients_that_make_calls_hear_of_each_other_unasked(two):
@@ -259,21 +235,20 @@ def test_futures_and_checkpoints_are_for_every_client(two, tmp_path):
     assert not inside(first).shared, "its shards are in this process"
 
 
-def test_a_client_that_ends_leaves_the_cluster_and_its_end_is_the_cluster_s(open_cluster, tmp_path):
-    first = open_cluster(2, url=tmp_path / "series")
-    with kvemb.cluster.connect(tmp_path / "series", transport="local") as second:
+def test_a_client_that_ends_leaves_the_cluster_and_its_end_is_the_cluster_s(two, connect, tmp_path):
+    first, second = two
+    with second:
         kvemb.get_variable("table", dim=2).upsert([1, 2, 3], ONES)
     with pytest.raises(Closed):
         second.variables["table"]
     assert first.variables["table"].size() == 3
-    third = kvemb.cluster.connect(tmp_path / "series", transport="local")
+    third = connect()
     table = third.variables["table"]
     first.close()
     with pytest.raises(ShardLost, match="did not answer"):
         table.lookup([1])
     with pytest.raises(Closed, match="was closed by the process that opened it"):
         third.recover()
-    third.close()
     with pytest.raises(BackendUnavailable, match=r"no cluster has opened .*series in this process within 0 s"):
         kvemb.cluster.connect(tmp_path / "series", transport="local", wait_seconds=0)
 
@@ -307,13 +282,13 @@ def test_a_scan_that_is_given_up_ends_on_the_shards_with_the_next_call(cluster):
     wait_until(lambda: [len(shard._scans._scans) for shard in shards] == [0, 0, 0])
 
 
-def test_many_clients_lose_no_update(open_cluster, tmp_path):
-    first = open_cluster(3, url=tmp_path / "series")
+def test_many_clients_lose_no_update(two, connect):
+    first, _ = two
     first.get_variable("table", dim=1, optimizer=kvemb.optimizers.SGD(1.0))
     keys = np.arange(50)
 
     def train():
-        with kvemb.cluster.connect(tmp_path / "series", transport="local") as client:
+        with connect() as client:
             table = client.get_variable("table", optimizer=kvemb.optimizers.SGD(1.0))
             for step in range(20):
                 table.apply_gradients(keys, np.full((50, 1), -1, np.float32))

@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pyarrow
 import pytest
-from callee import HOST, TOKEN
+from callee import HOST, TOKEN, answers
 from pyarrow import flight
 
 from kvemb.cluster.data_plane import flight_parts
@@ -27,16 +27,8 @@ def server(callee):
     server.close()
 
 
-class Keeper:
-    def release(self, channel):
-        channel.close()
-
-    broken = release
-
-
-def answers(server, value=1):
-    channel = FlightChannel(server.address, TOKEN, Threads(2))
-    return channel.exchange(Message(("echo", (value,))), Keeper()) == (value,)
+def channel_to(server):
+    return FlightChannel(server.address, TOKEN, Threads(2))
 
 
 def test_garbage_and_connections_that_are_slow_or_half_open_stop_nobody(server, callee):
@@ -47,10 +39,10 @@ def test_garbage_and_connections_that_are_slow_or_half_open_stop_nobody(server, 
         opened.append(socket.create_connection((HOST, port), 60))
         opened[-1].sendall(said[number % len(said)])
     for number in range(3):
-        assert answers(server, number)
+        assert answers(channel_to(server), number)
     for each in opened[::2]:
         each.shutdown(socket.SHUT_WR)  # half open
-    assert answers(server)
+    assert answers(channel_to(server))
     for each in opened:
         each.close()
     assert callee.calls == ["echo"] * 4
@@ -90,7 +82,7 @@ def test_who_lacks_the_token_is_refused_before_a_message_is_read(server, callee,
         with pytest.raises(flight.FlightUnauthenticatedError, match="token is missing or wrong"):
             call()
     assert callee.calls == []
-    assert answers(server)
+    assert answers(channel_to(server))
 
 
 def of(nbytes):
@@ -114,7 +106,7 @@ def batch(count):
     ids=["no length", "none", "too long", "empty part", "huge", "no pickle"],
 )
 def test_a_stream_of_garbage_ends_and_the_others_go_on(server, callee, count, length):
-    other = FlightChannel(server.address, TOKEN, Threads(2))
+    other = channel_to(server)
     _client, writer, reader = stream(server, KNOWN)
     writer.begin(flight_parts.schema())
     if length is None:
@@ -125,7 +117,7 @@ def test_a_stream_of_garbage_ends_and_the_others_go_on(server, callee, count, le
         reader.read_chunk()
     with pytest.raises((flight.FlightError, pyarrow.ArrowException)):
         writer.close()
-    assert other.exchange(Message(("echo", (2,))), Keeper()) == (2,)
+    assert answers(other, 2)
     assert callee.calls == ["echo"]
 
 
@@ -133,7 +125,7 @@ def test_a_caller_that_stops_in_the_middle_of_a_message_stops_nobody(server, cal
     _client, writer, reader = stream(server, KNOWN)
     writer.begin(flight_parts.schema())
     writer.write_with_metadata(batch(10), of(255))
-    threads = [threading.Thread(target=answers, args=[server, number]) for number in range(5)]
+    threads = [threading.Thread(target=answers, args=[channel_to(server), number]) for number in range(5)]
     for each in threads:
         each.start()
     for each in threads:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from callee import TOKEN
+from callee import TOKEN, answers
 from waiting import wait_until
 
 from kvemb.cluster.data_plane.encoding import Message
@@ -35,17 +35,6 @@ def connected(server):
     connection.settimeout(60)
     connection.connect(f"\0{server.address}")
     return connection
-
-
-class Keeper:
-    def release(self, channel):
-        channel.close()
-
-    broken = release
-
-
-def answers(server):
-    return UnixChannel(server.address, TOKEN).exchange(Message(("echo", (1,))), Keeper()) == (1,)
 
 
 def segments():
@@ -73,7 +62,7 @@ def test_a_message_that_was_not_finished_is_never_read(server, callee):
     del peer
     wait_until(lambda: not server._open)
     assert callee.calls == []
-    assert answers(server)
+    assert answers(UnixChannel(server.address, TOKEN))
     wait_until(lambda: not server._open)
     wait_until(lambda: nothing_is_left_since(before))
 
@@ -85,7 +74,7 @@ def test_who_greets_wrongly_or_not_at_all_is_sent_away(server, callee, said):
     connection = connected(server)
     if said:
         connection.send(said)
-    assert answers(server)
+    assert answers(UnixChannel(server.address, TOKEN))
     assert connection.recv(100) == b"", "the server has closed the connection"
     connection.close()
     assert callee.calls == ["echo"]
@@ -111,7 +100,7 @@ def test_a_segment_that_could_shrink_and_frames_of_garbage_end_the_connection(se
         assert connection.recv(100) == b""
         connection.close()
     wait_until(lambda: not server._open)
-    assert answers(server)
+    assert answers(UnixChannel(server.address, TOKEN))
     assert callee.calls == ["echo"]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from deltas import told
+from deltas import columns_of, told
 
 import kvemb
 import kvemb.cluster
@@ -48,17 +48,6 @@ def histories(store, save):
 def rows_of(place):
     with kvemb.open(place, read_only=True, **HOW) as store:
         return columns_of(store)
-
-
-def columns_of(store):
-    found = {}
-    for name, variable in store.variables.items():
-        parts = [
-            (rows.keys, rows.values, rows.scores, rows.steps, *rows.slots.values()) for rows in bulk.scan(variable)
-        ]
-        columns = [np.concatenate(each).tobytes() for each in zip(*parts, strict=True)]
-        found[name] = columns, {**bulk.described(variable), "name": name}
-    return found
 
 
 @pytest.fixture
