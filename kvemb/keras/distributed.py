@@ -14,6 +14,7 @@ from kvemb.keras.layer import RowsLayer
 from kvemb.keras.pooled import Wanted
 from kvemb.keras.requests import Request
 from kvemb.keras.tables import Feature, at, features_of, with_leaves
+from kvemb.shared_docs import described_as
 from kvemb.store import Store
 from kvemb.variable import Variable
 
@@ -22,6 +23,7 @@ _PREPROCESSED = "preprocessed_inputs_per_placement"
 _LONG = 2**31
 
 
+@described_as(RowsLayer)
 class DistributedEmbedding(RowsLayer):
     """Look up and pool many features with one call, as keras_rs.layers.DistributedEmbedding does.
 
@@ -41,9 +43,6 @@ class DistributedEmbedding(RowsLayer):
         store: The store of the tables. None: the default store.
         table_stacking: Only "auto" or None: there is nothing to stack.
         update_stats: Only False: there are no buffers to size.
-        name: The layer's name in a model. None: made from the class's name.
-        dtype: The dtype, or the policy of mixed precision, of results. None: Keras' default.
-        trainable: Whether the rows are trained.
 
     Raises:
         TypeError: For a config of another kind.

@@ -6,14 +6,17 @@ from typing import Any
 
 import keras
 
+from kvemb.keras.embedding import Embedding
 from kvemb.keras.pooled import Wanted
 from kvemb.keras.requests import Request
 from kvemb.keras.table_layer import TableLayer
 from kvemb.pooling.arguments import check_combiner
+from kvemb.shared_docs import described_as
 from kvemb.store import Store
 from kvemb.variable import Variable
 
 
+@described_as(Embedding)
 class EmbeddingBag(TableLayer):
     """Pool bags of rows: the last axis of the ids is a bag.
 
@@ -24,20 +27,10 @@ class EmbeddingBag(TableLayer):
     several layers on the variable, are summed first. The optimizer of ``compile`` trains the dense part.
 
     Args:
-        variable: A Variable, or the name of one, which is opened or made with the other arguments.
-        dim: The number of values in a row. A new variable needs it; otherwise it may be left out.
         combiner: How the rows of a bag are pooled. ``"sum"``: the sum of weight * row. ``"mean"``: that sum divided by
             the sum of the weights. ``"sqrtn"``: that sum divided by the square root of the sum of the squared weights.
-        store: The store of a variable that is given by name. None: the default store.
         mask_zero: Whether key 0 is left out of bags: it is neither looked up nor trained.
         padding_idx: A key that is left out of bags.
-        split_keys: Whether keys are pairs of int32, as ``kvemb.keras.split_keys`` makes them.
-        name: The layer's name in a model, which is also the variable's if ``variable`` is not given. None: made from
-            the class's name.
-        dtype: The dtype, or the policy of mixed precision, of results. None: Keras' default. The dtype of the rows in
-            the store is ``value_dtype``.
-        trainable: Whether the rows are trained.
-        **arguments: Other arguments of ``kvemb.Store.get_variable``, such as ``optimizer`` and ``initializer``.
 
     Raises:
         TypeError: For an argument of the wrong type, or one of Keras' that does not exist here.

@@ -32,7 +32,7 @@ class RowsLayer(keras.layers.Layer):
 
     Args:
         variables: The variables of the rows. One may be there several times.
-        name: The layer's name in a model.
+        name: The layer's name in a model. None: made from the class's name.
         dtype: The dtype, or the policy of mixed precision, of results. None: Keras' default.
         trainable: Whether the rows are trained.
     """

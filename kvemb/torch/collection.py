@@ -11,9 +11,11 @@ import torch
 from kvemb.checks.brief import brief, there_are
 from kvemb.frameworks.variables import variable_of
 from kvemb.rows.bags import bounds_of
+from kvemb.shared_docs import described_as
 from kvemb.store import Store
 from kvemb.torch.bags import JaggedIds, Keys, bags_of, keys_of
 from kvemb.torch.eager import never_compiled
+from kvemb.torch.embedding import Embedding
 from kvemb.torch.module import RowsModule
 from kvemb.torch.options import REFUSED, check_mode
 from kvemb.torch.pooling import BagLookup, Pooling
@@ -21,6 +23,7 @@ from kvemb.torch.weights import Destination
 from kvemb.variable import Variable
 
 
+@described_as(Embedding)
 class EmbeddingBagCollection(RowsModule):
     """Pool bags of several features, as torchrec's EmbeddingBagCollection does.
 
@@ -37,14 +40,6 @@ class EmbeddingBagCollection(RowsModule):
         mode: "sum", "mean" or "max" for all tables, or a dict from each table's name to its mode. The default is "sum",
             as in torchrec; that of EmbeddingBag is "mean", as in torch.nn.
         store: The store of variables that are given by name. None: the default store.
-        fused: Take the optimizer's step during each backward pass, one step for each call of the module. Its gradients
-            are not accumulated, not clipped by ``clip_grad_norm_`` and not unscaled by a ``GradScaler``. A fused module
-            cannot be in a part of the model that activation checkpointing computes again.
-        check_finite: Raise ValueError for a step whose gradients have a NaN or an infinity. Such a step changes
-            nothing.
-        output_dtype: The dtype of results: ``torch.float32``, ``float64``, ``float16`` or ``bfloat16``. None: float32,
-            or float64 for float64 values, also under autocast. ``half()``, ``bfloat16()``, ``double()``, ``float()``
-            and ``to(dtype)`` then change it, as they change that of torch.nn's modules.
 
     Raises:
         TypeError: For an argument of the wrong type.

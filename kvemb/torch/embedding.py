@@ -46,7 +46,7 @@ class Embedding(TableModule):
             or float64 for float64 values, also under autocast. ``half()``, ``bfloat16()``, ``double()``, ``float()``
             and ``to(dtype)`` then change it, as they change that of torch.nn's modules.
         **arguments: Other arguments of ``kvemb.Store.get_variable``, such as ``optimizer`` and ``initializer``. New
-            rows are zeros without an initializer; those of torch.nn.Embedding are normally distributed.
+            rows are zeros without an initializer; those of torch.nn's modules are normally distributed.
 
     Raises:
         TypeError: For an argument of the wrong type, or one of torch.nn's that does not exist here.

@@ -7,9 +7,11 @@ from typing import Any
 import torch
 
 from kvemb.frameworks.variables import check_padding, variable_of
+from kvemb.shared_docs import described_as
 from kvemb.store import Store
 from kvemb.torch.bags import bags_of
 from kvemb.torch.eager import never_compiled
+from kvemb.torch.embedding import Embedding
 from kvemb.torch.options import REFUSED, check_mode, check_norm
 from kvemb.torch.pooling import BagLookup, Pooling
 from kvemb.torch.table_module import TableModule
@@ -17,6 +19,7 @@ from kvemb.torch.weights import Destination
 from kvemb.variable import Variable
 
 
+@described_as(Embedding)
 class EmbeddingBag(TableModule):
     """Pool bags of rows by key, as torch.nn.EmbeddingBag does by index.
 
@@ -24,28 +27,13 @@ class EmbeddingBag(TableModule):
     becomes the row of key i.
 
     Args:
-        variable: A Variable, or the name of one, which is opened or made with the other arguments.
-        dim: The number of values in a row. A new variable needs it; otherwise it may be left out.
         max_norm: Scale rows with a larger norm to this norm before they are pooled. Unlike in torch.nn.EmbeddingBag,
             the table does not change. None: no limit.
-        norm_type: The p of the p-norm that ``max_norm`` limits.
         scale_grad_by_freq: Divide each row's gradient by the number of its occurrences in the batch, as
             torch.nn.EmbeddingBag does. Not for mode "max".
         mode: How the rows of a bag are pooled: "mean", "sum" or "max".
-        sparse: Ignored. Gradients always hold only the rows that were used.
         include_last_offset: Whether ``offsets`` ends with the number of ids.
         padding_idx: A key that is left out of the bags, and not counted in a mean. It is not created or trained.
-        store: The store of a variable that is given by name. None: the default store.
-        fused: Take the optimizer's step during each backward pass, one step for each call of the module. Its gradients
-            are not accumulated, not clipped by ``clip_grad_norm_`` and not unscaled by a ``GradScaler``. A fused module
-            cannot be in a part of the model that activation checkpointing computes again.
-        check_finite: Raise ValueError for a step whose gradients have a NaN or an infinity. Such a step changes
-            nothing.
-        output_dtype: The dtype of results: ``torch.float32``, ``float64``, ``float16`` or ``bfloat16``. None: float32,
-            or float64 for float64 values, also under autocast. ``half()``, ``bfloat16()``, ``double()``, ``float()``
-            and ``to(dtype)`` then change it, as they change that of torch.nn's modules.
-        **arguments: Other arguments of ``kvemb.Store.get_variable``, such as ``optimizer`` and ``initializer``. New
-            rows are zeros without an initializer; those of torch.nn.EmbeddingBag are normally distributed.
 
     Raises:
         TypeError: For an argument of the wrong type, or one of torch.nn's that does not exist here.
