@@ -516,7 +516,7 @@ TESTED_BY = {
     **{
         f"kvemb/keras/{name}.py": f"keras3/test_{tests}.py"
         for tests, names in {
-            "embedding": "embedding layer table_layer requests steps anchors calls on_tensorflow on_jax on_torch",
+            "embedding": "embedding layer table_layer requests steps anchors calls gates on_tensorflow on_jax on_torch",
             "embedding_bag": "embedding_bag pooled",
             "distributed": "distributed tables",
             "checkpoint": "checkpoint state",

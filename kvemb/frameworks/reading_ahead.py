@@ -8,10 +8,14 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from kvemb.checks.brief import brief
+from kvemb.variable import Variable
 
 Batch = TypeVar("Batch")
 # Where the ids of a variable are in a batch: the name or the index of a field, or a function of the batch.
 Source = str | int | Callable[[Any], Any]
+# The keys of each variable in the ids of a batch. What is looked up: the variables, and their keys.
+KeysIn = Callable[[Any], Mapping[Variable, Any]]
+Lookup = tuple[list[Variable], KeysIn]
 # A function that reads ahead the rows of a batch.
 Prefetch = Callable[[Any], None]
 MAX_DEPTH = 16
@@ -38,7 +42,27 @@ def read_ahead(batches: Iterator[Batch], prefetches: list[Prefetch], depth: int)
             failure = None  # its traceback would keep this frame, the loader and its workers alive
 
 
-def ids_in(source: Any, name: str) -> Callable[[Any], Any]:
+def prefetches_of(ids: Any, lookup_of: Callable[[Any], Lookup]) -> list[Prefetch]:
+    """Return functions that read ahead. ids: a dict from variables, and modules or layers of some, to their sources.
+
+    lookup_of: returns what such an object looks up. Raises TypeError.
+    """
+    if not isinstance(ids, Mapping):
+        raise TypeError(f"ids must be a dict from variables to the field of a batch with their ids, got {brief(ids)}")
+    return [_prefetch_of(*lookup_of(given), source) for given, source in ids.items()]
+
+
+def _prefetch_of(variables: list[Variable], keys_in: KeysIn, source: Any) -> Prefetch:
+    ids_in = _ids_in(source, ", ".join(repr(variable.name) for variable in variables))
+
+    def prefetch(batch: Any) -> None:
+        for variable, keys in keys_in(ids_in(batch)).items():
+            variable.prefetch(keys, after_lookup=True)
+
+    return prefetch
+
+
+def _ids_in(source: Any, name: str) -> Callable[[Any], Any]:
     """Return the function that gives the ids in a batch. name: of the variables, for messages. Raises TypeError."""
     if callable(source):
         return source  # type: ignore[no-any-return]

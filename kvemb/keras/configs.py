@@ -17,12 +17,6 @@ def config_of(variable: Variable) -> dict[str, Any]:
     return {"variable": name, "dim": variable.dim, "store": {"id": store.id, "path": str(store.path)}}
 
 
-def opened_again(config: dict[str, Any], what: str) -> dict[str, Any]:
-    """Return a config with the Variable in place of its name. what: the layer's class, for messages."""
-    rest = {name: value for name, value in config.items() if name not in ("variable", "dim", "store")}
-    return {**rest, "variable": find(config, what)}
-
-
 def find(config: dict[str, Any], what: str) -> Variable:
     """Return the variable of a config.
 

@@ -1,25 +1,21 @@
 """Rows as arrays of JAX, eagerly and in jax.jit.
 
-    anchors ─ gates ─ lookup        forward: a batch begins, rows are looked up
-                 └─── taps ─ rows   backward: each tap hands over a gradient, then the gates take the step
-
-Gates are identities of the anchors, made once for a trace and variable, so a gate's cotangent is the sum over all
-layers on the variable: its backward pass runs after those of all taps. Only a differentiated function begins a batch.
+Gates (kvemb.keras.gates) are made once for a trace. Only a differentiated function begins a batch.
 What changes the store, or records a use, is an ordered io_callback, which JAX runs exactly once. What only reads is a
 pure_callback, which JAX may repeat or leave out.
 """
 
 from __future__ import annotations
 
-import threading
 import weakref
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import io_callback
 
 from kvemb.keras.calls import Call
+from kvemb.keras.gates import Gate, gates_of, tapped
 from kvemb.keras.requests import Array, Ids, Request, in_parts, shape_of
 from kvemb.keras.requests import look_up as host_look_up
 from kvemb.keras.steps import begin, collect, finish, told
@@ -29,58 +25,29 @@ _shaped: Any = jax.ShapeDtypeStruct
 _SCALAR = _shaped((), np.float32)
 
 
-class Gate(NamedTuple):
-    """The identity of an anchor in a batch, float32 (), and the batch's number, int32 ()."""
-
-    value: Any
-    number: Any
-
-
-class _Open(threading.local):
-    """The gates that this thread made last, each with a weak reference to its anchor's value."""
-
-    def __init__(self) -> None:
-        self.gates: dict[Variable, tuple[weakref.ref[Any], Gate]] = {}
-
-
-_open = _Open()
-
-
 def look_up(call: Call) -> list[Any]:
     """Return the rows of each request."""
     if call.anchors and jax.process_count() > 1:
         raise RuntimeError("kvemb.keras trains in one process, but jax.distributed has several")
-    gates = _gates(call)
+    # No others than those whose anchors are traced can be trained.
+    traced = {variable: anchor.value for variable, anchor in call.anchors.items() if _is_traced(anchor.value)}
+    gates = gates_of(traced, _is_of, lambda variables, anchors: _enter(call, variables, anchors))
     found = _host_rows(call, [jax.lax.stop_gradient(gate.value) for gate in gates.values()])
-    return [
-        _tap(request, ids, gates[request.variable], rows) if request.variable in gates else rows
-        for request, ids, rows in zip(call.requests, call.batch, found, strict=True)
-    ]
+    return tapped(call, call.batch, found, gates, _tap)
 
 
-def _gates(call: Call) -> dict[Variable, Gate]:
-    """Return the gates of the variables whose anchors are traced; no others can be trained."""
-    values = {variable: anchor.value for variable, anchor in call.anchors.items()}
-    traced = {variable: value for variable, value in values.items() if isinstance(value, jax.core.Tracer)}
-    new = {variable: value for variable, value in traced.items() if _gate_of(variable, value) is None}
-    if new:
-        made = _enter(tuple(new), list(new.values()), half=call.half)
-        call.add_loss(made[0].value)  # which is 0: so that the first gate's cotangent is the scale of the loss
-        if len(new) == len(traced):
-            _open.gates = {}  # of an earlier trace
-        for (variable, value), gate in zip(new.items(), made, strict=True):
-            _open.gates[variable] = weakref.ref(value), gate
-    return {variable: _open.gates[variable][1] for variable in traced}
+def _is_traced(value: Any) -> bool:
+    return isinstance(value, jax.core.Tracer)
 
 
-def _gate_of(variable: Variable, anchor: Any) -> Gate | None:
-    """Return the gate of this trace, in which every layer sees the same object as the anchor's value."""
-    value, gate = _open.gates.get(variable, (None, None))
-    return gate if value is not None and value() is anchor else None
+def _is_of(gate: Gate, anchor: Any) -> bool:
+    """Whether a gate is of this trace, in which every layer sees the same object as the anchor's value."""
+    return gate.anchor() is anchor
 
 
-def _enter(variables: tuple[Variable, ...], anchors: list[Any], *, half: bool) -> list[Gate]:
+def _enter(call: Call, variables: tuple[Variable, ...], anchors: list[Any]) -> list[Gate]:
     """Begin a batch, and return its gates."""
+    half = call.half  # what is compiled keeps no arrays of the call
 
     def new_number() -> np.int32:
         return np.int32(begin())
@@ -103,7 +70,8 @@ def _enter(variables: tuple[Variable, ...], anchors: list[Any], *, half: bool) -
 
     enter.defvjp(forward, backward)
     values, number = enter(anchors)
-    return [Gate(value, number) for value in values]
+    call.add_loss(values[0])  # which is 0: so that the first gate's cotangent is the scale of the loss
+    return [Gate(value, number, weakref.ref(anchor)) for value, anchor in zip(values, anchors, strict=True)]
 
 
 def _scale(factor: float, half: bool) -> float:

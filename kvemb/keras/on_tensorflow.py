@@ -1,75 +1,39 @@
 """Rows as tensors of TensorFlow, eagerly and in tf.function.
 
-    anchors ─ gates ─ lookup        forward: a batch begins, rows are looked up
-                 └─── taps ─ rows   backward: each tap hands over a gradient, then the gates take the step
-
-Gates are identities of the anchors, made once for a batch and variable, so a gate's gradient is the sum over all layers
-on the variable: its backward pass runs after those of all taps. tf.numpy_function is stateful: tf.function neither
-prunes nor merges its calls, and runs each once.
+tf.numpy_function is stateful: tf.function neither prunes nor merges its calls, and runs each once.
 """
 
 from __future__ import annotations
 
-import threading
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import record
 
 from kvemb.keras.calls import Call
+from kvemb.keras.gates import Gate, gates_of, tapped
 from kvemb.keras.requests import Ids, Request, in_parts, shape_of
 from kvemb.keras.requests import look_up as host_look_up
 from kvemb.keras.steps import begin, collect, finish, told
 from kvemb.variable import Variable
 
 
-class Gate(NamedTuple):
-    """The identity of an anchor in a batch, float32 (), and the batch's number, int64 ()."""
-
-    value: Any
-    number: Any
-
-
-class _Open(threading.local):
-    """The gates that this thread made last."""
-
-    def __init__(self) -> None:
-        self.gates: dict[Variable, Gate] = {}
-
-
-_open = _Open()
-
-
 def look_up(call: Call) -> list[Any]:
     """Return the rows of each request."""
     if call.anchors and tf.distribute.get_strategy().num_replicas_in_sync > 1:
         raise RuntimeError("kvemb.keras trains in one replica, but this tf.distribute.Strategy has several")
-    gates = _gates(call)
-    batch = tuple(map(_dense, call.batch))
-    found = _host_rows(call, batch, [gate.value for gate in gates.values()])
-    return [
-        _tap(request, ids, gates[request.variable], rows) if request.variable in gates else rows
-        for request, ids, rows in zip(call.requests, batch, found, strict=True)
-    ]
-
-
-def _gates(call: Call) -> dict[Variable, Gate]:
-    """Return the gates of the variables whose anchors a gradient tape has seen; no others can be trained."""
     seen = {variable: tf.convert_to_tensor(anchor.value) for variable, anchor in call.anchors.items()}
+    # No others than those whose anchors a gradient tape has seen can be trained.
     watched = {variable: anchor for variable, anchor in seen.items() if record.should_record_backprop([anchor])}
-    new = {variable: anchor for variable, anchor in watched.items() if not _usable(_open.gates.get(variable))}
-    if new:
-        made = _enter(tuple(new), list(new.values()), _scale(call))
-        if len(new) == len(watched):
-            _open.gates = {}  # of an earlier batch
-        _open.gates |= dict(zip(new, made, strict=True))
-    return {variable: _open.gates[variable] for variable in watched}
+    gates = gates_of(watched, _is_usable, lambda variables, anchors: _enter(variables, anchors, _scale(call)))
+    batch = tuple(map(_dense, call.batch))
+    return tapped(call, batch, _host_rows(call, batch, [gate.value for gate in gates.values()]), gates, _tap)
 
 
-def _usable(gate: Gate | None) -> bool:
+def _is_usable(gate: Gate, _: Any) -> bool:
     """Whether the gate is of this batch: an open tape has it, and its graph is this one, or around this one."""
-    if gate is None or not record.should_record_backprop([gate.value]):
+    if not record.should_record_backprop([gate.value]):
         return False
     if tf.executing_eagerly():
         return not tf.is_symbolic_tensor(gate.value)

@@ -13,7 +13,8 @@ import torch
 
 from kvemb.handle import inside
 from kvemb.keras.calls import Call
-from kvemb.keras.requests import Bagged, Ids, Request, bagged, shape_of
+from kvemb.keras.keys import joined_keys
+from kvemb.keras.requests import Ids, Request, bagged, shape_of
 from kvemb.keras.requests import gradients as host_gradients
 from kvemb.keras.requests import look_up as host_look_up
 from kvemb.torch.bags import JaggedIds, keys_of
@@ -134,40 +135,31 @@ class _Lookup:
     """The ids of one request. request: the rows to look up, from which result() makes rows or bags."""
 
     def __init__(self, request: Request, ids: Ids) -> None:
-        self._asked, self._device = request, ids.ids.device
-        whole = request.combiner is None and ids.mask is None and not request.split
-        if whole:  # also on a GPU
-            self._part: Bagged | None = None
-            self._shape = tuple(ids.ids.shape)
-            keys = ids.ids.detach() if ids.ids.is_cuda else keys_of(ids.ids)
-            self.request = RowRequest(request.variable, keys.reshape(-1), request.padding)
-            return
-        arrays = ids.like(list(map(_array, ids.given)))
-        self._part = part = bagged(request, arrays)
-        self._shape = part.shape
+        self._asked, self._ids = request, ids
         if request.combiner is None:
-            self.request = RowRequest(request.variable, part.keys)
+            if request.split:
+                keys: Any = joined_keys(_array(ids.ids))
+            else:
+                keys = ids.ids.detach() if ids.ids.is_cuda else keys_of(ids.ids)
+            mask = None if ids.mask is None else ids.mask.reshape(-1)
+            self.request = RowRequest(request.variable, keys.reshape(-1), request.padding, mask=mask)
             return
-        begins = torch.from_numpy(part.offsets)
-        one_each = len(part.keys) == len(begins) and bool((part.offsets == np.arange(len(begins))).all())
-        jagged = JaggedIds(part.keys, begins, len(begins), None, one_each, self._device)
+        part = bagged(request, ids.like(list(map(_array, ids.given))))
+        begins, count = torch.from_numpy(part.offsets), len(part.offsets)
+        one_each = len(part.keys) == count and bool((part.offsets == np.arange(count)).all())
+        jagged = JaggedIds(part.keys, begins, count, None, one_each, ids.ids.device)
+        self._sizes = np.diff(np.append(part.offsets, len(part.keys)))
         self._bags = BagLookup(request.variable, jagged, Pooling("mean" if request.combiner == "mean" else "sum"))
         self.request = self._bags.request
 
     def result(self, rows: torch.Tensor) -> torch.Tensor:
         """Return rows or bags of the shape that was asked for."""
-        part = self._part
         if self._asked.combiner is not None:
-            assert part is not None
             rows = self._bags.pool(rows)
-            if self._asked.combiner == "sqrtn":
-                sizes = np.diff(np.append(part.offsets, len(part.keys)))
-                rows = rows / torch.from_numpy(np.sqrt(np.maximum(sizes, 1))).to(rows)[:, None]
-        elif part is not None and part.kept is not None:
-            places = torch.from_numpy(np.flatnonzero(part.kept)).to(rows.device)
-            rows = rows.new_zeros(len(part.kept), rows.shape[1]).index_put((places,), rows)
+        if self._asked.combiner == "sqrtn":
+            rows = rows / torch.from_numpy(np.sqrt(np.maximum(self._sizes, 1))).to(rows)[:, None]
         dtype = getattr(torch, self._asked.dtype)
-        return rows.view(*self._shape, rows.shape[1]).to(self._device, dtype)
+        return rows.view(shape_of(self._asked, self._ids)).to(self._ids.ids.device, dtype)
 
 
 def _array(tensor: torch.Tensor) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import keras
@@ -10,7 +10,7 @@ import numpy as np
 
 from kvemb.checks.brief import brief
 from kvemb.checks.numeric import as_int
-from kvemb.frameworks.reading_ahead import MAX_DEPTH, Prefetch, Source, ids_in, read_ahead
+from kvemb.frameworks.reading_ahead import MAX_DEPTH, Lookup, Prefetch, Source, prefetches_of, read_ahead
 from kvemb.keras.keys import joined_keys
 from kvemb.keras.layer import RowsLayer
 from kvemb.variable import Variable
@@ -44,9 +44,7 @@ def prefetching(dataset: Any, ids: Mapping[Variable | RowsLayer, Source], depth:
         >>> [x.tolist() for x, y in kk.prefetching(batches, {words: 0})]
         [[[1, 2]], [[2, 3]]]
     """
-    if not isinstance(ids, Mapping):
-        raise TypeError(f"ids must be a dict from variables to the field of a batch with their ids, got {brief(ids)}")
-    prefetches = [_prefetch_of(given, source) for given, source in ids.items()]
+    prefetches = prefetches_of(ids, _lookup_of)
     ahead = as_int(depth, "depth", 1, MAX_DEPTH)
     if isinstance(dataset, keras.utils.PyDataset):
         return _Reading(dataset, prefetches, ahead)
@@ -57,19 +55,17 @@ def prefetching(dataset: Any, ids: Mapping[Variable | RowsLayer, Source], depth:
     return read_ahead(iter(dataset), prefetches, ahead)
 
 
-def _prefetch_of(given: Any, source: Any) -> Prefetch:
-    """Return the function that reads ahead for a variable, or for a layer of one."""
+def _lookup_of(given: Any) -> Lookup:
     variable = getattr(given, "variable", None) if isinstance(given, RowsLayer) else given
     if not isinstance(variable, Variable):
         raise TypeError(f"expected a Variable, or a layer of one, got {brief(given)}")
     split = isinstance(given, RowsLayer) and bool(getattr(given, "split_keys", False))
-    found: Callable[[Any], Any] = ids_in(source, repr(variable.name))
 
-    def prefetch(batch: Any) -> None:
-        keys = np.asarray(keras.ops.convert_to_numpy(found(batch)))
-        variable.prefetch(joined_keys(keys) if split else keys, after_lookup=True)
+    def keys_in(ids: Any) -> dict[Variable, Any]:
+        keys = np.asarray(keras.ops.convert_to_numpy(ids))
+        return {variable: joined_keys(keys) if split else keys}
 
-    return prefetch
+    return [variable], keys_in
 
 
 class _Reading(keras.utils.PyDataset):

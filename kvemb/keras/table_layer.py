@@ -7,7 +7,7 @@ from typing import Any, Self
 import keras
 
 from kvemb.frameworks.variables import check_padding, variable_of
-from kvemb.keras.configs import config_of, opened_again
+from kvemb.keras.configs import config_of, find
 from kvemb.keras.keys import check_flag, check_ids, warn_of_short_ids
 from kvemb.keras.layer import REFUSED, RowsLayer
 from kvemb.store import Store
@@ -99,7 +99,8 @@ class TableLayer(RowsLayer):
         Raises:
             StoreNotFound: If no store is open that has the variable; the message says what to open.
         """
-        return cls(**opened_again(config, cls.__name__))
+        rest = {name: value for name, value in config.items() if name not in ("variable", "dim", "store")}
+        return cls(find(config, cls.__name__), **rest)
 
     def _check(self, ids: Any) -> None:
         check_ids(ids, "ids", split=self.split_keys, least_rank=2 * self._pools)

@@ -81,7 +81,7 @@ class Embedding(TableModule):
         padding, norm = check_padding(padding_idx), check_norm(max_norm, norm_type)
         self.variable: Variable = variable_of(variable, dim, store, arguments, REFUSED)
         super().__init__([self.variable], fused, check_finite, output_dtype)
-        self.destinations = {"weight": Destination(self.variable, padding)}
+        self.destinations["weight"] = Destination(self.variable, padding)
         self.padding_idx: int | None = padding
         self.max_norm: float | None
         self.norm_type: float

@@ -74,7 +74,7 @@ class EmbeddingBag(TableModule):
             raise ValueError("scale_grad_by_freq is not supported with mode='max'")
         self.variable: Variable = variable_of(variable, dim, store, arguments, REFUSED)
         super().__init__([self.variable], fused, check_finite, output_dtype)
-        self.destinations = {"weight": Destination(self.variable, padding)}
+        self.destinations["weight"] = Destination(self.variable, padding)
         self.include_last_offset: bool = bool(include_last_offset)
         self.sparse: bool = bool(sparse)
 

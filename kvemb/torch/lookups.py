@@ -36,6 +36,7 @@ def dtype_of_rows(variable: Variable) -> torch.dtype:
 class RowRequest(NamedTuple):
     """Rows of a variable to look up. keys (n,). padding: the key whose rows are zeros, neither read nor trained.
 
+    mask (n,): bools, which are False for other keys whose rows are zeros; None: for none.
     counts (n,): how many uses of each key are recorded; None: one for each occurrence.
     unchanged: whether the caller of forward gets these rows as they are. Their gradients may then share memory with
     another tensor.
@@ -46,6 +47,7 @@ class RowRequest(NamedTuple):
     padding: int | None = None
     unchanged: bool = True
     counts: torch.Tensor | None = None
+    mask: torch.Tensor | None = None
 
 
 def on_variables_device(keys: Keys, variable: Variable) -> Keys:
@@ -94,11 +96,12 @@ def fetch(
 
 
 def _to_read(request: RowRequest, trained: bool) -> _Read:
-    """Return what is looked up: all keys but the padding. trained: keep the keys for a step."""
-    variable, keys, padding, unchanged, counts = request
+    """Return what is looked up: all keys but the padding and masked ones. trained: keep the keys for a step."""
+    variable, keys, padding, unchanged, counts, mask = request
     keys = on_variables_device(keys, variable)
-    padding = padding_in_dtype(padding, keys)
-    here = None if padding is None else keys != padding
+    here = None if mask is None else mask.cpu().numpy() if isinstance(keys, np.ndarray) else mask.to(keys.device)
+    if (padding := padding_in_dtype(padding, keys)) is not None:
+        here = keys != padding if here is None else here & (keys != padding)
     if here is None or here.all():
         if trained:  # a copy, as the caller may reuse their memory for the next batch
             keys = keys.copy() if isinstance(keys, np.ndarray) else keys.clone()

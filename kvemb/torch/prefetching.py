@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from kvemb.checks.brief import brief
 from kvemb.checks.numeric import as_int
-from kvemb.frameworks.reading_ahead import MAX_DEPTH, Batch, Prefetch, Source, ids_in, read_ahead
+from kvemb.frameworks.reading_ahead import MAX_DEPTH, Batch, Lookup, Source, prefetches_of, read_ahead
 from kvemb.torch.bags import keys_of
 from kvemb.torch.collection import EmbeddingBagCollection
 from kvemb.torch.embedding import Embedding
 from kvemb.torch.embedding_bag import EmbeddingBag
-from kvemb.torch.module import RowsModule
 from kvemb.variable import Variable
 
 
@@ -56,31 +55,13 @@ def prefetching(
         torch.Size([2, 4])
         torch.Size([2, 4])
     """
-    if not isinstance(ids, Mapping):
-        raise TypeError(f"ids must be a dict from variables to the field of a batch with their ids, got {brief(ids)}")
-    prefetches = [_prefetch_of(given, ids_in(source, _name_of(given))) for given, source in ids.items()]
-    return read_ahead(iter(loader), prefetches, as_int(depth, "depth", 1, MAX_DEPTH))
+    return read_ahead(iter(loader), prefetches_of(ids, _lookup_of), as_int(depth, "depth", 1, MAX_DEPTH))
 
 
-def _prefetch_of(given: Any, source: Callable[[Any], Any]) -> Prefetch:
-    """Return the function that reads ahead for a variable or a module."""
-
-    def of_variable(batch: Any) -> None:
-        keys = source(batch)
-        variable.prefetch(keys_of(keys) if isinstance(keys, torch.Tensor) else keys, after_lookup=True)
-
-    def of_collection(batch: Any) -> None:
-        for table, keys in given.keys_by_variable(source(batch)).items():
-            table.prefetch(keys, after_lookup=True)
-
+def _lookup_of(given: Any) -> Lookup:
     if isinstance(given, EmbeddingBagCollection):
-        return of_collection
+        return given.variables, given.keys_by_variable
     variable = given.variable if isinstance(given, (Embedding, EmbeddingBag)) else given
     if not isinstance(variable, Variable):
         raise TypeError(f"expected a Variable, or a module of one, got {brief(given)}")
-    return of_variable
-
-
-def _name_of(given: Any) -> str:
-    variables = given.variables if isinstance(given, RowsModule) else [given]
-    return ", ".join(repr(getattr(variable, "name", variable)) for variable in variables)
+    return [variable], lambda ids: {variable: keys_of(ids) if isinstance(ids, torch.Tensor) else ids}

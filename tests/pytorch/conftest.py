@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import kvemb
+import kvemb.cluster
 
 collect_ignore_glob = [] if find_spec("torch") else ["test_[!m]*.py"]
 
@@ -25,3 +26,11 @@ def loaded(store):
         return variable
 
     return make
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    """A cluster of three shards in this process, with a url."""
+    how = {"memory_budget": "4MiB", "scratch": tmp_path, "transport": "local"}
+    with kvemb.cluster.open(tmp_path / "series", shards=3, **how) as made:
+        yield made

@@ -5,23 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from exported import exported
 
 import kvemb
 import kvemb.cluster
 import kvemb.torch as kt
 from kvemb.handle import inside
 from kvemb.optimizers import Adagrad, Adam
-
-SHARDS = 3
-
-
-@pytest.fixture
-def cluster(tmp_path):
-    """A cluster of three shards in this process, with a url."""
-    with kvemb.cluster.open(
-        tmp_path / "series", shards=SHARDS, memory_budget="4MiB", scratch=tmp_path, transport="local"
-    ) as made:
-        yield made
 
 
 class Model(torch.nn.Module):
@@ -77,20 +67,11 @@ def trained(store, count=8):
     return losses, model
 
 
-def exported(place):
-    found = {}
-    for name in sorted(place.variables):
-        keys, values, slots, scores = place.variables[name].export(with_slots=True, with_scores=True)
-        found |= {f"{name}.keys": keys, f"{name}.values": values, f"{name}.scores": scores}
-        found |= {f"{name}.{slot}": rows for slot, rows in slots.items()}
-    return found
-
-
 def test_training_is_that_of_one_store(store, cluster):
     losses = [trained(place)[0] for place in (store, cluster)]
     assert losses[0] == losses[1]
     assert losses[0][-1] < losses[0][0]
-    mine, theirs = exported(store), exported(cluster)
+    mine, theirs = (exported(place.variables.values()) for place in (store, cluster))
     assert mine.keys() == theirs.keys()
     for name, rows in mine.items():
         np.testing.assert_array_equal(rows, theirs[name], err_msg=name)
@@ -140,6 +121,8 @@ def test_several_processes_train_a_cluster_that_they_share(cluster, store, monke
     for module in (mine, theirs):
         with pytest.raises(RuntimeError, match=r"train in one process, or over a cluster: rank 0 calls"):
             module(torch.tensor([1]))
+        with torch.no_grad():
+            assert module(torch.tensor([1])).shape == (1, 4)
     monkeypatch.setattr(inside(cluster), "shared", True)
     assert theirs(torch.tensor([1])).shape == (1, 4)
     with pytest.raises(RuntimeError, match=r"cannot be trained by 2 processes"):

@@ -124,13 +124,6 @@ def test_features_of_a_jagged_tensor_may_differ_in_their_number_of_bags(tables):
         module(jagged)
 
 
-def test_only_features_that_were_used_are_trained(tables):
-    module = kt.EmbeddingBagCollection(tables, FEATURES)
-    found = module(batch(1, ones=True))
-    found["user_id"].sum().backward()
-    assert [gradient.variable.name for gradient in module.pending.waiting] == [tables["user"].name]
-
-
 @pytest.mark.parametrize("ones", [False, True])
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_step_is_of_the_rows_that_torchs_sparse_gradients_name(store, ones, fused):

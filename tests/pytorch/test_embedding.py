@@ -197,41 +197,6 @@ def test_ids_may_be_overwritten_after_the_forward(loaded):
     assert changed.tolist() == [1, 2]
 
 
-def test_eval_records_no_use_and_training_does(store):
-    module = kt.Embedding("users", 1, store=store, optimizer=SGD(1.0))
-    module.variable.upsert([1], [[1.0]])
-    policy = module.variable.restrict_policy
-
-    def uses() -> float:
-        variable = store.variables["users"]
-        return variable.export(with_scores=True)[-1][0]
-
-    assert policy is None
-    before = uses()
-    module.eval()(torch.tensor([1]))
-    assert uses() == before
-    module.train()(torch.tensor([1, 1]))
-    assert uses() == before + 2
-
-
-def test_output_dtype_and_autocast(loaded):
-    variable = loaded(weight_of(9))
-    ids = torch.tensor([1, 2])
-    half = kt.Embedding(variable, output_dtype=torch.bfloat16)
-    out = half(ids)
-    assert out.dtype == torch.bfloat16
-    out.sum().backward()
-    (leaf,) = kt.Optimizer(half).leaves
-    assert (leaf.grad.dtype, leaf.grad.tolist()) == (torch.float32, [[1.0] * DIM] * 2)
-    model = torch.nn.Sequential(kt.Embedding(variable), torch.nn.Linear(DIM, 1))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        rows = model[0](ids)
-        out = model(ids)
-    assert (rows.dtype, out.dtype) == (torch.float32, torch.bfloat16)
-    out.float().sum().backward()
-    assert len(kt.Optimizer(model).leaves) == 1
-
-
 def test_rows_are_no_parameters_and_copies_share_them(loaded, tmp_path):
     variable = loaded(weight_of(10))
     model = torch.nn.Sequential(kt.Embedding(variable), torch.nn.Linear(DIM, 1))
@@ -383,16 +348,6 @@ def test_an_untrainable_variable_gives_rows_without_gradients(store):
         kt.Optimizer(module)
 
 
-def test_several_processes_are_refused(loaded, monkeypatch):
-    module = kt.Embedding(loaded(weight_of(1)))
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    with pytest.raises(RuntimeError, match=r"cannot be trained by 2 processes of torch\.distributed \(DDP\)"):
-        module(torch.tensor([1]))
-    with torch.no_grad():
-        assert module(torch.tensor([1])).shape == (1, DIM)
-
-
 # state_dict.
 
 
@@ -439,12 +394,6 @@ def test_a_new_variable_without_dim_is_refused(store, kind):
         assert kind("words").variable is made.variable
         with kvemb.variable_scope("tower"):
             assert kind("words", dim=1).variable.name == "tower/words"
-
-
-def test_a_module_refuses_what_its_open_variable_does_not_have(store):
-    kt.Embedding("words", 3, store=store, hot_rows=64)
-    with pytest.raises(ValueError, match="'words' is open with hot_rows=64, got hot_rows=128"):
-        kt.Embedding("words", 3, store=store, hot_rows=128)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

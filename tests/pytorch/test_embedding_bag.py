@@ -109,32 +109,6 @@ def test_a_batch_of_empty_bags_alone_has_a_backward(store, padding):
     assert module.variable.size() == 0
 
 
-@pytest.mark.parametrize(("mode", "weighted"), [("sum", False), ("sum", True), ("mean", False)])
-def test_derivatives_of_first_and_second_order_are_right(loaded, mode, weighted):
-    """Of the pooled rows by numbers, through the rows that stand for the table."""
-    weight = weight_of(2, torch.float64)
-    variable = loaded(weight)
-    module = kt.EmbeddingBag(variable, mode=mode, check_finite=True)
-    ids, offsets = torch.tensor([1, 2, 1, 5]), torch.tensor([0, 3, 3])
-    weights = torch.rand(4, dtype=torch.float64).requires_grad_() if weighted else None
-
-    def pooled(table):
-        rows = torch.nn.functional.embedding_bag(ids, table, offsets, mode=mode, per_sample_weights=weights)
-        return (rows**3).sum()
-
-    table = weight.clone().requires_grad_()
-    (slope,) = torch.autograd.grad(pooled(table), table)
-    (module(ids, offsets, weights) ** 3).sum().backward()
-    (leaf,) = kt.Optimizer(module).leaves
-    torch.testing.assert_close(leaf.grad, slope[torch.tensor([1, 2, 5])])
-    step = 1e-6
-    for key in (1, 5):
-        nudged = weight.clone()
-        nudged[key, 0] += step
-        by_numbers = (pooled(nudged) - pooled(weight)) / step
-        torch.testing.assert_close(slope[key, 0], by_numbers, rtol=1e-4, atol=1e-4)
-
-
 def test_max_norm_scales_rows_before_they_are_pooled(loaded):
     weight = weight_of(3)
     norms = weight.norm(dim=1, keepdim=True)

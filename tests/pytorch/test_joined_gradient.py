@@ -52,3 +52,15 @@ def test_unscaling_asks_once_and_says_whether_any_is_not_finite():
         torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, scale)
         assert known.done == ["norms", ("times", 0, 0.25), ("times", 1, 0.25)]
         assert bool(found) is not finite
+
+
+def test_what_needs_values_is_refused():
+    gradient = JoinedGradient(Known(JoinedNorm()), 0, 2, torch.float32)
+    assert "JoinedGradient(dim=2" in repr(gradient)
+    for wrong in (
+        lambda: torch.nn.utils.clip_grad_value_([leaf(gradient)], 1.0),
+        lambda: gradient.sum(),
+        lambda: gradient.norm(1.0),
+    ):
+        with pytest.raises(TypeError, match=r"the gradient of all ranks|norms 2 and infinity"):
+            wrong()

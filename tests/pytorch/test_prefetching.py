@@ -116,16 +116,6 @@ def test_a_field_that_a_batch_lacks_is_told_with_the_variable(store, batch, sour
             next(batches)
 
 
-def test_cold_rows_are_read_ahead(open_store, tmp_path):
-    with kvemb.open(tmp_path / "cold", memory_budget="8MiB") as store:
-        store.get_variable("t", dim=2).upsert(np.arange(1000), np.ones((1000, 2), np.float32))
-    store = open_store(tmp_path / "cold")
-    variable = store.variables["t"]
-    loader = [(torch.arange(at, at + 100),) for at in range(0, 1000, 100)]
-    rows = [variable.lookup(batch[0].numpy()) for batch in kt.prefetching(loader, {variable: 0})]
-    assert all((row == 1).all() for row in rows)
-
-
 def test_a_collection_is_read_ahead_for_what_its_forward_takes(open_store, tmp_path):
     def batches():
         for at in range(6):
@@ -169,23 +159,6 @@ def test_bad_arguments_are_refused_at_once(ids, depth, error, message):
 def test_a_source_that_cannot_be_is_refused_at_once(store):
     with pytest.raises(TypeError, match="expected the name of a batch's field, or a function"):
         kt.prefetching([], {store.get_variable("t", dim=1): None})
-
-
-@pytest.mark.slow
-def test_a_compiled_model_trains_as_it_does_without(open_store, tmp_path):
-    tables = []
-    for compiled in (False, True):
-        torch.manual_seed(1)
-        store = open_store(tmp_path / str(compiled))
-        bag = kt.EmbeddingBag("t", 4, store=store, optimizer=Adagrad(0.1), initializer=0.5)
-        model = torch.nn.Sequential(bag, torch.nn.Linear(4, 1))
-        optimizer = kt.Optimizer(model)
-        call = torch.compile(model, backend="aot_eager") if compiled else model
-        for seed in range(3):
-            call(torch.randint(0, 50, (8, 3), generator=torch.Generator().manual_seed(seed))).sum().backward()
-            optimizer.step()
-        tables.append(bag.variable.export()[1])
-    np.testing.assert_allclose(tables[0], tables[1], rtol=1e-6)
 
 
 @pytest.mark.slow
