@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from kvemb.backends import cpu_bags, cpu_insert, cpu_probe
-from kvemb.backends.cpu_formulas import take_step, take_step_in_parts
+from kvemb.backends.cpu_formulas import take_step
 from kvemb.backends.cpu_rows import CpuRows
 from kvemb.backends.cpu_threads import even_bounds, joined_parts, part_count, run_parts
 from kvemb.contracts import HOST, Flags, HotTable, Memory, PlannedChange
@@ -40,6 +40,7 @@ class CpuTable(HotTable):
     """A hot table in NumPy memory."""
 
     cells_per_bucket = cpu_probe.CELLS
+    device_rows = None
 
     def __init__(
         self,
@@ -49,6 +50,7 @@ class CpuTable(HotTable):
         limits: Limits = DEFAULT,
         device: str | None = None,
     ) -> None:
+        self.schema, self.size = schema, 0
         self._parallel_keys = limits.hot_parallel_keys
         self._buckets = max(1, -(-capacity_rows // cpu_probe.CELLS))
         self._max_buckets = max(self._buckets, max_capacity_rows // cpu_probe.CELLS)
@@ -57,7 +59,6 @@ class CpuTable(HotTable):
         self._rows.use(self.capacity_rows)
         self._tags = self._digests.view(np.uint64)
         self._kernels = CpuRows()
-        self.size = 0
 
     @staticmethod
     def memory(device: str) -> Memory:
@@ -72,24 +73,12 @@ class CpuTable(HotTable):
         return rows
 
     @property
-    def schema(self) -> Schema:
-        return self._rows.schema
-
-    @property
     def capacity_rows(self) -> int:
         return self._buckets * cpu_probe.CELLS
 
     @property
     def max_capacity_rows(self) -> int:
         return self._max_buckets * cpu_probe.CELLS
-
-    @property
-    def nbytes(self) -> int:
-        return self.capacity_rows * self.bytes_per_cell(self.schema)
-
-    @property
-    def device_rows(self) -> None:
-        return None
 
     @property
     def step_rows(self) -> int:
@@ -212,18 +201,8 @@ class CpuTable(HotTable):
     def add(self, cells: Positions, old: Any, new: Any, step: int) -> None:
         self._kernels.add(self._rows, cells, old, new, step)
 
-    def apply(
-        self,
-        cells: Positions,
-        optimizer: Optimizer,
-        grads: Any,
-        step: int,
-        sums: Sums | None = None,
-        count: int = 0,
-    ) -> None:
-        given = sums or Sums.of_single_rows(len(cells))
-        take = take_step_in_parts if self._worth_threads(len(cells)) else take_step
-        take(optimizer, cells, self._rows, grads, step, given, count)
+    def apply(self, cells: Positions, optimizer: Optimizer, grads: Any, step: int, sums: Sums, count: int) -> None:
+        take_step(optimizer, cells, self._rows, grads, step, sums, count, threads=self._worth_threads(len(cells)))
 
     def match(self, cells: Positions, optimizer: Optimizer, step: int) -> None:
         self._kernels.match(self._rows, cells, optimizer, step)

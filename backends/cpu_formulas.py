@@ -199,20 +199,21 @@ def _made(functions: tuple[Function, ...], slots: tuple[str, ...]) -> tuple[Call
 
 
 def take_step(
-    optimizer: Optimizer, index: Positions, block: RowBlock, grads: Any, step: int, sums: Sums, count: int = 0
+    optimizer: Optimizer,
+    index: Positions,
+    block: RowBlock,
+    grads: Any,
+    step: int,
+    sums: Sums,
+    count: int,
+    *,
+    threads: bool,
 ) -> None:
-    """Take one optimizer step on the rows at `index` of a block; see contracts.RowKernels.apply."""
-    _run(optimizer.formulas, optimizer, index, block, grads, step, sums, count)
+    """Take one optimizer step on the rows at `index` of a block, which are distinct; see contracts.RowKernels.apply.
 
-
-def take_step_in_parts(
-    optimizer: Optimizer, index: Positions, block: RowBlock, grads: Any, step: int, sums: Sums, count: int = 0
-) -> None:
-    """Do what take_step does, on all cores. REQUIRES: index has no row twice."""
-    bounds, own = even_bounds(len(index)), np.empty((part_count(), 2, block.schema.dim), grads.dtype)
-    _, in_parts = _kernels(optimizer.formulas, tuple(slot.name for slot in optimizer.slots))
-    rest = _arguments(optimizer.formulas, optimizer, block, grads, step, sums, count)
-    run_parts(in_parts, index, bounds, own, rest)
+    threads: the rows are split over the cores.
+    """
+    _run(optimizer.formulas, optimizer, index, block, grads, step, sums, count, threads=threads)
 
 
 def match_slots(optimizer: Optimizer, index: Positions, block: RowBlock, step: int) -> None:
@@ -220,7 +221,7 @@ def match_slots(optimizer: Optimizer, index: Positions, block: RowBlock, step: i
     if optimizer.match is not None:
         no_gradient = np.zeros((1, block.schema.dim), block.schema.slot_dtype)
         sums = Sums(np.zeros(len(index), np.int64), np.full(1, -1, np.int64))
-        _run((optimizer.match,), optimizer, index, block, no_gradient, step, sums, 0)
+        _run((optimizer.match,), optimizer, index, block, no_gradient, step, sums, 0, threads=False)
 
 
 def _run(
@@ -232,25 +233,19 @@ def _run(
     step: int,
     sums: Sums,
     count: int,
+    *,
+    threads: bool,
 ) -> None:
-    own = np.empty((2, block.schema.dim), grads.dtype)
-    run, _ = _kernels(functions, tuple(slot.name for slot in optimizer.slots))
-    run(index, 0, len(index), own, *_arguments(functions, optimizer, block, grads, step, sums, count))
-
-
-def _arguments(
-    functions: tuple[Function, ...],
-    optimizer: Optimizer,
-    block: RowBlock,
-    grads: Any,
-    step: int,
-    sums: Sums,
-    count: int,
-) -> tuple[Any, ...]:
-    """Return a kernel's arguments after the range of rows and its own memory."""
+    """Run formulas, with the optimizer's numbers, on the rows at `index`."""
     schema, columns = block.schema, block.schema.slot_columns
     numbers = [each for function in functions for each in optimizer.numbers(function, schema.slot_dtype).values()]
-    return (
+    rest = (
         block.values, block.slots, grads, sums.first, sums.following, schema.dim, step, block.steps, block.flags,
         columns[0], columns[-1], float(count), *columns[:-1], *numbers,
     )  # fmt: skip
+    run, run_in_parts = _kernels(functions, tuple(slot.name for slot in optimizer.slots))
+    if threads:
+        own = np.empty((part_count(), 2, schema.dim), grads.dtype)
+        run_parts(run_in_parts, index, even_bounds(len(index)), own, rest)
+    else:
+        run(index, 0, len(index), np.empty((2, schema.dim), grads.dtype), *rest)

@@ -74,17 +74,9 @@ class CpuRows(RowKernels):
         _add(index, block.values, seen_old, seen_new, block.schema.dim, step, block.steps, block.flags)
 
     def apply(
-        self,
-        block: RowBlock,
-        index: Positions,
-        optimizer: Optimizer,
-        grads: Any,
-        step: int,
-        sums: Sums | None = None,
-        count: int = 0,
+        self, block: RowBlock, index: Positions, optimizer: Optimizer, grads: Any, step: int, sums: Sums, count: int
     ) -> None:
-        given = sums or Sums.of_single_rows(len(index))
-        take_step(optimizer, index, block, grads, step, given, count)
+        take_step(optimizer, index, block, grads, step, sums, count, threads=False)
 
     def match(self, block: RowBlock, index: Positions, optimizer: Optimizer, step: int) -> None:
         match_slots(optimizer, index, block, step)

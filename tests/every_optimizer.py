@@ -29,6 +29,7 @@ from kvemb.optimizers import (
     RowWiseAdagrad,
 )
 from kvemb.rows.block import RowBlock
+from kvemb.rows.hashing import Sums
 from kvemb.rows.schema import Schema, dtype_of
 
 # Every formula, and every way to combine two.
@@ -62,6 +63,11 @@ def block_of(optimizer: Optimizer, dtype: str, dim: int, rows: int) -> RowBlock:
     for at, slot in enumerate(optimizer.slots):
         block.slot(at)[:] = slot.initial
     return block
+
+
+def single(count: int) -> Sums:
+    """Return the sums of which key i has row i only."""
+    return Sums(np.arange(count), np.full(count, -1))
 
 
 def assert_same(got: Any, expected: Any) -> None:

@@ -79,28 +79,12 @@ class Cells:
 
     # Finding.
 
-    def find(
-        self,
-        keys: int,
-        n: int,
-        *,
-        cells: str = "cells",
-        at: int = NULL,
-        out: int = NULL,
-        exists: int = NULL,
-        rule: ScoreRule | None = None,
-        now: float = 0.0,
-        counts: int = NULL,
-    ) -> int:
+    def find(self, keys: int, n: int, **how: Any) -> int:
         """Do what start_find() does, and wait; return how many keys are missing.
 
         Their positions are in the buffer "missing", in any order.
         """
-        if not n:
-            return 0
-        how: dict[str, Any] = {"rule": rule, "now": now, "counts": counts}
-        misses = self.start_find(keys, n, cells=cells, at=at, out=out, exists=exists, **how)
-        return int(self.buffers.get(misses, 1, np.int64)[0])
+        return int(self.buffers.get(self.start_find(keys, n, **how), 1, np.int64)[0]) if n else 0
 
     def start_find(
         self,

@@ -2,28 +2,28 @@
 
 Arguments and results are arrays in the host's memory; only the cells and the buffers of calls are on the device.
 cells.cu describes the layout, the other .cu files the work of a warp. Not thread-safe: the caller holds the variable's
-lock. Longer than 300 lines: each method of the contract is here.
+lock. Longer than 300 lines: each method of the contract is here, but for those of columns.py.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from kvemb.backends.cuda.arrays import ArrayRows
 from kvemb.backends.cuda.cells import COUNT_BYTES, NO_POSITIONS, NULL, WARP, Cells
-from kvemb.backends.cuda.columns import Columns
+from kvemb.backends.cuda.columns import CellColumns
 from kvemb.backends.cuda.cupy_device import open_device
 from kvemb.backends.cuda.device import Device
 from kvemb.backends.cuda.memory import CELLS, bytes_per_cell, chunk_shift
 from kvemb.backends.cuda.steps import GivenSums, Steps
-from kvemb.contracts import Flags, HotTable, Memory, PlannedChange
+from kvemb.contracts import Memory, PlannedChange
 from kvemb.limits import DEFAULT, Limits
 from kvemb.optimizers import Optimizer
-from kvemb.restrict import ScoreRule, Scores
+from kvemb.restrict import ScoreRule
 from kvemb.rows.bags import Bags, RowsBeside
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.hashing import Keys, Positions, Sums
@@ -40,7 +40,7 @@ SHARE = 0.75
 PART_ROWS = 65_536
 
 
-class CudaTable(HotTable):
+class CudaTable(CellColumns):
     """A hot table in a GPU's memory. open_device: returns a device by its name. cells: used by ArrayRows."""
 
     cells_per_bucket = CELLS
@@ -57,12 +57,10 @@ class CudaTable(HotTable):
         name = device or "gpu:0"
         first = max(1, -(-capacity_rows // CELLS))
         most = max(first, max_capacity_rows // CELLS)
-        self._schema, self.cells = schema, Cells(type(self).open_device(name), schema, most)
-        self._chunks, self._buffers, self._queue = self.cells.chunks, self.cells.buffers, self.cells.queue
-        self._steps, self._columns = Steps(self.cells), Columns(self.cells)
-        self._array_rows = ArrayRows(self.cells, self._steps, name)
-        self._value_bytes, self._run = self.cells.value_bytes, self.cells.run
-        self.size = 0
+        super().__init__(Cells(type(self).open_device(name), schema, most))
+        self.schema, self.size = schema, 0
+        self._queue, self._steps, self._value_bytes = self.cells.queue, Steps(self.cells), self.cells.value_bytes
+        self.device_rows = ArrayRows(self.cells, self._steps, name)
         self._row_bytes = RowBlock.bytes_per_row(schema)
         self._warned: set[str] = set()
         self._rows_until_growth = 0
@@ -86,24 +84,12 @@ class CudaTable(HotTable):
         return min(-(-rows // chunk) * chunk, max(rows, max_rows))
 
     @property
-    def schema(self) -> Schema:
-        return self._schema
-
-    @property
     def capacity_rows(self) -> int:
         return self._chunks.buckets * CELLS
 
     @property
     def max_capacity_rows(self) -> int:
         return self._chunks.max_buckets * CELLS
-
-    @property
-    def nbytes(self) -> int:
-        return self.capacity_rows * bytes_per_cell(self._schema)
-
-    @property
-    def device_rows(self) -> ArrayRows:
-        return self._array_rows
 
     @property
     def step_rows(self) -> int:
@@ -208,7 +194,7 @@ class CudaTable(HotTable):
     def _insert(self, rows: RowBlock, by_score: bool, clean_too: bool, *, evicting: bool) -> tuple[Positions, RowBlock]:
         """Insert rows. Returns the positions of rows without room (none if evicting), and the rows evicted."""
         if not len(rows):
-            return NO_POSITIONS, RowBlock(self._schema, 0)
+            return NO_POSITIONS, RowBlock(self.schema, 0)
         try:
             given, pitch = self._buffers.put_rows("rows", rows)
             self.cells.prepare_insert(len(rows), evicting=evicting)
@@ -221,30 +207,17 @@ class CudaTable(HotTable):
 
     def _take_left(self, count: int, left: int, pitch: int, left_at: int) -> RowBlock:
         """Return the evicted rows, in the order of the rows that replaced them."""
-        rows, at = RowBlock(self._schema, count), self._buffers.get(left_at, count, np.int64)
+        rows, at = RowBlock(self.schema, count), self._buffers.get(left_at, count, np.int64)
         self._buffers.get_rows(left, pitch, rows)
         return rows.select(np.argsort(at))
 
-    def keys(self, cells: Positions | None = None) -> Keys:
-        return self._columns.keys(self.occupied() if cells is None else cells)
-
-    def sample(self, at: float, count: int) -> tuple[Keys, Scores]:
-        # Takes consecutive cells, a random sample because the hash mixes the keys.
-        count = min(count, self.capacity_rows)
-        start = int(at * (self.capacity_rows - count))
-        cells = self._columns.occupied(start, start + count)
-        return self._columns.keys(cells), self._columns.scores(cells)
-
     # By cell.
 
-    def occupied(self) -> Positions:
-        return self._columns.occupied()
-
     def read(self, cells: Positions) -> RowBlock:
-        buffers, rows = self._buffers, RowBlock(self._schema, len(cells))
+        buffers, rows = self._buffers, RowBlock(self.schema, len(cells))
         for part in buffers.parts(len(cells), PART_ROWS, rows=self._row_bytes, cells=8):
             n = part.stop - part.start
-            buffer, pitch = buffers.for_rows("rows", self._schema, n)
+            buffer, pitch = buffers.for_rows("rows", self.schema, n)
             self._run("read_rows", WARP * n, buffers.put("cells", cells[part]), n, buffer, pitch)
             buffers.get_rows(buffer, pitch, rows.part(part.start, part.stop))
         return rows
@@ -268,17 +241,15 @@ class CudaTable(HotTable):
         for name in ("values", "old")[: change.embeddings]:
             buffers.of(name, self._value_bytes * count)
         if change.rows:
-            buffers.for_rows("rows", self._schema, count)
+            buffers.for_rows("rows", self.schema, count)
         self.cells.prepare_change(count, adding=change.embeddings == 2)
         if change.optimizer is not None:
             if change.grads is not None:
                 buffers.of("values", change.grads.nbytes)
-            entries = 0
-            if change.sums is not None:
-                buffers.of("first", 8 * count)
-                if change.sums.chained:
-                    entries = len(change.sums.following)
-                    self._steps.prepare_groups(count, entries)
+            buffers.of("first", 8 * count)
+            entries = len(change.sums.following) if change.sums is not None and change.sums.chained else 0
+            if entries:
+                self._steps.prepare_groups(count, entries)
             self._steps.prepare_step(change.optimizer.formulas, change.optimizer, count, entries=entries)
         if change.matching is not None:
             self._steps.prepare_match(count, change.matching)
@@ -293,31 +264,15 @@ class CudaTable(HotTable):
             buffers.put("cells", cells), buffers.put("old", old), buffers.put("values", new), len(cells), step
         )
 
-    def apply(
-        self,
-        cells: Positions,
-        optimizer: Optimizer,
-        grads: Any,
-        step: int,
-        sums: Sums | None = None,
-        count: int = 0,
-    ) -> None:
-        buffers, summed = self._buffers, GivenSums()
-        if sums is not None:
-            first = buffers.put("first", sums.first)
-            groups = self._steps.put_groups(sums) if sums.chained else (NULL, NULL, NULL)
-            summed = GivenSums(first, *groups, len(sums.following))
+    def apply(self, cells: Positions, optimizer: Optimizer, grads: Any, step: int, sums: Sums, count: int) -> None:
+        buffers, first = self._buffers, self._buffers.put("first", sums.first)
+        groups = self._steps.put_groups(sums) if sums.chained else (NULL, NULL, NULL)
+        summed = GivenSums(first, *groups, len(sums.following))
         given = buffers.put("cells", cells), len(cells), buffers.put("values", grads)
         self._steps.step(optimizer.formulas, optimizer, *given, summed, step, count)
 
     def match(self, cells: Positions, optimizer: Optimizer, step: int) -> None:
         self._steps.match(self._buffers.put("cells", cells), len(cells), optimizer, step)
-
-    def scores(self, cells: Positions) -> Scores:
-        return self._columns.scores(cells)
-
-    def set_scores(self, cells: Positions, scores: Scores) -> None:
-        self._columns.set_scores(cells, scores)
 
     def remove(self, cells: Positions) -> None:
         cells = np.unique(cells[cells >= 0])
@@ -353,15 +308,15 @@ class CudaTable(HotTable):
         least = min(max(wanted, floor), chunks.buckets)
         count, buckets = 0, chunks.buckets
         try:
-            left = RowBlock(self._schema, (chunks.buckets - least) * CELLS)
+            left = RowBlock(self.schema, (chunks.buckets - least) * CELLS)
             # Allocated before the first row leaves, because later parts may be larger than the first.
             part = buffers.fitting(min(PART_ROWS, len(left)), CELLS, left=self._row_bytes, left_at=8) // CELLS
         except MemoryError:
-            return RowBlock(self._schema, 0)
+            return RowBlock(self.schema, 0)
         while buckets > least:  # level by level, as in grow()
             last = max(least, 1 << (buckets - 1).bit_length() - 1, buckets - part)
             most = (buckets - last) * CELLS
-            buffer, pitch = buffers.for_rows("left", self._schema, most)
+            buffer, pitch = buffers.for_rows("left", self.schema, most)
             counts, left_at = buffers.zeros("count", 2), buffers.of("left_at", 8 * most)
             self._run(
                 "merge", WARP * (buckets - last), last, counts, counts + 8, buffer, pitch, left_at, buckets=buckets
@@ -371,14 +326,3 @@ class CudaTable(HotTable):
             count, buckets, self.size = count + leaving, last, self.size - gone
         chunks.resize(least)
         return left.part(0, count)
-
-    # Flags.
-
-    def flags(self, cells: Positions) -> Flags:
-        return self._columns.flags(cells)
-
-    def flagged(self, flag: int) -> Iterator[Positions]:
-        return self._columns.flagged(flag)
-
-    def change_flags(self, cells: Positions | None, where: int, *, keep: int, more: int = 0) -> None:
-        self._columns.change_flags(cells, where, keep=keep, more=more)

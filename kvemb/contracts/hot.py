@@ -47,20 +47,13 @@ class RowKernels(Protocol):
         """Add new - old to embeddings, in the value dtype (16-bit floats: in float32, rounded once)."""
 
     def apply(
-        self,
-        block: RowBlock,
-        index: Positions,
-        optimizer: Optimizer,
-        grads: Values,
-        step: int,
-        sums: Sums | None = None,
-        count: int = 0,
+        self, block: RowBlock, index: Positions, optimizer: Optimizer, grads: Values, step: int, sums: Sums, count: int
     ) -> None:
         """Take one step of the optimizer on embeddings and slots; index distinct.
 
-        grads (·, dim) in the slot dtype: row i is the gradient of index[i]; with sums, the gradient of index[i] is the
-        sum of its i-th group of rows, in order. count: the number of this step, if the optimizer needs it
-        (Optimizer.counts_steps). A row's new bytes depend only on its old bytes, its gradients and count.
+        grads (·, dim) in the slot dtype: the gradient of index[i] is the sum of the rows of key i of sums, in order.
+        count: the number of this step, if the optimizer needs it (Optimizer.counts_steps). A row's new bytes depend
+        only on its old bytes, its gradients and count.
         """
 
     def row_gradients(self, sums: Sums, bag_of: Positions, weights: Values, grads: Values, out: Values) -> None:
@@ -98,10 +91,15 @@ class HotTable(MarkedRows, Protocol):
 
     Rows have flags (kvemb.contracts.marks): a change makes a row DIRTY, and an evicted dirty row is returned to the
     caller.
+
+    schema: that of its rows. size: rows. device_rows: the rows, for arrays in a GPU's memory; None if the table is in
+    the host's memory.
     """
 
     cells_per_bucket: ClassVar[int]
+    schema: Schema
     size: int
+    device_rows: DeviceRows | None
 
     def __init__(
         self,
@@ -133,10 +131,6 @@ class HotTable(MarkedRows, Protocol):
         """Return a first number of cells, at least `rows`, from which growth in this kind's steps reaches max_rows."""
 
     @property
-    def schema(self) -> Schema:
-        """The schema of its rows."""
-
-    @property
     def capacity_rows(self) -> int:
         """Cells now."""
 
@@ -147,10 +141,7 @@ class HotTable(MarkedRows, Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes of memory its cells take now."""
-
-    @property
-    def device_rows(self) -> DeviceRows | None:
-        """The rows, for arrays in a GPU's memory; None if the table is in the host's memory."""
+        return self.capacity_rows * self.bytes_per_cell(self.schema)
 
     @property
     def step_rows(self) -> int:
@@ -230,15 +221,7 @@ class HotTable(MarkedRows, Protocol):
     def add(self, cells: Positions, old: Values, new: Values, step: int) -> None:
         """See RowKernels.add."""
 
-    def apply(
-        self,
-        cells: Positions,
-        optimizer: Optimizer,
-        grads: Values,
-        step: int,
-        sums: Sums | None = None,
-        count: int = 0,
-    ) -> None:
+    def apply(self, cells: Positions, optimizer: Optimizer, grads: Values, step: int, sums: Sums, count: int) -> None:
         """See RowKernels.apply."""
 
     def match(self, cells: Positions, optimizer: Optimizer, step: int) -> None:

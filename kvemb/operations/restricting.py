@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ def keep_highest(
     a temporary file in scratch, from which the limit is found. REQUIRES: writing(without_snapshot=True).
     """
     meter = Meter(2 * storage.size - min(rows, storage.size), progress)
-    with Restriction(storage, scoring, scratch) as restriction:
+    with closing(Restriction(storage, scoring, scratch)) as restriction:
         restriction.rank(meter)
         keep = min(rows, restriction.alive)
         if keep < restriction.rows:
@@ -35,7 +36,7 @@ def count_removals(
     storage: TieredStorage, scoring: Scorer, rows: int, scratch: Path | None, progress: Progress | None
 ) -> int:
     """Return how many rows keep_highest would remove now. Takes the lock; changes nothing."""
-    with Restriction(storage, scoring, scratch) as restriction:
+    with closing(Restriction(storage, scoring, scratch)) as restriction:
         restriction.rank_without_writing(Meter(storage.size, progress))
         return max(0, restriction.rows - min(rows, restriction.alive))
 
@@ -52,12 +53,6 @@ class Restriction:
         self._storage, self._scoring, self._spool = storage, scoring, ScoreSpool(scratch)
         self.counts, self.matching = self._spool.counts, self._spool.matching
         self.alive = 0
-
-    def __enter__(self) -> Restriction:
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Delete the spool."""

@@ -67,7 +67,7 @@ def lowest_kept(
 
 
 class ScoreSpool:
-    """Pairs of a score and a distinct key (codec.order_keys), on disk while the block runs.
+    """Pairs of a score and a distinct key (codec.order_keys), on disk until close().
 
     directory: where the temporary file goes; it has no name there, so a crash leaves nothing. block_pairs: pairs that
     are read back and sorted at a time. Where the disk fails, methods raise ColdStoreError.
@@ -76,13 +76,7 @@ class ScoreSpool:
     def __init__(self, directory: Path | None = None, *, block_pairs: int = BLOCK_PAIRS) -> None:
         self._directory, self._count, self._block_pairs = directory, 0, block_pairs
         with self._on_disk():
-            self._file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 -- closed by __exit__
-
-    def __enter__(self) -> ScoreSpool:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+            self._file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 -- closed by close()
 
     def close(self) -> None:
         """Delete the file."""

@@ -52,7 +52,7 @@ class Adagrad(WeightDecayed):
 
 
 @dataclass(frozen=True, repr=False)
-class RowWiseAdagrad(WeightDecayed):
+class RowWiseAdagrad(Adagrad):
     """Row-wise Adagrad, as FBGEMM's EXACT_ROWWISE_ADAGRAD and TorchRec's RowWiseAdagrad have it.
 
     One step::
@@ -65,18 +65,9 @@ class RowWiseAdagrad(WeightDecayed):
 
     Coupled weight decay is part of g in the mean, too, as in FBGEMM's "L2" mode. Defaults are TorchRec's
     (torchrec/optim/rowwise_adagrad.py); FBGEMM's epsilon is 1e-8.
-
-    Args:
-        learning_rate: Step size. Default: 0.01.
-        initial_accumulator_value: The accumulator of a new row. Default: 0.0.
-        epsilon: Added to the root, so that nothing is divided by 0. Default: 1e-10.
     """
 
     name = "row_wise_adagrad"
-
-    learning_rate: float = number(0.01)
-    initial_accumulator_value: float = number(0.0)
-    epsilon: float = number(1e-10)
 
     @property
     def slots(self) -> tuple[Slot, ...]:

@@ -73,7 +73,7 @@ class Momentum(WeightDecayed):
 
 
 @dataclass(frozen=True, repr=False)
-class Nesterov(WeightDecayed):
+class Nesterov(Momentum):
     """SGD with Nesterov's momentum, as torch.optim.SGD(nesterov=True) has it (Sutskever and others, ICML 2013).
 
     One step::
@@ -85,17 +85,9 @@ class Nesterov(WeightDecayed):
 
     In Keras the velocity includes the learning rate, so a change of the rate acts with a delay. The default momentum of
     0.9 is the usual one; PyTorch's is 0.
-
-    Args:
-        learning_rate: Step size. Default: 0.001.
-        momentum: The share of the velocity that each step keeps. Default: 0.9.
     """
 
     name = "nesterov"
-    slots: ClassVar[tuple[Slot, ...]] = (Slot("velocity"),)
-
-    learning_rate: float = number(0.001)
-    momentum: float = number(0.9)
 
     @staticmethod
     def formula(

@@ -38,11 +38,6 @@ class Sums(NamedTuple):
     key_of: Positions | None = None
     counts: Positions | None = None
 
-    @classmethod
-    def of_single_rows(cls, count: int) -> Sums:
-        """Return the sums in which key i has row i only."""
-        return cls(np.arange(count), np.full(count, EMPTY, np.int64))
-
     @property
     def chained(self) -> bool:
         """Whether any key has several rows."""

@@ -9,12 +9,12 @@ import re
 import numba
 import numpy as np
 import pytest
+from every_optimizer import single
 
 from kvemb.backends.cpu_formulas import _kernels as compile_kernels
 from kvemb.backends.cpu_formulas import source_of
 from kvemb.optimizers import LAMB, SGD, Adagrad, Adam, AMSGrad, Ftrl, NAdam, Optimizer, RMSProp
 from kvemb.rows.block import RowBlock
-from kvemb.rows.hashing import Sums
 from kvemb.rows.schema import Schema, dtype_of
 
 
@@ -67,7 +67,7 @@ def test_arithmetic_is_of_vectors(optimizer):
     kernel, _ = compile_kernels(optimizer.formulas, tuple(slot.name for slot in optimizer.slots))
     function = numba.njit(error_model="numpy", _nrt=False)(kernel.py_func)
     rows = RowBlock(schema, 2)
-    sums, columns = Sums.of_single_rows(1), schema.slot_columns
+    sums, columns = single(1), schema.slot_columns
     numbers = [each for one in optimizer.formulas for each in optimizer.numbers(one, schema.slot_dtype).values()]
     own = np.empty((2, 16), np.float32)
     function(

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from every_optimizer import single
 from hot_suite import (
     LEAST,
     MOST,
@@ -163,10 +164,10 @@ def test_a_large_step_sums_the_gradients_of_a_key_in_order(kind, dim):
         table.put(table.occupied(), rows)
     cells = together.find(distinct.keys)
     cells[5:9] = -1
-    together.apply(cells, Adagrad(0.5), grads, 9, distinct.sums)
+    together.apply(cells, Adagrad(0.5), grads, 9, distinct.sums, 0)
     for at in range(0, len(cells), count // 5):
         few = slice(at, at + count // 5)
-        alone.apply(cells[few], Adagrad(0.5), totals[few], 9)
+        alone.apply(cells[few], Adagrad(0.5), totals[few], 9, single(len(cells[few])), 0)
     assert_same(together.read(together.occupied()), alone.read(alone.occupied()))
     assert (together.read(together.find(distinct.keys[5:9])).values == 1.0).all()
     assert (together.read(cells[9:]).steps == 9).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ PAIRS = st.lists(st.tuples(SCORES, KEYS), unique_by=lambda pair: pair[1], max_si
 
 def dropped(pairs, keep, batch=7, block_pairs=BLOCK_PAIRS):
     """The keys below the limit, by a spool that takes the pairs in batches."""
-    with ScoreSpool(block_pairs=block_pairs) as spool:
+    with closing(ScoreSpool(block_pairs=block_pairs)) as spool:
         for at in range(0, len(pairs), batch):
             part = pairs[at : at + batch]
             scores, keys = [score for score, _ in part], [key for _, key in part]
@@ -68,7 +69,7 @@ def test_keys_come_in_the_order_they_were_spooled():
 
 
 def test_a_spool_leaves_no_file(tmp_path):
-    with ScoreSpool(tmp_path) as spool:
+    with closing(ScoreSpool(tmp_path)) as spool:
         spool.append(np.ones(3), np.arange(3, dtype=np.uint64))
         assert list(tmp_path.iterdir()) == []
         assert len(below_highest(spool, 1)) == 1
@@ -83,5 +84,5 @@ def test_a_full_disk_is_a_cold_store_error(monkeypatch, tmp_path):
     with pytest.raises(ColdStoreError, match="nowhere"):
         ScoreSpool(tmp_path / "nowhere")
     monkeypatch.setattr(selection.tempfile, "TemporaryFile", full)
-    with ScoreSpool(tmp_path) as spool, pytest.raises(ColdStoreError, match="No space left"):
+    with closing(ScoreSpool(tmp_path)) as spool, pytest.raises(ColdStoreError, match="No space left"):
         spool.append(np.ones(4), np.arange(4, dtype=np.uint64))

@@ -9,7 +9,7 @@ from decimal import Decimal, localcontext
 
 import numpy as np
 import pytest
-from every_optimizer import block_of
+from every_optimizer import block_of, single
 from programs import run_python
 
 from kvemb.backends import cpu_formulas
@@ -39,9 +39,9 @@ def test_a_late_row_takes_the_first_step_of_any_row():
     block = block_of(Adam(0.1), "float32", 4, ROWS)
     grads = np.full((1, 4), 3, np.float32)
     for step in range(1000):
-        KERNELS.apply(block, np.array([0]), Adam(0.1), grads, step)
+        KERNELS.apply(block, np.array([0]), Adam(0.1), grads, step, single(1), 0)
     before = block.embeddings()[1]
-    KERNELS.apply(block, np.array([1]), Adam(0.1), grads, 1000)
+    KERNELS.apply(block, np.array([1]), Adam(0.1), grads, 1000, single(1), 0)
     np.testing.assert_allclose(before - block.embeddings()[1], 0.1, rtol=1e-5)
     assert (block.slot(2)[0, 0], block.slot(2)[1, 0]) == (1000, 1)
 
@@ -51,7 +51,7 @@ def test_a_count_that_float32_cannot_go_on_with_stays_and_changes_nothing():
     block.slot(0)[:], block.slot(1)[:], block.slot(2)[:] = 1, 1, 2**24 - 1
     before = block.embeddings()[0].astype(np.float64)
     for _ in range(3):
-        KERNELS.apply(block, np.array([0]), Adam(0.1, 0.9, 0.999999), np.ones((1, 2), np.float32), 0)
+        KERNELS.apply(block, np.array([0]), Adam(0.1, 0.9, 0.999999), np.ones((1, 2), np.float32), 0, single(1), 0)
         assert block.slot(2)[0, 0] == 2**24
     np.testing.assert_allclose(before - block.embeddings()[0], 0.3, rtol=1e-6)
 
@@ -189,13 +189,15 @@ PROGRAM = """
     from kvemb.backends import cpu_formulas, cpu_rows
     from kvemb.optimizers import KINDS
     from kvemb.rows.block import RowBlock
+    from kvemb.rows.hashing import Unique
     from kvemb.rows.schema import Schema, dtype_of
 
     # Formulas of the same names have other slots.
     for kind in (KINDS["nadam"](), KINDS["nadam"](bias_correction="global")):
         shapes = kind.shapes(4)
         schema = Schema(dtype_of("int64"), dtype_of("float32"), 4, shapes)
-        cpu_rows.CpuRows().apply(RowBlock(schema, 2), np.array([1]), kind, np.ones((1, 4), np.float32), 0)
+        rows, sums = RowBlock(schema, 2), Unique(np.array([1])).sums
+        cpu_rows.CpuRows().apply(rows, np.array([1]), kind, np.ones((1, 4), np.float32), 0, sums, 0)
         kernel, _ = cpu_formulas._kernels(kind.formulas, tuple(shape.name for shape in shapes))
         print(sum(kernel._cache_hits.values()), sum(kernel._cache_misses.values()))
 """

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from every_optimizer import block_of
+from every_optimizer import block_of, single
 
 from kvemb.backends.cpu_rows import CpuRows
 from kvemb.optimizers import (
@@ -69,7 +69,7 @@ def test_rows_equal_those_of_torch_optim(optimizer, name, given):
     theirs = getattr(torch.optim, name)([rows], **given)
     for step in range(STEPS):
         grads = np.random.default_rng(step).normal(size=(ROWS, DIM))
-        CpuRows().apply(block, np.arange(ROWS), optimizer, grads, step)
+        CpuRows().apply(block, np.arange(ROWS), optimizer, grads, step, single(ROWS), 0)
         rows.grad = torch.tensor(grads)
         theirs.step()
     expected = rows.detach().numpy()
@@ -91,8 +91,8 @@ def test_sparse_adam_is_a_global_count_with_epsilon_hat(dtype, tolerance, size):
         chance = np.random.default_rng(step)
         touched = np.sort(chance.permutation(ROWS)[: chance.integers(1, ROWS)])
         grads = (size * chance.normal(size=(len(touched), DIM))).astype(dtype)
-        CpuRows().apply(block, touched, ours, grads, step, count=step)
-        CpuRows().apply(other, touched, after, grads, step, count=step)
+        CpuRows().apply(block, touched, ours, grads, step, single(len(touched)), step)
+        CpuRows().apply(other, touched, after, grads, step, single(len(touched)), step)
         rows.grad = torch.sparse_coo_tensor(touched[None], torch.tensor(grads), (ROWS, DIM), is_coalesced=True)
         theirs.step()
     expected = rows.detach().numpy()

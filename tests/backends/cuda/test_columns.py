@@ -7,7 +7,6 @@ import pytest
 from cuda_devices import device_of, table_on
 from short_device import ShortDevice
 
-from kvemb.backends.cuda.columns import Columns
 from kvemb.backends.cuda.table import CudaTable
 from kvemb.rows.block import DIRTY, PENDING, RowBlock
 from kvemb.rows.schema import Schema, dtype_of
@@ -33,27 +32,27 @@ def table(request: pytest.FixtureRequest) -> CudaTable:
 
 
 def test_keys_and_scores_are_those_of_the_cells(table: CudaTable) -> None:
-    cells, found = table.find(KEYS), Columns(table.cells)
-    np.testing.assert_array_equal(found.keys(cells), KEYS)
-    np.testing.assert_array_equal(found.scores(cells[::-1]), KEYS[::-1] * 0.5)
-    assert len(found.keys(cells[:0])) == 0
+    cells = table.find(KEYS)
+    np.testing.assert_array_equal(table.keys(cells), KEYS)
+    np.testing.assert_array_equal(table.scores(cells[::-1]), KEYS[::-1] * 0.5)
+    assert len(table.keys(cells[:0])) == 0
 
 
 def test_cells_in_use_are_found_in_any_range(table: CudaTable) -> None:
-    cells, found = np.sort(table.find(KEYS)), Columns(table.cells)
-    np.testing.assert_array_equal(found.occupied(), cells)
+    cells = np.sort(table.find(KEYS))
+    np.testing.assert_array_equal(table.occupied(), cells)
     for first, stop in [(0, 1), (100, 900), (128, 256), (700, 700), (1000, 2048)]:
         expected = cells[(cells >= first) & (cells < stop)]
-        np.testing.assert_array_equal(found.occupied(first, stop), expected)
+        np.testing.assert_array_equal(table.occupied(first, stop), expected)
 
 
 def test_flags_are_changed_in_the_cells_that_have_one_of_some_bits(table: CudaTable) -> None:
-    cells, found = table.find(KEYS), Columns(table.cells)
+    cells = table.find(KEYS)
     dirty = KEYS % 2 == 0
-    found.change_flags(cells[:300], DIRTY, keep=~0, more=PENDING)
+    table.change_flags(cells[:300], DIRTY, keep=~0, more=PENDING)
     expected = np.where(dirty, DIRTY, 0) | np.where(dirty & (np.arange(len(KEYS)) < 300), PENDING, 0)
-    np.testing.assert_array_equal(found.flags(cells), expected)
-    marked = np.concatenate(list(found.flagged(PENDING)))
+    np.testing.assert_array_equal(table.flags(cells), expected)
+    marked = np.concatenate(list(table.flagged(PENDING)))
     np.testing.assert_array_equal(marked, np.sort(cells[:300][dirty[:300]]))
-    found.change_flags(None, PENDING, keep=~int(DIRTY))
-    np.testing.assert_array_equal(found.flags(cells), np.where(expected & PENDING, PENDING, expected))
+    table.change_flags(None, PENDING, keep=~int(DIRTY))
+    np.testing.assert_array_equal(table.flags(cells), np.where(expected & PENDING, PENDING, expected))

@@ -17,6 +17,7 @@ from counting_device import CountingDevice
 from cuda_devices import DEVICES, device_of, table_on
 from cuda_life import Life
 from cuda_on_cpu import CpuDevice
+from every_optimizer import single
 
 from kvemb.backends.cuda.device import Memory
 from kvemb.backends.cuda.table import CudaTable
@@ -153,7 +154,7 @@ def test_of_a_call_on_hot_rows_the_host_gets_the_rows_and_eight_bytes():
     table.upsert(np.arange(100), out, 2)
     assert device.downloads == [8, 400, 8]
     assert device.waits == 3
-    table.apply(cells, Momentum(0.1), out, 3)
+    table.apply(cells, Momentum(0.1), out, 3, single(100), 0)
     table.assign(cells, out, 4)
     table.add(cells, out, out, 5)
     assert device.downloads == [8, 400, 8]
