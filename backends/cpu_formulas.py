@@ -22,7 +22,7 @@ from kvemb.backends.intrinsics import LINE_BYTES, item_bytes, load, prefetch, st
 from kvemb.kernels.compiling import kernel
 from kvemb.optimizers import Optimizer, arithmetic
 from kvemb.optimizers.base import STEPS
-from kvemb.optimizers.formula import FUNCTIONS, Formula, Function, parsing, read
+from kvemb.optimizers.formula import FUNCTIONS, Formula, Function, parsing, read, uses_buffers
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.hashing import Positions, Sums
 
@@ -68,7 +68,6 @@ for _j in range(_column, _end, _slot_line):
     _prefetch(_slots, _index[_i + _AHEAD] * _slot_width + _j)
 """
 _EMBEDDING = "w = _values[_r, :dim]"
-# If several formulas set w, or one needs all of w, 16-bit values are rounded once, at the end.
 _TO_WIDE = """
 for _j in range(dim):
     _wide[_j] = _load(_values[_r, _j])
@@ -145,20 +144,19 @@ def _expression(text: str) -> Any:
 def source_of(name: str, functions: tuple[Function, ...], slots: tuple[str, ...]) -> str:
     """Return the Python source of a kernel that runs formulas in order. slots: names of all slots of a row."""
     formulas = [read(function) for function in functions]
-    sets = [row for formula in formulas for row in formula.sets]
-    stored = sets.count("w") < 2 and not any("w" in formula.summed for formula in formulas)
+    copies, wide = uses_buffers(functions)
     numbers = [_placed(number, place) for place, formula in enumerate(formulas) for number in formula.numbers]
     parameters = ", ".join([*(f"_at_{slot}" for slot in slots), *numbers])
-    tree = ast.parse(_KERNEL.format(name=name, parameters=parameters, copies="g" in sets))
+    tree = ast.parse(_KERNEL.format(name=name, parameters=parameters, copies=copies))
     used = [slot for slot in slots if any(slot in formula.rows for formula in formulas)]
-    rows = [_EMBEDDING if stored else _TO_WIDE, *(f"{slot} = _slots[_r, _at_{slot}:]" for slot in used)]
+    rows = [_TO_WIDE if wide else _EMBEDDING, *(f"{slot} = _slots[_r, _at_{slot}:]" for slot in used)]
     of_row = STEPS in slots and any(formula.count for formula in formulas)
     body = [_COUNT_OF_ROW] if of_row else []
     for place, formula in enumerate(formulas):
-        turn = _Elements(formula, place, stored=stored, count="_count_of_row" if of_row else "_count")
+        turn = _Elements(formula, place, stored=not wide, count="_count_of_row" if of_row else "_count")
         turned = (turn.visit(ast.parse(ast.unparse(each)).body[0]) for each in formula.body)
         body += [ast.unparse(ast.fix_missing_locations(each)) for each in turned]
-    body += [] if stored else [_FROM_WIDE]
+    body += [_FROM_WIDE] if wide else []
     texts = {"_ROWS": rows, "_BODY": body, "_SLOTS_AHEAD": [_SLOTS_AHEAD] if slots else []}
     parts = {place: ast.parse("\n".join(of_place)).body for place, of_place in texts.items()}
     for node in ast.walk(tree):

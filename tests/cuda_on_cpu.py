@@ -28,7 +28,6 @@ from kvemb.backends.cuda.source import kernels_of
 from kvemb.backends.cuda.staging import Staging
 from kvemb.backends.cuda.table import CudaTable
 from kvemb.errors import BackendUnavailable
-from kvemb.limits import DEFAULT, Limits
 from kvemb.rows.schema import Schema
 
 HERE = Path(__file__).parent / "backends" / "cuda"
@@ -285,12 +284,5 @@ class CudaOnCpuTable(CudaTable):
 class SmallCudaTable(CudaOnCpuTable):
     """A table of a single bucket, whatever size is requested."""
 
-    def __init__(
-        self,
-        schema: Schema,
-        capacity_rows: int,
-        max_capacity_rows: int,
-        limits: Limits = DEFAULT,
-        device: str | None = None,
-    ) -> None:
-        super().__init__(schema, self.cells_per_bucket, self.cells_per_bucket, limits, device)
+    def __init__(self, schema: Schema, _first: int, _most: int, *rest: Any) -> None:
+        super().__init__(schema, self.cells_per_bucket, self.cells_per_bucket, *rest)

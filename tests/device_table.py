@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from kvemb.backends.cpu import CpuTable
 from kvemb.contracts import Memory
-from kvemb.limits import DEFAULT, Limits
 from kvemb.rows.schema import Schema
 
 DEVICE_BYTES = 1 << 20
@@ -21,12 +22,5 @@ class DeviceTable(CpuTable):
 class SmallTable(DeviceTable):
     """A table of 16 rows, whatever size is requested."""
 
-    def __init__(
-        self,
-        schema: Schema,
-        capacity_rows: int,
-        max_capacity_rows: int,
-        limits: Limits = DEFAULT,
-        device: str | None = None,
-    ) -> None:
-        super().__init__(schema, 16, 16, limits, device)
+    def __init__(self, schema: Schema, _first: int, _most: int, *rest: Any) -> None:
+        super().__init__(schema, 16, 16, *rest)

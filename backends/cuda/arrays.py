@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvemb.backends.cuda import formulas, source
+from kvemb.backends.cuda import source
 from kvemb.backends.cuda.cells import NULL, WARP, Cells
 from kvemb.backends.cuda.memory import unit_of
 from kvemb.backends.cuda.steps import GivenSums, Steps
 from kvemb.contracts import DeviceRows, MissingKeys
 from kvemb.optimizers import Optimizer
+from kvemb.optimizers.formula import uses_buffers
 from kvemb.restrict import ScoreRule
 from kvemb.rows.bags import Bags
 from kvemb.rows.device_arrays import DeviceArray, read_array
@@ -217,7 +218,7 @@ class ArrayRows(DeviceRows):
     def apply(self, optimizer: Optimizer, grads: DeviceArray, step: int, count: int) -> None:
         # Entries of a cell are summed in the order of the batch, which a stable sort keeps; the first entry takes the
         # step.
-        heads, sums = self._grouped(everywhere=formulas.uses_buffers(optimizer.formulas)[0])
+        heads, sums = self._grouped(everywhere=uses_buffers(optimizer.formulas)[0])
         self._steps.step(optimizer.formulas, optimizer, heads, self._count, grads.address, sums, step, count)
 
     def match(self, optimizer: Optimizer, step: int) -> None:

@@ -173,7 +173,7 @@ class Cells:
         """Allocate the buffers of assign() of n cells, and with `adding` those of add()."""
         self.order_buffers(n)
         if adding:
-            self.queue.load(source.values_source(self.schema))
+            self.queue.device.load(source.values_source(self.schema))
 
     # Embeddings of n cells; entries < 0 are skipped.
 

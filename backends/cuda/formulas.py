@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from kvemb.optimizers.base import STEPS
-from kvemb.optimizers.formula import Formula, Function, read
+from kvemb.optimizers.formula import Formula, Function, read, uses_buffers
 
 # Functions that have another name or argument in C.
 _NAMES = {"sqrt": "root"}
@@ -51,7 +51,6 @@ _COUNT_OF_ROW = [
     f"if (lane_ == 0) slots_[at_{STEPS}_] = count_of_row_;",
     "__syncwarp();",
 ]
-# If several formulas set w, or one needs all of w, 16-bit values are rounded once, at the end.
 _TO_WIDE = ["Slot* w = wide_ + i_ * dim_;", "for (i64 j_ = lane_; j_ < dim_; j_ += 32) w[j_] = wide(stored_[j_]);"]
 _FROM_WIDE = ["for (i64 j_ = lane_; j_ < dim_; j_ += 32) narrow(w[j_], &stored_[j_]);"]
 
@@ -145,19 +144,18 @@ def source_of(functions: tuple[Function, ...], slots: tuple[str, ...]) -> str:
     that assigns a name twice.
     """
     formulas = [read(function) for function in functions]
-    sets = [row for formula in formulas for row in formula.sets]
-    copies, stored = "g" in sets, not _is_wide(formulas)
+    copies, wide = uses_buffers(functions)
     parameters = [f"i64 at_{slot}_" for slot in slots]
     parameters += [each for place, formula in enumerate(formulas) for each in _parameters(formula, place)]
     body = ["Slot* slots_ = (Slot*)stored_;"] if slots else []
     body += [f"Slot* {slot} = slots_ + at_{slot}_;" for slot in slots if any(slot in each.rows for each in formulas)]
-    body += [] if stored else _TO_WIDE
+    body += _TO_WIDE if wide else []
     of_row = STEPS in slots and any(formula.count for formula in formulas)
     body += _COUNT_OF_ROW if of_row else []
     for place, formula in enumerate(formulas):
-        text = _Text(formula, place, stored=stored, count="count_of_row_" if of_row else "count_")
+        text = _Text(formula, place, stored=not wide, count="count_of_row_" if of_row else "count_")
         body += text.statements()
-    body += [] if stored else _FROM_WIDE
+    body += _FROM_WIDE if wide else []
     return _KERNEL.format(
         parameters="".join(f",\n    {each}" for each in parameters),
         gradient="Slot*" if copies else "const Slot*",
@@ -165,17 +163,6 @@ def source_of(functions: tuple[Function, ...], slots: tuple[str, ...]) -> str:
         copies="true" if copies else "false",
         body="\n".join(f"    {each}" for each in body),
     )
-
-
-def uses_buffers(functions: tuple[Function, ...]) -> tuple[bool, bool]:
-    """Return whether a kernel of these formulas always needs its buffers: of sums, and of wide embeddings."""
-    formulas = [read(function) for function in functions]
-    return any("g" in formula.sets for formula in formulas), _is_wide(formulas)
-
-
-def _is_wide(formulas: list[Formula]) -> bool:
-    sets = [row for formula in formulas for row in formula.sets]
-    return sets.count("w") > 1 or any("w" in formula.summed for formula in formulas)
 
 
 def _parameters(formula: Formula, place: int) -> Iterator[str]:

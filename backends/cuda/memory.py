@@ -56,7 +56,7 @@ class BucketChunks:
         self.buckets, self.max_buckets = 0, max_buckets
         self.shift = chunk_shift(max_buckets)
         self._chunks: list[Memory] = []
-        self._addresses = queue.allocate(8 * self._chunk_count(max_buckets))
+        self._addresses = queue.device.allocate(8 * self._chunk_count(max_buckets))
         self._use: Callable[[int], None] = lambda nbytes: None
         self.lost = 0
 
@@ -79,7 +79,7 @@ class BucketChunks:
         chunks = self._chunks[: self._chunk_count(buckets)]
         while len(chunks) < self._chunk_count(buckets):
             size = min(1 << self.shift, self.max_buckets - (len(chunks) << self.shift))
-            chunks.append(self._queue.allocate(size * self._bucket_bytes))
+            chunks.append(self._queue.device.allocate(size * self._bucket_bytes))
         self._queue.upload(self.address, np.array([chunk.address for chunk in chunks], np.uint64))
         self._chunks, self.buckets = chunks, buckets
         full, rest = divmod(buckets, 1 << self.shift)
@@ -157,7 +157,7 @@ class Buffers:
 
     def _make(self, name: str, nbytes: int) -> int:
         nbytes = taken_bytes(max(MIN_BYTES, nbytes))
-        memory = self._queue.allocate(nbytes)
+        memory = self._queue.device.allocate(nbytes)
         self._buffers[name] = memory, nbytes
         self._took(nbytes)
         return memory.address

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvemb.backends.cuda.device import Device, Memory, Workspace
+from kvemb.backends.cuda.device import Device, Workspace
 from kvemb.backends.cuda.staging import BufferUses, PendingDownload, PinnedBuffer
 
 ANSWER_BYTES = 512
@@ -62,14 +62,6 @@ class Queue:
             self.device.wait(self._stream, self._event)
             self._last = self._stream
         return self._stream
-
-    def allocate(self, nbytes: int) -> Memory:
-        """See Device."""
-        return self.device.allocate(nbytes)
-
-    def load(self, source: str) -> None:
-        """See Device."""
-        self.device.load(source)
 
     def run(self, source: str, name: str, threads: int, *arguments: Any) -> None:
         """Run a kernel of a source (Device.load), unless threads is 0."""

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvemb.backends.cuda import formulas, source
+from kvemb.backends.cuda import source
 from kvemb.backends.cuda.cells import NO_POSITIONS, NULL, WARP, Cells
 from kvemb.optimizers import Optimizer
-from kvemb.optimizers.formula import Function
+from kvemb.optimizers.formula import Function, uses_buffers
 from kvemb.optimizers.formula import read as read_formula
 from kvemb.rows.hashing import Sums
 
@@ -72,7 +72,7 @@ class Steps:
         """Allocate the buffers of step() of n cells. entries: their gradients, 0 if each has one; apart: at is set."""
         self._step_buffers(functions, n, summing=entries > 0, apart=apart)
         self.many_buffer(entries)
-        self._queue.load(self._step_source(functions, optimizer))
+        self._queue.device.load(self._step_source(functions, optimizer))
         list(self._numbers(functions, optimizer))
 
     def prepare_match(self, n: int, optimizer: Optimizer) -> None:
@@ -130,7 +130,7 @@ class Steps:
 
     def _step_buffers(self, functions: tuple[Function, ...], n: int, *, summing: bool, apart: bool) -> tuple[int, int]:
         """Return the buffers for sums, and for embeddings in the slots' dtype; null for a buffer that is not needed."""
-        copies, wide = formulas.uses_buffers(functions)
+        copies, wide = uses_buffers(functions)
         row_bytes, of = self._schema.dim * self._schema.slot_dtype.itemsize, self._buffers.of
         summed = n // 2 + 1 if apart and not copies else n
         sums = of("sums", summed * row_bytes) if copies or summing else NULL

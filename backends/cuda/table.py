@@ -20,7 +20,7 @@ from kvemb.backends.cuda.cupy_device import open_device
 from kvemb.backends.cuda.device import Device
 from kvemb.backends.cuda.memory import CELLS, bytes_per_cell, chunk_shift
 from kvemb.backends.cuda.steps import GivenSums, Steps
-from kvemb.contracts import Memory, PlannedChange
+from kvemb.contracts import HotTable, Memory, PlannedChange
 from kvemb.limits import DEFAULT, Limits
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import ScoreRule
@@ -40,7 +40,7 @@ SHARE = 0.75
 PART_ROWS = 65_536
 
 
-class CudaTable(CellColumns):
+class CudaTable(CellColumns, HotTable):
     """A hot table in a GPU's memory. open_device: returns a device by its name. cells: used by ArrayRows."""
 
     cells_per_bucket = CELLS

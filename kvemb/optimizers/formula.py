@@ -106,6 +106,16 @@ def _read(function: Function) -> Formula:
     return found
 
 
+def uses_buffers(functions: tuple[Function, ...]) -> tuple[bool, bool]:
+    """Return whether formulas, run in order, change the gradient; and whether w must be a copy in the slots' dtype.
+
+    It must if several of them set w, or one needs all of w: then 16-bit values are rounded once, at the end.
+    """
+    formulas = [read(function) for function in functions]
+    sets = [row for formula in formulas for row in formula.sets]
+    return "g" in sets, sets.count("w") > 1 or any("w" in formula.summed for formula in formulas)
+
+
 def _nodes(body: tuple[ast.stmt, ...]) -> Iterator[ast.AST]:
     for statement in body:
         yield from ast.walk(statement)

@@ -13,7 +13,7 @@ import copy
 import enum
 import math
 import time
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,6 @@ Scores = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
 CLOCKS = ("seconds", "steps")
-Self = TypeVar("Self", bound="RestrictPolicy")
 
 
 class ScoreRule(enum.IntEnum):
@@ -150,7 +149,7 @@ class RestrictPolicy(Declared):
         """
         return scores
 
-    def bind(self: Self, variable: Handle[ScoredRows]) -> Self:
+    def bind(self, variable: Handle[ScoredRows]) -> Self:
         """Return a shallow copy that is bound to a variable; the instance itself does not change.
 
         So one instance may be given to many variables.

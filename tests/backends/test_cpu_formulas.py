@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import platform
 import re
 
@@ -13,7 +12,7 @@ from every_optimizer import single
 
 from kvemb.backends.cpu_formulas import _kernels as compile_kernels
 from kvemb.backends.cpu_formulas import source_of
-from kvemb.optimizers import LAMB, SGD, Adagrad, Adam, AMSGrad, Ftrl, NAdam, Optimizer, RMSProp
+from kvemb.optimizers import LAMB, SGD, Adagrad, AMSGrad, Ftrl, NAdam, Optimizer, RMSProp
 from kvemb.rows.block import RowBlock
 from kvemb.rows.schema import Schema, dtype_of
 
@@ -23,39 +22,9 @@ def of(optimizer: Optimizer) -> str:
     return source_of("step", optimizer.formulas, tuple(slot.name for slot in optimizer.slots))
 
 
-def test_an_element_is_one_of_its_row_and_a_row_of_values_is_stored_as_its_dtype_is():
-    source = of(Adagrad())
-    assert isinstance(ast.parse(source).body[0], ast.FunctionDef)
-    assert "w[j_0] = _store(_load(w[j_0])" in source
-    assert "w = _values[_r, :dim]" in source
-    assert "accumulator = _slots[_r, _at_accumulator:]" in source
-
-
 def test_only_a_formula_with_slots_reads_them_ahead():
     assert "_prefetch(_slots" in of(Adagrad())
     assert "_prefetch(_slots" not in of(SGD())
-
-
-def test_an_embedding_that_two_formulas_set_is_rounded_once():
-    source = of(SGD(weight_decay=0.1, decoupled=True))
-    assert (source.count("_load("), source.count("_store("), source.count("_wide[_j]")) == (1, 1, 2)
-    assert of(SGD(weight_decay=0.1)).count("_wide[_j]") == 0
-
-
-def test_a_gradient_that_a_formula_changes_is_copied_first():
-    assert "if True or _next >= 0" in of(SGD(clip_value=1))
-    assert "if False or _next >= 0" in of(SGD())
-
-
-def test_names_of_formulas_that_follow_each_other_are_apart():
-    source = of(SGD(weight_decay=0.1, decoupled=True))
-    assert "learning_rate_0, weight_decay_0, learning_rate_1" in source
-
-
-def test_the_count_of_steps_is_the_rows_or_the_variables():
-    assert "_slots[_r, _at_steps] = _count_of_row" in of(Adam())
-    assert "power(beta_1_0, _count_of_row)" in of(Adam())
-    assert "power(beta_1_0, _count)" in of(Adam(bias_correction="global"))
 
 
 @pytest.mark.slow

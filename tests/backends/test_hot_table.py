@@ -72,34 +72,21 @@ def test_rows_of_every_dtype_are_copied_out(kind, name, dim):
     assert not out[100:102].tobytes().strip(b"\0")
 
 
-def test_a_lookup_records_each_occurrence_as_the_rule_says(kind):
-    schema = schema_of()
-    wanted = np.array([1, 2, 1, 9, 1])
-    out = np.empty((5, 3), np.float32)
+@pytest.mark.parametrize("counts", [None, np.array([5, 1, 7, 100])], ids=["one each", "several each"])
+def test_a_lookup_records_the_uses_of_each_occurrence_as_the_rule_says(kind, counts):
+    schema, wanted, out = schema_of(), np.array([1, 2, 1, 9]), np.empty((4, 3), np.float32)
+    counted = [12.0, 21.0, 30.0] if counts is None else [22.0, 21.0, 30.0]
     for rule, expected in [
         *((None, [10.0, 20.0, 30.0]), (ScoreRule.CUSTOM, [10.0, 20.0, 30.0])),
-        *((ScoreRule.COUNT, [13.0, 21.0, 30.0]), (ScoreRule.LAST_USE, [77.5, 77.5, 30.0])),
-    ]:
-        table = kind(schema, 16, 16)
-        table.insert(rows_of(schema, [1, 2, 3], [10.0, 20.0, 30.0]))
-        table.lookup(wanted, out, rule, 77.5)
-        cells = table.find(np.array([1, 2, 3]))
-        assert table.scores(cells).tolist() == expected
-        touched = rule in (ScoreRule.COUNT, ScoreRule.LAST_USE)
-        assert table.read(cells).flags.tolist() == [DIRTY * touched, DIRTY * touched, 0]
-
-
-def test_an_occurrence_may_be_several_uses(kind):
-    schema = schema_of()
-    wanted, counts, out = np.array([1, 2, 1, 9]), np.array([5, 1, 7, 100]), np.empty((4, 3), np.float32)
-    for rule, expected in [
-        *((None, [10.0, 20.0, 30.0]), (ScoreRule.CUSTOM, [10.0, 20.0, 30.0])),
-        *((ScoreRule.COUNT, [22.0, 21.0, 30.0]), (ScoreRule.LAST_USE, [77.5, 77.5, 30.0])),
+        *((ScoreRule.COUNT, counted), (ScoreRule.LAST_USE, [77.5, 77.5, 30.0])),
     ]:
         table = kind(schema, 16, 16)
         table.insert(rows_of(schema, [1, 2, 3], [10.0, 20.0, 30.0]))
         assert table.lookup(wanted, out, rule, 77.5, counts).tolist() == [3]
-        assert table.scores(table.find(np.array([1, 2, 3]))).tolist() == expected
+        cells = table.find(np.array([1, 2, 3]))
+        assert table.scores(cells).tolist() == expected
+        touched = rule in (ScoreRule.COUNT, ScoreRule.LAST_USE)
+        assert table.read(cells).flags.tolist() == [DIRTY * touched, DIRTY * touched, 0]
 
 
 def test_a_use_lowers_no_score_when_the_clock_goes_back(kind):

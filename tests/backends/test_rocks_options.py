@@ -19,12 +19,12 @@ from tests.blocks import SCHEMA, rows_of
 SHARE = 32 << 10  # of filters and indexes held whole: some 20,000 rows
 
 
-def opened(path: Path, rows: int | None = None) -> RocksDatabase:
-    families = {} if rows is None else {"rows": Family(CREATOR, rows, 42)}
-    return RocksDatabase(path, families, cache_bytes=2 * SHARE, write_buffer_bytes=1 << 20, read_only=False)
-
-
 CREATOR = RocksDBCreator(write_buffer_bytes=1 << 16, read_mode="pread")
+
+
+def opened(path: Path, rows: int | None = None, creator: RocksDBCreator = CREATOR) -> RocksDatabase:
+    families = {} if rows is None else {"rows": Family(creator, rows, 42)}
+    return RocksDatabase(path, families, cache_bytes=2 * SHARE, write_buffer_bytes=1 << 20, read_only=False)
 
 
 def opened_unmapped(path: Path) -> RocksDatabase:
@@ -90,10 +90,7 @@ def test_mapped_filters_and_indexes_take_no_memory_of_the_process(tmp_path):
     fill(store, 0, 100_000)
     store.compact(lambda done, total: None)
     database.close()
-    families = {"rows": Family(RocksDBCreator(), 100_000, 42)}
-    database = RocksDatabase(
-        tmp_path / "rows", families, cache_bytes=2 * SHARE, write_buffer_bytes=1 << 20, read_only=False
-    )
+    database = opened(tmp_path / "rows", 100_000, RocksDBCreator())
     store = database.attach("rows", SCHEMA)
     assert not store.partitioned
     assert_all_there(store, np.arange(100_000))
@@ -112,10 +109,7 @@ def test_a_mapped_file_with_partitions_is_read_without_a_block_cache(tmp_path):
     assert store.partitioned
     fill(store, 0, 10_000)
     database.close()
-    families = {"rows": Family(RocksDBCreator(), 200_000, 42)}
-    database = RocksDatabase(
-        tmp_path / "rows", families, cache_bytes=2 * SHARE, write_buffer_bytes=1 << 20, read_only=False
-    )
+    database = opened(tmp_path / "rows", 200_000, RocksDBCreator())
     store = database.attach("rows", SCHEMA)
     assert_all_there(store, np.arange(10_000))
     assert not store.read(np.arange(10_000, 11_000))[1].any()

@@ -1,4 +1,4 @@
-"""Initializers: the values they promise for ever, their distributions, and what they refuse."""
+"""Initializers: the values they promise for ever, and what they refuse."""
 
 from __future__ import annotations
 
@@ -93,9 +93,9 @@ def word(seed, key, column):
 
 @pytest.mark.parametrize("seed", [0, 1, 2**63, 2**64 - 1])
 def test_uniform_rows_are_the_hash_in_plain_integers(seed):
-    rows = RandomUniform(-1.0, 1.0, seed).rows(KEYS, 5, np.float64)
-    expected = [[-1.0 + 2.0 * ((word(seed, int(key), j) >> 11) * 2.0**-53) for j in range(5)] for key in KEYS]
-    np.testing.assert_array_equal(rows, expected)
+    for initializer, end, dim in ((RandomUniform(-1.0, 1.0, seed), 1.0, 5), (GlorotUniform(seed), 0.5, 12)):
+        draws = [[(word(seed, int(key), j) >> 11) * 2.0**-53 for j in range(dim)] for key in KEYS]
+        np.testing.assert_array_equal(initializer.rows(KEYS, dim, np.float64), 2 * end * np.array(draws) - end)
 
 
 @pytest.mark.parametrize("initializer", [RandomNormal(0, 1, 9), TruncatedNormal(0, 1, 9)], ids=ids)
@@ -139,38 +139,6 @@ def test_shorter_dtypes_are_float64_rounded_once(initializer):
     np.testing.assert_array_equal(
         initializer.rows(np.arange(1000), 7, bfloat16), exact.astype(np.float32).astype(bfloat16)
     )
-
-
-# Distributions. Seeds are fixed, so these cannot fail by chance.
-
-
-def kolmogorov_smirnov(sample, cdf):
-    x = np.sort(sample, axis=None)
-    expected = np.array([cdf(v) for v in x])
-    steps = np.arange(len(x) + 1) / len(x)
-    return max((expected - steps[:-1]).max(), (steps[1:] - expected).max()) * math.sqrt(len(x))
-
-
-def truncated_cdf(z):
-    phi = statistics.NormalDist().cdf
-    return (phi(z) - phi(-2)) / (phi(2) - phi(-2))
-
-
-LAWS = [
-    (RandomUniform(-3.0, 5.0, 11), lambda v: (v + 3) / 8, 1.0, 8 / math.sqrt(12)),
-    (RandomNormal(2.0, 0.5, 12), lambda v: statistics.NormalDist(2, 0.5).cdf(v), 2.0, 0.5),
-    (TruncatedNormal(2.0, 0.5, 13), lambda v: truncated_cdf((v - 2) / 0.5), 2.0, 0.5 * 0.8796256610342398),
-    (GlorotUniform(14), lambda v: (v + 0.5) * 1.0, 0.0, 1 / math.sqrt(12)),
-]
-
-
-@pytest.mark.parametrize(("initializer", "cdf", "mean", "std"), LAWS, ids=ids)
-@pytest.mark.parametrize("start", [0, 2**62, -(2**63)])
-def test_rows_follow_their_distribution(initializer, cdf, mean, std, start):
-    rows = initializer.rows(start + np.arange(5000), 12, np.float64)
-    assert kolmogorov_smirnov(rows, cdf) < 1.63  # the 1% point
-    assert abs(rows.mean() - mean) < 4 * std / math.sqrt(rows.size)
-    assert rows.std() == pytest.approx(std, rel=0.01)
 
 
 def test_elements_stay_in_their_interval():

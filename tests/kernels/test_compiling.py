@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 from pathlib import Path
@@ -71,14 +70,6 @@ def test_generated_kernels_of_one_name_are_told_apart_by_their_source(folder):
         kernels.append(compiling.kernel(made["times"], source.encode()))
     assert [kernel(5) for kernel in kernels] == [10, 15]
     assert len(list(folder.glob("*/*"))) == 2
-
-
-def test_where_nothing_can_be_kept_kernels_are_compiled_and_that_is_told_once(folder, caplog):
-    folder.write_text("a file")
-    with caplog.at_level(logging.WARNING, "kvemb"):
-        made = compiling.kernel(double)
-        assert (made(4), made(4.5)) == (8, 9)
-    assert caplog.text.count("cannot write compiled kernels to disk") == 1
 
 
 def test_ctrl_c_waits_until_a_kernel_is_compiled():

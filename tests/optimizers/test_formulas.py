@@ -14,7 +14,7 @@ from programs import run_python
 
 from kvemb.backends import cpu_formulas
 from kvemb.backends.cpu_rows import CpuRows
-from kvemb.optimizers import KINDS, LAMB, Adam
+from kvemb.optimizers import KINDS, LAMB, SGD, Adagrad, Adam
 from kvemb.optimizers.arithmetic import (
     Count,
     Elements,
@@ -28,7 +28,7 @@ from kvemb.optimizers.arithmetic import (
     sum_of_squares,
     where_positive,
 )
-from kvemb.optimizers.formula import read
+from kvemb.optimizers.formula import read, uses_buffers
 
 ROWS = 40
 KERNELS = CpuRows()
@@ -127,6 +127,13 @@ def test_a_formula_says_what_it_reads_and_sets():
     assert (found.rows, found.numbers, found.count) == (("w", "g", "m"), ("rate", "epsilon", "table"), "t")
     assert (found.wide, found.tables) == ({"rate"}, {"table"})
     assert (found.sets, found.summed) == ({"m", "g"}, {"w"})
+
+
+def test_buffers_are_for_gradients_that_change_and_for_embeddings_that_are_rounded_once():
+    assert uses_buffers(Adagrad().formulas) == (False, False)
+    assert uses_buffers(SGD(clip_value=1).formulas) == (True, False)
+    assert uses_buffers(SGD(weight_decay=0.1, decoupled=True).formulas) == (False, True)
+    assert uses_buffers(LAMB().formulas) == (True, True)
 
 
 def with_if(dim: int, w: Elements, g: Elements) -> None:

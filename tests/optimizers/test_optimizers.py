@@ -183,13 +183,6 @@ def test_a_class_is_refused_with_the_call_that_makes_an_object(kind):
     assert eval(made, {"kvemb": kvemb}) == kind()
 
 
-def test_optimizers_are_frozen_and_abstract():
-    with pytest.raises(AttributeError):
-        SGD().learning_rate = 1.0  # type: ignore[misc]
-    with pytest.raises(TypeError, match="abstract"):
-        Optimizer()  # type: ignore[abstract]
-
-
 def test_setting_a_number_of_an_optimizer_tells_how_a_variable_gets_another():
     chosen = kvemb.optimizers.Adagrad(0.1)
     with pytest.raises(FrozenInstanceError, match=r"variable\.optimizer = kvemb\.optimizers\.Adagrad\(\.\.\.\)"):

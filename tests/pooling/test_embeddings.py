@@ -135,18 +135,3 @@ def test_two_workers_that_write_back_lose_nothing_with_bp_v2(store, bp_v2):
         thread.join()
     # Twice as many for the id that occurs twice; without bp_v2 the last writer wins.
     assert table.lookup([5, 6])[:, 0].tolist() == ([204, 104] if bp_v2 else [54, 54])
-
-
-def test_two_workers_that_apply_gradients_lose_nothing(store):
-    table = store.get_variable("trained", dim=2, optimizer=SGD(1.0), bp_v2=True)
-
-    def work():
-        for _ in range(100):
-            kvemb.embedding_lookup_sparse(table, [1, 2, 1], [0, 2], combiner="sum").apply_gradients([[-1.0, -1]] * 2)
-
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert table.lookup([1, 2])[:, 0].tolist() == [400, 200]

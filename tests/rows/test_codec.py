@@ -20,7 +20,6 @@ from kvemb.rows.codec import (
     order_key,
     order_keys,
     record_dtype,
-    unordered_keys,
 )
 from kvemb.rows.schema import VALUE_DTYPES, Schema, SlotShape, dtype_of
 
@@ -41,14 +40,6 @@ def test_the_order_of_keys_bytes_is_numeric(keys, dtype):
     assert decode_keys(sorted(encoded), schema).view(dtype).tolist() == sorted(numbers)
     least = LEAST if dtype == "int64" else 0
     assert encoded == [struct.pack(">Q", number - least) for number in numbers]
-
-
-@given(st.lists(INT64, max_size=20), st.sampled_from(["int64", "int32", "uint64"]))
-def test_ordered_keys_map_back(keys, key):
-    array = np.array(keys, np.int64)
-    ordered = order_keys(array, schema_of(key))
-    assert ordered.dtype == np.uint64
-    assert unordered_keys(ordered, schema_of(key)).tolist() == keys
 
 
 @pytest.mark.parametrize("dtype", ["int64", "int32", "uint64"])

@@ -27,7 +27,7 @@ def device() -> CountingDevice:
 def test_arrays_of_any_size_come_and_go_in_pieces(device):
     work = Queue(device)
     for count in (0, 1, 31, 100, 512, 513, 5000):
-        memory, given = work.allocate(8 * count + 1), np.arange(count)[::-1].copy()
+        memory, given = work.device.allocate(8 * count + 1), np.arange(count)[::-1].copy()
         got, before = np.zeros(count, np.int64), given.copy()
         work.upload(memory.address, given)
         given[:] = 0  # what was given may change at once
@@ -40,7 +40,7 @@ def test_arrays_of_any_size_come_and_go_in_pieces(device):
 
 def test_the_host_waits_once_for_a_small_copy_and_never_for_a_few_small_uploads(device):
     work = Queue(device)
-    memory = work.allocate(100)
+    memory = work.device.allocate(100)
     device.start()
     for _ in range(3):
         for _ in range(SMALL_UPLOADS):
@@ -57,7 +57,7 @@ def test_small_uploads_under_way_have_memory_of_their_own():
     device = LateDevice()
     device.staging = Staging(device, PIECE, SMALL)
     work = Queue(device)
-    memory, given = work.allocate(8 * 100), np.empty(1, np.int64)
+    memory, given = work.device.allocate(8 * 100), np.empty(1, np.int64)
     for number in range(100):
         given[0] = number
         work.upload(memory.address + 8 * number, given)
@@ -68,7 +68,7 @@ def test_small_uploads_under_way_have_memory_of_their_own():
 
 def test_work_follows_other_work_from_stream_to_stream(device):
     work = Queue(device)
-    memory, workspace = work.allocate(1 << 12), work.allocate(sorting_bytes(4))
+    memory, workspace = work.device.allocate(1 << 12), work.device.allocate(sorting_bytes(4))
     for at, stream in enumerate((None, 1, 77, 77, None, None, 2, 78, None)):
         if stream is None:
             work.zero(memory.address, 8)
@@ -82,7 +82,7 @@ def test_work_follows_other_work_from_stream_to_stream(device):
 
 def test_a_stream_of_an_array_waits_for_the_block_and_the_block_for_it(device):
     work = Queue(device)
-    memory = work.allocate(64)
+    memory = work.device.allocate(64)
     with work.on(77, frozenset({5})):
         work.zero(memory.address, 8)
     device.zero(memory.address, 8, 5)  # the counting device fails if stream 5 did not wait
@@ -105,7 +105,7 @@ def test_a_table_takes_the_stream_of_one_that_no_longer_exists():
     device = StreamDevice()
     kept = Queue(device)
     for _ in range(20):
-        Queue(device).allocate(8)
+        Queue(device)
     assert device.made == 2
     others = [Queue(device), Queue(device)]
     assert device.made == 3

@@ -56,7 +56,7 @@ class Payer:
 
 def sent(queue: Queue, given: np.ndarray) -> Memory:
     """A copy of an array on the device."""
-    memory = queue.allocate(given.nbytes)
+    memory = queue.device.allocate(given.nbytes)
     queue.upload(memory.address, given)
     return memory
 
@@ -162,7 +162,7 @@ def test_a_piece_whose_copy_was_interrupted_is_not_filled_before_that_is_over(mo
         staging = device.staging = Staging(device, 1 << 12, 1 << 8)
         first, second = Queue(device), Queue(device)
         old, new = np.full(500, 3), np.arange(1000)
-        memory, other = first.allocate(4000), second.allocate(8000)
+        memory, other = first.device.allocate(4000), second.device.allocate(8000)
         for lane in staging._lanes:  # the pieces are there, so that the next copies use them
             for piece in lane._pieces:
                 piece.take(1, 1 << 12)
@@ -230,7 +230,7 @@ def test_without_pinned_memory_nothing_is_on_its_way(monkeypatch):
     device, payer = SharedDevice(), Payer()
     device.staging.account(payer.use, 1 << 30)
     queue = Queue(device)
-    memory = queue.allocate(800)
+    memory = queue.device.allocate(800)
     queue.upload(memory.address, np.arange(100))
     before = payer.used
 
