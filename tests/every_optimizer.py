@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
+from schemas import dtype_named
 
 from kvemb.backends.cpu_rows import CpuRows
 from kvemb.optimizers import (
@@ -55,9 +55,7 @@ SHAPES = [("float32", 17), ("float64", 32), ("float16", 3), ("bfloat16", 20)]
 
 def block_of(optimizer: Optimizer, dtype: str, dim: int, rows: int) -> RowBlock:
     """New rows with random embeddings."""
-    if dtype == "bfloat16":
-        pytest.importorskip("ml_dtypes")
-    block = RowBlock(Schema(dtype_of("int64"), dtype_of(dtype), dim, optimizer.shapes(dim)), rows)
+    block = RowBlock(Schema(dtype_of("int64"), dtype_named(dtype), dim, optimizer.shapes(dim)), rows)
     start = np.random.default_rng(dim).normal(size=(rows, dim)).astype(block.schema.value_dtype)
     CpuRows().assign(block, np.arange(rows), start, 0)
     for at, slot in enumerate(optimizer.slots):

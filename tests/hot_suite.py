@@ -13,7 +13,7 @@ from kvemb import registry
 from kvemb.backends.cpu import CpuTable
 from kvemb.errors import BackendUnavailable
 from kvemb.rows.block import DIRTY, RowBlock
-from kvemb.rows.schema import Schema, SlotShape, dtype_of
+from kvemb.rows.schema import Schema
 
 LEAST, MOST = -(2**63), 2**63 - 1
 KINDS = ["cpu", "cuda-on-cpu", *DEVICES[1:]]
@@ -41,13 +41,6 @@ def available(name: str) -> Any:
         return kind
     except BackendUnavailable as error:
         pytest.skip(str(error))
-
-
-def schema_of(name: str = "float32", dim: int = 3, widths: tuple[int, ...] = (3,)) -> Schema:
-    if name == "bfloat16":
-        pytest.importorskip("ml_dtypes")
-    slots = tuple(SlotShape(f"slot{at}", width) for at, width in enumerate(widths))
-    return Schema(dtype_of("int64"), dtype_of(name), dim, slots)
 
 
 def rows_of(schema: Schema, keys: Any, scores: Any = 0.0, *, dirty: Any = False) -> RowBlock:

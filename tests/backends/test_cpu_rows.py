@@ -7,6 +7,7 @@ from typing import Any
 import numba
 import numpy as np
 import pytest
+from schemas import dtype_named
 
 from kvemb.backends import intrinsics
 from kvemb.backends.cpu_rows import CpuRows
@@ -15,12 +16,6 @@ from kvemb.rows.schema import VALUE_DTYPES, Schema, SlotShape, dtype_of
 
 DIM = 5
 KERNELS = CpuRows()
-
-
-def dtype_named(name: str) -> Any:
-    if name == "bfloat16":
-        pytest.importorskip("ml_dtypes")
-    return dtype_of(name)
 
 
 def block_of(name: str, rows: int, slots: tuple[SlotShape, ...] = ()) -> RowBlock:

@@ -13,8 +13,8 @@ from hot_suite import (
     one_bucket,
     random_keys,
     rows_of,
-    schema_of,
 )
+from schemas import schema_of
 
 from kvemb.backends.cpu import PART_CELLS, CpuTable
 from kvemb.restrict import ScoreRule

@@ -14,10 +14,10 @@ from hot_suite import (
     many,
     random_keys,
     rows_of,
-    schema_of,
 )
 from pooled import pooled
 from quick import quick
+from schemas import schema_of
 
 from kvemb.backends.cpu_rows import CpuRows
 from kvemb.optimizers import Adagrad

@@ -15,11 +15,11 @@ from hot_suite import (
     one_bucket,
     random_keys,
     rows_of,
-    schema_of,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quick import quick
+from schemas import schema_of
 
 from kvemb.rows.block import DIRTY, PENDING, WRITING, RowBlock
 from kvemb.rows.schema import Schema

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,13 +15,10 @@ from kvemb.errors import ColdStoreError
 from kvemb.options import RocksDBCreator
 from kvemb.rows.block import RowBlock
 from kvemb.rows.schema import Schema
+from tests.backends.test_cold_store import database
 
 SCHEMA = Schema(np.dtype(np.int64), np.dtype(np.float32), 2)
 NAMES = [f"table{number}" for number in range(2 * MANY)]
-
-
-def database(path: Path) -> RocksDatabase:
-    return RocksDatabase(path, {}, cache_bytes=1 << 20, write_buffer_bytes=4 << 20, read_only=False)
 
 
 def row_of(key: int) -> RowBlock:

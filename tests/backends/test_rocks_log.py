@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from schemas import schema_of
 
 from kvemb.backends.rocks_log import BLOCK_BYTES, framed, number, numbers, records, sized
 from kvemb.options import RocksDBCreator
-from tests.backends.test_cold_store import database, schema_of
+from tests.backends.test_cold_store import database
 
 
 def log_of(items: list[bytes]) -> bytes:

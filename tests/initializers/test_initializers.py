@@ -10,6 +10,7 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
+from schemas import dtype_named
 
 from kvemb import initializers
 from kvemb.errors import UnsupportedFormat
@@ -33,10 +34,6 @@ INTEGERS = ("int8", "int32", "int64")
 KEYS = np.array([0, 1, -1, -(2**63), 2**63 - 1, 123456789012345])
 RANDOM = [RandomUniform(seed=0), RandomNormal(seed=0), TruncatedNormal(seed=0), GlorotUniform(0)]
 EVERY = [Zeros(), Ones(), Constant(0.25), Row((1.0, 2.0, -3.5)), *RANDOM]
-
-
-def dtype_named(name):
-    return np.dtype(pytest.importorskip("ml_dtypes").bfloat16 if name == "bfloat16" else name)
 
 
 def ids(value):

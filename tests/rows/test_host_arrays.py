@@ -8,6 +8,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from schemas import dtype_named
 
 from kvemb.rows.device_arrays import is_tensor
 from kvemb.rows.host_arrays import as_keys, as_values
@@ -121,9 +122,7 @@ def test_values_that_would_lose_information_are_refused(values, name):
 
 @pytest.mark.parametrize("name", VALUE_DTYPES)
 def test_pythons_numbers_take_the_dtype_they_are_stored_in(name):
-    if name == "bfloat16":
-        pytest.importorskip("ml_dtypes")
-    dtype = dtype_of(name)
+    dtype = dtype_named(name)
     assert as_values([1, 2, 3], dtype, (3,)).tolist() == [[1, 2, 3]]
     if dtype.kind not in "iu":
         got = as_values([0.1, math.nan, -math.inf], dtype, (3,))

@@ -4,17 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from schemas import dtype_named, schema_of
 
-from kvemb.rows.schema import KEY_DTYPES, VALUE_DTYPES, Schema, SlotShape, dtype_of, key_dtype, value_dtype
-
-INT64, UINT64, INT32 = (np.dtype(name) for name in ("int64", "uint64", "int32"))
-
-
-def schema_of(value, dim, widths=()):
-    if value == "bfloat16":
-        pytest.importorskip("ml_dtypes")
-    return Schema(INT64, dtype_of(value), dim, tuple(SlotShape(f"slot{at}", width) for at, width in enumerate(widths)))
-
+from kvemb.rows.schema import KEY_DTYPES, VALUE_DTYPES, key_dtype, value_dtype
 
 # Dtypes.
 
@@ -27,10 +19,9 @@ def test_key_dtypes_go_by_name_type_and_dtype(name):
 
 @pytest.mark.parametrize("name", VALUE_DTYPES)
 def test_value_dtypes_go_by_name_and_dtype(name):
-    if name == "bfloat16":
-        pytest.importorskip("ml_dtypes")
+    dtype = dtype_named(name)
     assert value_dtype(name).name == name
-    assert value_dtype(dtype_of(name)) == value_dtype(name)
+    assert value_dtype(dtype) == value_dtype(name)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,6 @@ KERNELS = r"^(?:\w+_)?KERNEL "
 
 
 def schema_of(name: str, optimizer: Optimizer | None = None) -> Schema:
-    if name == "bfloat16":
-        pytest.importorskip("ml_dtypes")
     return Schema(dtype_of("int64"), dtype_of(name), 4, optimizer.shapes(4) if optimizer else ())
 
 
