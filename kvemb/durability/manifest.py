@@ -221,7 +221,7 @@ def parse(text: str, path: str, *, max_characters: int = MAX_CHARACTERS) -> Mani
         del data["format"]
         manifest = read_fields(Manifest, _as_newest(data, version))
         for name, entry in manifest.variables.items():
-            check_variable(entry, f"variables.{shown(name)}")
+            check_variable(entry, f"variables.{shown(name)}.")
         if strange := [name for name in manifest.files if not _is_listed(name, version)]:
             raise ValueError(f"it lists {brief(strange[0])}, which is no file of a checkpoint")
         if missing := manifest.named_files - set(manifest.files):

@@ -59,16 +59,16 @@ def entry_of(data: Any, what: str) -> VariableEntry:
         slots = data.get("slots") if isinstance(data, dict) else None
         named = isinstance(slots, list) and slots and all(isinstance(slot, str) for slot in slots)
         entry = read(VariableEntry, with_widths(data) if named else data)
-        check_variable(entry, "it")
+        check_variable(entry)
         return entry
     except (ValueError, RecursionError) as error:
         raise UnsupportedFormat(f"{what!r} is described in a way this kvemb cannot read: {error}") from error
 
 
-def check_variable(entry: VariableEntry, where: str) -> None:
+def check_variable(entry: VariableEntry, where: str = "") -> None:
     """Raise ValueError if the fields do not fit each other, or UnsupportedFormat for a kind that is not known.
 
-    where: the path of the entry, for messages.
+    where: the path of the entry and a dot, for messages.
     """
 
     def made(name: str, make: Callable[[Any], Any]) -> Any:
@@ -76,7 +76,7 @@ def check_variable(entry: VariableEntry, where: str) -> None:
         try:
             return None if described is None else make(described)
         except UnsupportedFormat as error:
-            raise UnsupportedFormat(f"{where}.{name}: {error}") from error
+            raise UnsupportedFormat(f"{where}{name}: {error}") from error
 
     initializer = made("initializer", initializer_from_json)
     optimizer = made("optimizer", optimizer_from_json)
@@ -85,12 +85,12 @@ def check_variable(entry: VariableEntry, where: str) -> None:
     expected = () if optimizer is None else tuple(optimizer.shapes(entry.dim))
     if entry.slots != expected:
         slots = [asdict(slot) for slot in expected]
-        raise ValueError(f"{where}.slots must be those of the optimizer, {slots}, got {brief(entry.slots)}")
+        raise ValueError(f"{where}slots must be those of the optimizer, {slots}, got {brief(entry.slots)}")
     if optimizer is not None and entry.value_dtype in ("int8", "int32", "int64"):
-        raise ValueError(f"{where}.optimizer must be null for values of {entry.value_dtype}, got {brief(optimizer)}")
+        raise ValueError(f"{where}optimizer must be null for values of {entry.value_dtype}, got {brief(optimizer)}")
     try:
         initializer.check(entry.dim, dtype_of(entry.value_dtype))
     except BackendUnavailable:
         pass  # opening the variable raises it
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{where}.initializer: {error}") from error
+        raise ValueError(f"{where}initializer: {error}") from error

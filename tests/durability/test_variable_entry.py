@@ -37,15 +37,15 @@ def test_what_fits_is_read():
         ("step must be an int", {"step": MAX_STEPS}),
         *(("optimizer_steps must be an int", {"optimizer_steps": count}) for count in (-1, MAX_STEPS, True, 0.5)),
         *(
-            ("it.slots must be those of the optimizer", {"slots": slots, "optimizer": ADAGRAD})
+            ("slots must be those of the optimizer", {"slots": slots, "optimizer": ADAGRAD})
             for slots in ([], ["m"], [{"name": "accumulator", "width": 1}], [{"name": "m", "width": 2}], 2 * SLOTS)
         ),
-        ("it.slots must be those of the optimizer", {"slots": SLOTS}),
+        ("slots must be those of the optimizer", {"slots": SLOTS}),
         (r"slots\[1\] must be an object", {"slots": [*SLOTS, "m"], "optimizer": ADAGRAD}),
         *((r"slots\[0\].name must be a name of a slot", {"slots": [name]}) for name in ("", "a b", "x" * 200)),
         ("null for values of int32", {"value_dtype": "int32", "slots": SLOTS, "optimizer": ADAGRAD}),
-        ("it.initializer: ", {"value_dtype": "int8", "initializer": {"kind": "uniform", "low": 0.0, "high": 1.0}}),
-        *((rf"it\.{name}: ", {name: {"kind": "new"}}) for name in ("initializer", "optimizer", "policy", "creator")),
+        ("initializer: ", {"value_dtype": "int8", "initializer": {"kind": "uniform", "low": 0.0, "high": 1.0}}),
+        *((f"{name}: ", {name: {"kind": "new"}}) for name in ("initializer", "optimizer", "policy", "creator")),
         *((f"{name} must be an object", {name: "new"}) for name in ("initializer", "optimizer", "policy", "creator")),
     ],
 )
