@@ -36,7 +36,8 @@ def hot_tables_of(cells: int = 32, tables: int = 1) -> HotTables:
 
 def let_rows_wait(storage: TieredStorage) -> None:
     """Make the next lookups' rows wait for their update, as after trials that tell so."""
-    storage.lease.reads.note_pushed_out(storage.lease.most)
+    budget = storage.lease.budget
+    budget.pushed_out.note(storage.lease.reads, budget.total)
     storage.in_flight._lookups = 1
 
 

@@ -102,11 +102,6 @@ class Budget:
 
     # The hot tables that grow (kvemb.memory.rebalancer).
 
-    @property
-    def work(self) -> int:
-        """The number of rows ever offered to tables that could not grow."""
-        return self.rebalancer.work
-
     def join(self, share: Share) -> None:
         """Add a share, whose memory is reserved; from now on it may grow and be asked to give memory back."""
         with self._lock:

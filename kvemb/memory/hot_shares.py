@@ -117,7 +117,7 @@ class HotShares:
         self.has_work = False
         for table, share in self._shares.items():
             if share.due:
-                share.due, work = False, self._budget_of[table].work
+                share.due, work = False, self._budget_of[table].rebalancer.work
                 missed = MISS_WORTH * share.offered * share.cell_bytes / share.held
                 worth = self._worths[table].measure(work, missed)
                 share.offered = 0

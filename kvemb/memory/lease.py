@@ -9,7 +9,10 @@ from kvemb.memory.tally import Tally
 
 
 class Lender(Protocol):
-    """What lends the memory: kvemb.memory.budget.Budget."""
+    """What lends the memory: kvemb.memory.budget.Budget.
+
+    total: its bytes. pushed_out: for each lessee, the bytes of the rows that one lookup makes hot and pushes out again.
+    """
 
     total: int
     pushed_out: Tally
@@ -36,30 +39,16 @@ class Lease:
     reads: Lease
 
     def __init__(self, budget: Lender, *, for_reads: bool = False) -> None:
-        self._budget, self.for_reads = budget, for_reads
+        self.budget, self.for_reads = budget, for_reads
         if not for_reads:
             self.reads = Lease(budget, for_reads=True)
         self.held = self.owed = 0
         self.notify: Callable[[], None] = lambda: None
 
     @property
-    def most(self) -> int:
-        """The most bytes that it may ever hold."""
-        return self._budget.total
-
-    @property
     def available(self) -> int:
         """The most bytes that take() would grant now, unless it is for reads."""
-        return 0 if self.owed else self._budget.unused
-
-    @property
-    def all_pushed_out(self) -> int:
-        """The bytes of the rows that lookups of all lessees push out again."""
-        return self._budget.pushed_out.total
-
-    def note_pushed_out(self, nbytes: int) -> None:
-        """Note the bytes of the rows that one lookup of this lessee makes hot and pushes out again."""
-        self._budget.pushed_out.note(self, nbytes)
+        return 0 if self.owed else self.budget.unused
 
     def askable(self, of_reads: int) -> int:
         """Return the bytes that it may be asked for. of_reads: the most that reads ahead are asked for."""
@@ -70,14 +59,14 @@ class Lease:
 
         If not, a lessee that holds much more is asked to give memory back; for reads, other lessees and growing tables.
         """
-        return self._budget.lend(self, nbytes)
+        return self.budget.lend(self, nbytes)
 
     def give_back(self, nbytes: int) -> None:
         """Free nbytes of those held."""
-        self._budget.take_back(self, nbytes)
+        self.budget.take_back(self, nbytes)
 
     def end(self) -> None:
         """Give everything back. The lease must not be used afterwards."""
-        self._budget.take_back(self, self.held, end=True)
+        self.budget.take_back(self, self.held, end=True)
         if not self.for_reads:
             self.reads.end()

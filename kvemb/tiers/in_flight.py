@@ -64,7 +64,8 @@ class RowsInFlight:
     @property
     def wanted(self) -> bool:
         """Whether the rows of the lookup in progress should wait for their update."""
-        pays = self._lease.all_pushed_out * self._limits.waiting_part > self._lease.most
+        budget = self._lease.budget
+        pays = budget.pushed_out.total * self._limits.waiting_part > budget.total
         return pays and self.expected and not self._is_trial
 
     @property
@@ -83,7 +84,8 @@ class RowsInFlight:
             count = hot_tables.count_missing(tried)
             # Each trial weighs as much as all before it.
             self._pushed_out = count if self._pushed_out is None else (self._pushed_out + count) // 2
-            self._lease.note_pushed_out(self._pushed_out * RowBlock.bytes_per_row(hot_tables.tables[0].schema))
+            nbytes = self._pushed_out * RowBlock.bytes_per_row(hot_tables.tables[0].schema)
+            self._lease.budget.pushed_out.note(self._lease, nbytes)
 
     def keep(self, found: Located, by_score: bool, *, unpaid: bool) -> Located | None:
         """Keep what a lookup found; return what is not kept, or None. REQUIRES: nothing is in flight.

@@ -92,7 +92,7 @@ class TieredStorage:
         self.slot_rows, self.lease = slot_rows, lease
         self.in_flight = RowsInFlight(lease.reads, state, self._promote, limits)
         self._access = TableAccess(state, self.in_flight)
-        slots = min(limits.spill_rows // slot_rows, lease.most // slot_bytes(schema, slot_rows))
+        slots = min(limits.spill_rows // slot_rows, lease.budget.total // slot_bytes(schema, slot_rows))
         self._spill = SpillBuffer(schema, slot_rows, slots, lease, executor, self._write, self._forget_reads)
         self.snapshot = CurrentSnapshot(
             hot_tables, self._spill, self._access, executor, self._forget_reads, slot_rows, lease, limits

@@ -84,14 +84,14 @@ def test_a_table_that_may_not_grow_now_asks_for_nothing():
         assert memory.reserve(table) is None
     assert memory.reserve(table) is not None
     memory.offered(table, np.arange(10), np.ones(10))
-    assert budget.work == 0
+    assert budget.rebalancer.work == 0
 
 
 def test_rows_offered_to_a_table_that_was_refused_are_work():
     (table,), budget, memory = shares_of(1, budget=Budget(8192))
     table.insert(rows_of(np.arange(5000)), reserve=memory.reserve(table))
     memory.offered(table, np.arange(5000), np.ones(5000))
-    assert budget.work == 5000
+    assert budget.rebalancer.work == 5000
     assert memory.has_work, "a turn has ended"
     memory.measure()
     assert not memory.has_work

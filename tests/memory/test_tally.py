@@ -31,6 +31,6 @@ def test_what_a_lessee_noted_ends_with_its_lease():
     budget = Budget(1 << 20)
     leases = [budget.lease() for _ in range(2)]
     for lease in leases:
-        lease.reads.note_pushed_out(100)
+        budget.pushed_out.note(lease.reads, 100)
     leases[0].end()
-    assert leases[1].reads.all_pushed_out == 100
+    assert budget.pushed_out.total == 100

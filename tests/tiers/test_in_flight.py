@@ -513,13 +513,13 @@ def test_rows_wait_where_trials_tell_that_many_would_be_pushed_out(open_store, t
     for some, waits in ((31, False), (64, True)):
         limits = Limits(**small_spill(8) | {"trial_lookups": 2, "waiting_part": (8 << 20) // (20 * row)})
         at = Trained(open_store(tmp_path / str(some), memory_budget="8MiB", limits=limits))
-        at.storage.lease.reads.note_pushed_out(0)
+        at.storage.lease.budget.pushed_out.note(at.storage.lease.reads, 0)
         for lookup in range(6):
             at.storage.in_flight._lookups = lookup
             at.look(keys := at.cold()[:some])
             assert (len(keys), at.left) == (some, some if waits and lookup % 2 else 0)
             at.variable.upsert(keys, column(keys))
-        assert (at.storage.lease.reads.all_pushed_out > 20 * row) is waits
+        assert (at.storage.lease.budget.pushed_out.total > 20 * row) is waits
 
 
 def test_trials_without_an_update_tell_nothing(at):
@@ -528,7 +528,7 @@ def test_trials_without_an_update_tell_nothing(at):
         at.look(keys)
         at.look(at.cold()[:1])
         at.variable.upsert(at.keys, column(at.keys))
-        assert at.storage.lease.reads.all_pushed_out == at.storage.lease.most
+        assert at.storage.lease.budget.pushed_out.total == at.storage.lease.budget.total
 
 
 def test_rows_of_a_pooled_lookup_are_in_flight_too(at):
