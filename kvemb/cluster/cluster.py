@@ -179,7 +179,7 @@ class Cluster:
         with session.noticing_drops([part.table for part in wanted]), session.calls.stamped(reads) as stamp:
             asked = {shard: (stamp, each, exists, touch) for shard, each in reads.items()}
             found = session.calls.each("lookup", asked)
-        session.check_steps(session.steps.named(failed for _, failed in found.values()))
+        session.raise_failed(failed for _, failed in found.values())
         answers: list[dict[int, Any]] = [{} for _ in wanted]
         for shard, (results, _) in found.items():
             for at, result in zip(positions[shard], results, strict=True):
@@ -220,8 +220,7 @@ class Cluster:
 
     def synchronize(self) -> None:
         """Wait until all steps of this client are taken. Raises the error of the first one that failed."""
-        session = self.begin_call()
-        session.check_steps(session.steps.failed())
+        self.begin_call().synchronize()
 
     def change(self, table: Table, method: str, keys: Keys, *columns: Any, use: bool = False) -> None:
         """Call a method that changes rows, on the shards of keys (n,); columns (n, ...) are divided as the keys are.

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 from kvemb.cluster.calls import ADVICE, Calls
 from kvemb.cluster.coordination.counting import ClientCounts, ClientSteps, StepCounts, StepsByToken
 from kvemb.cluster.coordination.opened import are_of_one_variable
-from kvemb.cluster.in_flight.client import SentSteps
 from kvemb.cluster.in_flight.steps import FailedStep
 from kvemb.cluster.messages import ChangeRequest, JoinReply, OpenVariable
 from kvemb.cluster.transport import Unanswered
@@ -31,6 +30,8 @@ from kvemb.threads.interrupts import result_of
 
 # Interval at which a client that makes calls sends the coordinator its counts, and learns whether a shard is lost.
 EXCHANGE_SECONDS = 0.25
+# The latest steps, which are named in errors by how many the client has sent.
+MAX_NAMED = 1024
 # Bytes of a file that are sent to a shard at a time.
 PIECE_BYTES = 8 << 20
 CLOSED = "the process that opened the cluster has closed it; open it again"
@@ -57,7 +58,8 @@ class Session:
         self.calls = Calls(joined.transport, advice=self._advice, timeouts=joined.timeouts)
         self.calls.on_loss, self.calls.on_wait = self._report, self.exchange_if_due
         self._opened: dict[Table, ClientVariable] = {}
-        self.steps = SentSteps(self.calls)
+        self._sent, self._unchecked = 0, False
+        self._latest: deque[tuple[int, int]] = deque(maxlen=MAX_NAMED)  # a step's call, and which step it is
         self._ended: deque[tuple[int, str]] = deque()
         self._exchanged, self._exchanging = time.monotonic(), threading.Lock()
         for table, opened in [] if before is None else before.all_opened():
@@ -100,25 +102,46 @@ class Session:
         if any(isinstance(failure, Closed) for failure in failures):
             self.exchange()
 
+    # Optimizer's steps, which shards take after they have answered (kvemb.cluster.in_flight).
+
     def begin_step(self, changes: dict[int, list[ChangeRequest]]) -> dict[str, Exception]:
         """Send an optimizer's step to shards; returns the errors of variables that were dropped, by token.
 
         Returns when all shards have accepted it. Raises the error of an earlier step of this client that failed.
         """
-        gone, failed = self.steps.begin(changes)
+        with self.calls.stamped(changes) as stamp:
+            self._sent, self._unchecked = self._sent + 1, True
+            self._latest.append((stamp.number, self._sent))
+            found = self.calls.each("begin_step", {shard: (stamp, each) for shard, each in changes.items()})
+        gone = {token: error for errors, _ in found.values() for token, error in errors.items()}
         self.notice(gone.values())
-        self.check_steps(failed)
+        self.raise_failed(failed for _, failed in found.values())
         return gone
 
-    def check_steps(self, failed: list[FailedStep]) -> None:
-        """Raise the error of the first of these failed steps, if there are any."""
-        if failed:
-            self.notice(each.error for each in failed)
-            first = failed[0]
-            for table, opened in self.all_opened():
-                if opened.token == first.variable:
-                    raise_named(table.name, first.error)
-            raise first.error
+    def synchronize(self) -> None:
+        """Wait until all steps of this client are taken. Raises the error of the first one that failed."""
+        if self._unchecked:
+            self._unchecked = False
+            self.raise_failed(self.calls.all("failed_steps", self.client))
+
+    def raise_failed(self, told: Iterable[list[FailedStep]]) -> None:
+        """Raise the error of the first failed step of which shards have told, if any; the shards forget them all.
+
+        A note says which step that was.
+        """
+        failed = sorted((each for of_shard in told for each in of_shard), key=lambda each: each.number)
+        if not failed:
+            return
+        self.calls.all("forget_steps", self.client, sorted({each.number for each in failed}))
+        self.notice(each.error for each in failed)
+        number, variable, error = failed[0]
+        which = dict(self._latest).get(number)
+        step = "an earlier step" if which is None else f"step {which}"
+        error.add_note(f"in {step} of this client, whose call had returned")
+        for table, opened in self.all_opened():
+            if opened.token == variable:
+                raise_named(table.name, error)
+        raise error
 
     def all_opened(self) -> list[tuple[Table, ClientVariable]]:
         """Return all variables that this client has open."""

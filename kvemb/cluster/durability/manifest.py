@@ -144,7 +144,7 @@ def parse(text: str, where: str) -> ClusterManifest:
         del data["format"]
         if (buckets := data.pop("buckets", None)) != BUCKETS:
             raise ValueError(f"buckets must be {BUCKETS}, got {brief(buckets)}")
-        named = data.get("variables")
+        named: Any = data.get("variables")
         described = read(ClusterManifest, {**data, "variables": {}} if isinstance(named, dict) else data)
         if strange := [name for name in named if not is_name(name)]:
             raise ValueError(f"variables must have names that stay in their folder, got {brief(strange[0])}")
