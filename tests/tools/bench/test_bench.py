@@ -28,68 +28,53 @@ from kvemb.tools.bench.hot.torch import run as run_torch
 from kvemb.tools.bench.results import Report, Spread, compare
 from kvemb.tools.failures import BadInput
 
-TABLE = ["--rows", "3000", "--dim", "8", "--batch", "256"]
-TIERED = [*TABLE, "--hot-rows", "300", "--budget-mib", "32"]
-TINY = {
-    "lookup": [*TABLE, "--dim", "16", "--batches", "2", "--runs", "3"],
-    "upsert": [*TABLE, "--dim", "16", "--batches", "2", "--runs", "3"],
-    "pool": ["--rows", "3000", "--dim", "8", "--bags", "20", "--bag", "5", "--batches", "2", "--runs", "2"],
-    "small": ["--rows", "3000", "--dim", "8", "--calls", "5", "--runs", "2"],
-    "cluster": [*TABLE, "--steps", "2", "--runs", "2", "--transport", "local", "--pause", "1"],
-    "train": [*TIERED, "--steps", "3", "--runs", "2"],
-    "cold": ["--rows", "3000", "--rows", "6000", "--dim", "8", "--batch", "256", "--steps", "3", "--runs", "2"],
-    "tables": ["--tables", "3", "--rows", "3000", "--batch", "256", "--steps", "4", "--budget-mib", "8"],
-    "spent": [*TABLE, "--rows", "20000", "--tables", "3", "--steps", "10", "--runs", "2", "--budget-mib", "4"],
-    "hitrate": [*TIERED, "--accesses", "3000"],
-    "memory": [*TIERED, "--rows", "6000", "--steps", "3"],
-    "series": ["--rows", "3000", "--dim", "8", "--checkpoints", "3", "--flush-mib", "1", "--flushes", "2"],
-    "follow": [*TABLE, "--hot-rows", "1000", "--every", "0.05", "--points", "2", "--runs", "1"],
-}
-if which("g++"):  # which runs the GPU's kernels here
-    TINY["gpu"] = ["--rows", "120", "--dim", "8", "--batch", "64", "--batches", "1", "--runs", "1"]
-OF_TORCH = {
-    "checkpoint": [*TABLE, "--hot-mib", "1", "--dirty-rows", "300", "--variables", "3", "--runs", "1"],
-    "torch": [*TABLE, "--steps", "2", "--runs", "2"],
-    "features": ["--tables", "3", "--rows", "400", "--batch", "64", "--steps", "2", "--runs", "2"],
-    "prefetch": [*TABLE, "--hot-rows", "500", "--steps", "2", "--runs", "2"],
-}
-OF_KERAS = {"keras": [*TABLE, "--bag", "5", "--steps", "2", "--runs", "2"]}
-TINY |= OF_TORCH | OF_KERAS
-PAUSES = ("longest call without one", "until it is complete")
-# How many lines a benchmark has, and its facts besides the compile time.
-TOLD: dict[str, tuple[int, set[str]]] = {
-    "lookup": (6, set()),
-    "upsert": (4, set()),
-    "pool": (2, set()),
-    "gpu": (8, {"gpu", "bytes_per_second"}),
-    "small": (10, {"cold_read_us", "cpu_us"}),
-    "cluster": (2, set()),
-    "torch": (3, {"fbgemm", "torch", "torch_threads", "rows_compared"}),
-    "features": (3, {"torch", "torch_threads", "rows_compared"}),
-    "prefetch": (1, {"torch", "torch_threads", "model_ms", "rows_compared"}),
-    "keras": (4, {"keras", "backend", "rows_compared"}),
-    "train": (6, {"hit_rate", "cold_writes_per_step", "rows_compared"}),
-    "cold": (3, set()),
-    "tables": (2, {"hot_rows", "rows_in_all"}),
-    "spent": (5, {"hot_rows"}),
-    "hitrate": (2, {"promotions", "hit_rate_by_eighth"}),
-    "memory": (3, {"3,000 rows", "6,000 rows"}),
-    "series": (3, {"changed_bytes", "first_push_bytes", "bases_after_the_first", "push_s", "pull_s", "flush_s"}),
-    "checkpoint": (
-        12,
-        {f"{what}, {how}" for what in PAUSES for how in ("all hot", "spilling", "two tables that fill the budget")},
+TABLE = "--rows 3000 --dim 8 --batch 256"
+TIERED = f"{TABLE} --hot-rows 300 --budget-mib 32"
+PARTS = "all hot", "spilling", "two tables that fill the budget"
+OF_TORCH = {"torch", "torch_threads"}
+# A tiny run of each benchmark: its options, how many lines it has, and its facts besides the compile time.
+TINY: dict[str, tuple[str, int, set[str]]] = {
+    "lookup": (f"{TABLE} --dim 16 --batches 2 --runs 3", 6, set()),
+    "upsert": (f"{TABLE} --dim 16 --batches 2 --runs 3", 4, set()),
+    "pool": ("--rows 3000 --dim 8 --bags 20 --bag 5 --batches 2 --runs 2", 2, set()),
+    "gpu": ("--rows 120 --dim 8 --batch 64 --batches 1 --runs 1", 8, {"gpu", "bytes_per_second"}),
+    "small": ("--rows 3000 --dim 8 --calls 5 --runs 2", 10, {"cold_read_us", "cpu_us"}),
+    "cluster": (f"{TABLE} --steps 2 --runs 2 --transport local --pause 1", 2, set()),
+    "train": (f"{TIERED} --steps 3 --runs 2", 6, {"hit_rate", "cold_writes_per_step", "rows_compared"}),
+    "cold": ("--rows 3000 --rows 6000 --dim 8 --batch 256 --steps 3 --runs 2", 3, set()),
+    "tables": ("--tables 3 --rows 3000 --batch 256 --steps 4 --budget-mib 8", 2, {"hot_rows", "rows_in_all"}),
+    "spent": (f"{TABLE} --rows 20000 --tables 3 --steps 10 --runs 2 --budget-mib 4", 5, {"hot_rows"}),
+    "hitrate": (f"{TIERED} --accesses 3000", 2, {"promotions", "hit_rate_by_eighth"}),
+    "memory": (f"{TIERED} --rows 6000 --steps 3", 3, {"3,000 rows", "6,000 rows"}),
+    "series": (
+        "--rows 3000 --dim 8 --checkpoints 3 --flush-mib 1 --flushes 2",
+        *(3, {"changed_bytes", "first_push_bytes", "bases_after_the_first", "push_s", "pull_s", "flush_s"}),
     ),
-    "follow": (2, {"refresh_s", "refreshes"}),
+    "follow": (
+        f"{TABLE} --hot-rows 1000 --every 0.05 --points 2 --runs 1",
+        *(2, {"refresh_s", "refreshes"}),
+    ),
+    "checkpoint": (
+        f"{TABLE} --hot-mib 1 --dirty-rows 300 --variables 3 --runs 1",
+        *(12, {f"{what}, {how}" for what in ("longest call without one", "until it is complete") for how in PARTS}),
+    ),
+    "torch": (f"{TABLE} --steps 2 --runs 2", 3, {*OF_TORCH, "fbgemm", "rows_compared"}),
+    "features": ("--tables 3 --rows 400 --batch 64 --steps 2 --runs 2", 3, {*OF_TORCH, "rows_compared"}),
+    "prefetch": (f"{TABLE} --hot-rows 500 --steps 2 --runs 2", 1, {*OF_TORCH, "model_ms", "rows_compared"}),
+    "keras": (f"{TABLE} --bag 5 --steps 2 --runs 2", 4, {"keras", "backend", "rows_compared"}),
 }
-# Two start processes, which import everything anew.
+NEEDS_CXX = pytest.mark.skipif(which("g++") is None, reason="needs g++, which runs the GPU's kernels here")
+# They start processes, which import everything anew.
 SLOW = {"memory", "follow", "checkpoint", "train"}
+NEEDING = {"checkpoint": ["torch"], "torch": ["torch"], "features": ["torch"], "prefetch": ["torch"]}
+NEEDING |= {"keras": ["keras", "torch"]}
 
 
 def marks_of(bench: str) -> list[pytest.MarkDecorator]:
-    marks = [pytest.mark.slow] * (bench in SLOW) + [pytest.mark.needs("torch")] * (bench in OF_TORCH)
+    marks = [pytest.mark.slow] * (bench in SLOW) + [NEEDS_CXX] * (bench == "gpu")
     # Keras' variables do not know NumPy 2's argument.
     ignored = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
-    return [*marks, *[pytest.mark.needs("keras", "torch"), ignored] * (bench in OF_KERAS)]
+    return [*marks, *[pytest.mark.needs(*NEEDING.get(bench, []))] * (bench in NEEDING), ignored]
 
 
 RUNNER = CliRunner()
@@ -102,7 +87,9 @@ def _gpu_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(bench: str, folder: Path, *more: str) -> str:
-    result = RUNNER.invoke(app, [bench, *TINY[bench], "--folder", str(folder), *more], catch_exceptions=False)
+    result = RUNNER.invoke(
+        app, [bench, *TINY[bench][0].split(), "--folder", str(folder), *more], catch_exceptions=False
+    )
     assert result.exit_code == 0, result.output
     assert not list(folder.iterdir()), "a benchmark left files behind"
     return result.stdout
@@ -113,7 +100,7 @@ def test_json_has_the_documented_fields(bench: str, tmp_path: Path) -> None:
     report: dict[str, Any] = json.loads(run(bench, tmp_path, "--json"))
     assert list(report) == ["bench", "settings", "lines", "facts"]
     assert report["bench"] == bench
-    lines, facts = TOLD[bench]
+    _, lines, facts = TINY[bench]
     assert set(report["facts"]) - {"compile_s"} == facts
     assert len(report["lines"]) == lines + (report["facts"].get("fbgemm") == "measured")  # one peer more
     for line in report["lines"]:
@@ -154,7 +141,6 @@ def test_without_a_framework_its_command_says_what_to_install(tmp_path: Path, mo
         run_torch(folder=tmp_path)
 
 
-NEEDS_CXX = pytest.mark.skipif("gpu" not in TINY, reason="needs g++, which runs the GPU's kernels here")
 GPU_SIZES = ["--cells", "512", "--keys", "64", "--train-rows", "100", "--train-dim", "1024", "--device-mib", "4"]
 RATES = [
     "find with rows, dim 64, uniform keys",
@@ -194,7 +180,7 @@ def test_the_figures_of_a_part_of_gpu_are_printed_when_it_has_ended(
 
     monkeypatch.setattr(training, "measure", stopped)
     for how in ([], ["--json"]):
-        arguments = ["gpu", *TINY["gpu"], "--only", "find", "--only", "training", *GPU_SIZES, *how]
+        arguments = ["gpu", *TINY["gpu"][0].split(), "--only", "find", "--only", "training", *GPU_SIZES, *how]
         assert RUNNER.invoke(app, [*arguments, "--folder", str(tmp_path)]).exit_code != 0
     assert said[0].startswith("bench gpu: rows 120")
     assert "find with rows" in said[0]
