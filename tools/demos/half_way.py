@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -24,31 +24,16 @@ NOTE_EVERY_SECONDS = 0.25
 Judgement = Mapping[str, float]
 
 
-class Model(Protocol):
-    """A model that a demo trains."""
-
-    @property
-    def variables(self) -> Sequence[kvemb.Variable]:
-        """The large variables, whose hits and rows are shown."""
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row of these variables with its slots."""
-
-    def prefetch(self, batch: Any) -> None:
-        """Start reading the rows that training on the batch will need."""
-
-    def train(self, batch: Any) -> int:
-        """Take one step; returns how many rows were looked up and updated."""
-
-
 class Training:
     """Trains a model, prefetching each next batch, and counts batches, and rows and seconds without the first batch.
+
+    A model has `variables`, whose hits and rows are shown, `row_bytes` of their rows with slots, and two methods that
+    get a batch: `prefetch`, and `train`, which takes a step and returns how many rows it looked up and updated.
 
     The first batch is timed separately, as `first_seconds`: in the first run on a machine it compiles kernels.
     """
 
-    def __init__(self, model: Model, advance: Advance) -> None:
+    def __init__(self, model: Any, advance: Advance) -> None:
         self._model, self._advance = model, advance
         self._noted = -NOTE_EVERY_SECONDS  # the first note is shown at once
         self.batches = self.rows = 0

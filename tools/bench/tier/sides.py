@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 import kvemb
@@ -26,7 +27,16 @@ FILL_BATCH = 1 << 16
 
 
 class Side(ABC):
-    """A table that is trained. folder: of its files. steps: taken since it was made."""
+    """A table that is trained. folder: of its files. steps: taken since it was made.
+
+    read: reads rows, so that they are in the cache. values: returns the rows of distinct ids without changing the
+    table. save: makes a checkpoint. close: releases the files.
+    """
+
+    read: Callable[[Ids], object]
+    values: Callable[[Ids], Floats]
+    save: Callable[[Path], object]
+    close: Callable[[], None]
 
     def __init__(self, table: TableOnDisk, folder: Path, memory: int) -> None:
         self.folder, self.steps = folder, 0
@@ -54,30 +64,15 @@ class Side(ABC):
         return closed - began, time.perf_counter() - closed
 
     @abstractmethod
-    def _open(self, *, warm: bool) -> None: ...
+    def _open(self, *, warm: bool) -> None:
+        """Open the table, and set the calls above."""
 
     @abstractmethod
     def _step(self, ids: Ids, upcoming: Ids | None) -> None: ...
 
-    @abstractmethod
-    def read(self, ids: Ids) -> None:
-        """Read rows, so that they are in the cache."""
-
-    @abstractmethod
-    def save(self, path: Path) -> None:
-        """Make a checkpoint."""
-
-    @abstractmethod
-    def values(self, ids: Ids) -> Floats:
-        """Return the rows of distinct ids, without changing the table."""
-
     def rows_waiting(self) -> int:
         """Return how many rows wait in memory to be written, not counting memtables."""
         return 0
-
-    @abstractmethod
-    def close(self) -> None:
-        """Release the files."""
 
 
 class Kvemb(Side):
@@ -90,27 +85,16 @@ class Kvemb(Side):
         self._open(warm=False)
 
     def _open(self, *, warm: bool) -> None:
-        self._store = kvemb.open(self.folder, memory_budget=self._memory, warm=warm)
-        self.table = open_table(self._store, self._dim, self._hot_rows)
+        store = kvemb.open(self.folder, memory_budget=self._memory, warm=warm)
+        self.table = open_table(store, self._dim, self._hot_rows)
+        self.read, self.values = self.table.lookup, partial(self.table.lookup, touch=False)
+        self.save, self.close = store.checkpoint, store.close
 
     def _step(self, ids: Ids, upcoming: Ids | None) -> None:
         train_step(self.table, ids, upcoming, self._pull)
 
-    def read(self, ids: Ids) -> None:
-        self.table.lookup(ids)
-
-    def save(self, path: Path) -> None:
-        self._store.checkpoint(path)
-
-    def values(self, ids: Ids) -> Floats:
-        found: Floats = self.table.lookup(ids, touch=False)
-        return found
-
     def rows_waiting(self) -> int:
         return self.table.stats.rows_waiting
-
-    def close(self) -> None:
-        self._store.close()
 
 
 class ByHand(Side):
@@ -123,20 +107,13 @@ class ByHand(Side):
 
     def _open(self, *, warm: bool) -> None:
         self._loop = RocksLoop(self.folder, self._dim, LEARNING_RATE, EPSILON, self._memory)
+        self.read = self.values = self._loop.values
+        self.save, self.close = self._loop.checkpoint, self._close
 
     def _step(self, ids: Ids, upcoming: Ids | None) -> None:
         self._loop.train(ids, self._pull)
 
-    def read(self, ids: Ids) -> None:
-        self._loop.values(ids)
-
-    def save(self, path: Path) -> None:
-        self._loop.checkpoint(path)
-
-    def values(self, ids: Ids) -> Floats:
-        return self._loop.values(ids)
-
-    def close(self) -> None:
+    def _close(self) -> None:
         self._loop.flush()
         self._loop.close()
 
