@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from kvemb.backends import cpu_bags, cpu_insert, cpu_probe
-from kvemb.backends.cpu_formulas import take_step
+from kvemb.backends.cpu_formulas import run_formulas
 from kvemb.backends.cpu_rows import CpuRows
 from kvemb.backends.cpu_threads import even_bounds, joined_parts, part_count, run_parts
 from kvemb.contracts import HOST, Flags, HotTable, Memory, PlannedChange
@@ -43,17 +43,12 @@ class CpuTable(HotTable):
     device_rows = None
 
     def __init__(
-        self,
-        schema: Schema,
-        capacity_rows: int,
-        max_capacity_rows: int,
-        limits: Limits = DEFAULT,
-        device: str | None = None,
+        self, schema: Schema, cells: int, max_cells: int, limits: Limits = DEFAULT, device: str | None = None
     ) -> None:
         self.schema, self.size = schema, 0
         self._parallel_keys = limits.hot_parallel_keys
-        self._buckets = max(1, -(-capacity_rows // cpu_probe.CELLS))
-        self._max_buckets = max(self._buckets, max_capacity_rows // cpu_probe.CELLS)
+        self._buckets = max(1, -(-cells // cpu_probe.CELLS))
+        self._max_buckets = max(self._buckets, max_cells // cpu_probe.CELLS)
         self._rows = ReservedBlock(schema, self.max_capacity_rows, huge_pages=True)
         self._digests = self._rows.another_column(np.uint8)
         self._rows.use(self.capacity_rows)
@@ -202,7 +197,8 @@ class CpuTable(HotTable):
         self._kernels.add(self._rows, cells, old, new, step)
 
     def apply(self, cells: Positions, optimizer: Optimizer, grads: Any, step: int, sums: Sums, count: int) -> None:
-        take_step(optimizer, cells, self._rows, grads, step, sums, count, threads=self._worth_threads(len(cells)))
+        threads = self._worth_threads(len(cells))
+        run_formulas(optimizer.formulas, optimizer, cells, self._rows, grads, step, sums, count, threads=threads)
 
     def match(self, cells: Positions, optimizer: Optimizer, step: int) -> None:
         self._kernels.match(self._rows, cells, optimizer, step)

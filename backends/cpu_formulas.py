@@ -196,33 +196,7 @@ def _made(functions: tuple[Function, ...], slots: tuple[str, ...]) -> tuple[Call
     return step, in_parts(step_part, own)
 
 
-def take_step(
-    optimizer: Optimizer,
-    index: Positions,
-    block: RowBlock,
-    grads: Any,
-    step: int,
-    sums: Sums,
-    count: int,
-    *,
-    threads: bool,
-) -> None:
-    """Take one optimizer step on the rows at `index` of a block, which are distinct; see contracts.RowKernels.apply.
-
-    threads: the rows are split over the cores.
-    """
-    _run(optimizer.formulas, optimizer, index, block, grads, step, sums, count, threads=threads)
-
-
-def match_slots(optimizer: Optimizer, index: Positions, block: RowBlock, step: int) -> None:
-    """Set the slots that depend on the embedding; see contracts.RowKernels.match."""
-    if optimizer.match is not None:
-        no_gradient = np.zeros((1, block.schema.dim), block.schema.slot_dtype)
-        sums = Sums(np.zeros(len(index), np.int64), np.full(1, -1, np.int64))
-        _run((optimizer.match,), optimizer, index, block, no_gradient, step, sums, 0, threads=False)
-
-
-def _run(
+def run_formulas(
     functions: tuple[Function, ...],
     optimizer: Optimizer,
     index: Positions,
@@ -234,7 +208,10 @@ def _run(
     *,
     threads: bool,
 ) -> None:
-    """Run formulas, with the optimizer's numbers, on the rows at `index`."""
+    """Run formulas, with the optimizer's numbers, on the rows at `index` of a block; see contracts.RowKernels.apply.
+
+    threads: the rows, which are distinct, are split over the cores.
+    """
     schema, columns = block.schema, block.schema.slot_columns
     numbers = [each for function in functions for each in optimizer.numbers(function, schema.slot_dtype).values()]
     rest = (

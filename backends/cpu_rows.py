@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from kvemb.backends.cpu_bags import row_gradients
 from kvemb.backends.cpu_copies import copy_row
-from kvemb.backends.cpu_formulas import AHEAD, match_slots, take_step
+from kvemb.backends.cpu_formulas import AHEAD, run_formulas
 from kvemb.backends.intrinsics import LINE_BYTES, item_bytes, load, prefetch, store
 from kvemb.contracts import RowKernels
 from kvemb.kernels.compiling import kernel
@@ -76,10 +78,13 @@ class CpuRows(RowKernels):
     def apply(
         self, block: RowBlock, index: Positions, optimizer: Optimizer, grads: Any, step: int, sums: Sums, count: int
     ) -> None:
-        take_step(optimizer, index, block, grads, step, sums, count, threads=False)
+        run_formulas(optimizer.formulas, optimizer, index, block, grads, step, sums, count, threads=False)
 
     def match(self, block: RowBlock, index: Positions, optimizer: Optimizer, step: int) -> None:
-        match_slots(optimizer, index, block, step)
+        if optimizer.match is not None:
+            no_gradient = np.zeros((1, block.schema.dim), block.schema.slot_dtype)
+            sums = Sums(np.zeros(len(index), np.int64), np.full(1, -1, np.int64))
+            run_formulas((optimizer.match,), optimizer, index, block, no_gradient, step, sums, 0, threads=False)
 
     def row_gradients(self, sums: Sums, bag_of: Positions, weights: Any, grads: Any, out: Any) -> None:
         threads = len(bag_of) >= self._parallel_keys and cores() > 1

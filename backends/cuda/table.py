@@ -47,16 +47,11 @@ class CudaTable(CellColumns, HotTable):
     open_device: Callable[[str], Device] = staticmethod(open_device)
 
     def __init__(
-        self,
-        schema: Schema,
-        capacity_rows: int,
-        max_capacity_rows: int,
-        limits: Limits = DEFAULT,
-        device: str | None = None,
+        self, schema: Schema, cells: int, max_cells: int, limits: Limits = DEFAULT, device: str | None = None
     ) -> None:
         name = device or "gpu:0"
-        first = max(1, -(-capacity_rows // CELLS))
-        most = max(first, max_capacity_rows // CELLS)
+        first = max(1, -(-cells // CELLS))
+        most = max(first, max_cells // CELLS)
         super().__init__(Cells(type(self).open_device(name), schema, most))
         self.schema, self.size = schema, 0
         self._queue, self._steps, self._value_bytes = self.cells.queue, Steps(self.cells), self.cells.value_bytes

@@ -102,17 +102,12 @@ class HotTable(MarkedRows, Protocol):
     device_rows: DeviceRows | None
 
     def __init__(
-        self,
-        schema: Schema,
-        capacity_rows: int,
-        max_capacity_rows: int,
-        limits: Limits = DEFAULT,
-        device: str | None = None,
+        self, schema: Schema, cells: int, max_cells: int, limits: Limits = DEFAULT, device: str | None = None
     ) -> None:
         """Make an empty table.
 
-        capacity_rows, max_capacity_rows: cells at first and at most, multiples of cells_per_bucket. device: such as
-        "gpu:1"; None: the first of this kind. Raises MemoryError.
+        cells, max_cells: how many at first and at most, multiples of cells_per_bucket. device: such as "gpu:1"; None:
+        the first of this kind. Raises MemoryError.
         """
 
     @staticmethod
