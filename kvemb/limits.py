@@ -32,6 +32,8 @@ class Limits:
             many are written. Default: 8 MiB.
         hot_parallel_keys: The smallest batch, in keys, that a hot table splits over the cores. Passing work to a thread
             costs as much as about 1,000 keys. Default: 16,384.
+        step_parallel_keys: The fewest keys a variable, on average, with which the steps of several variables are spread
+            over the cores. With fewer, their threads would only hand the GIL to each other. Default: 1,536.
         cold_parallel_keys: The smallest batch, in keys, whose cold read is split over threads. In smaller ones a second
             thread costs more than it saves. Default: 512.
         batch_rows: Rows in one RocksDB write. rocksdict holds the GIL while it writes. Default: 4,096.
@@ -68,6 +70,7 @@ class Limits:
     write_rows: int = 65_536
     snapshot_part_bytes: int = 8 << 20
     hot_parallel_keys: int = 16_384
+    step_parallel_keys: int = 1_536
     cold_parallel_keys: int = 512
     batch_rows: int = 4096
     crowded_files: int = 40

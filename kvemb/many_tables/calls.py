@@ -61,7 +61,7 @@ def apply_gradients(store: DefaultStore[Engine], wanted: Mapping[Any, tuple[npt.
     def step(part: TablePart) -> Callable[[], None]:
         return lambda: part.given.apply_gradients(part.values, acknowledge=False)
 
-    failures = run_each([step(part) for part in parts], _threads(parts))
+    failures = run_each([step(part) for part in parts], _threads(parts, in_step=True))
     for part in parts:
         part.table.storage.acknowledge()  # the first call waits for the log, which they share
     _raise_first(parts, failures)
@@ -135,15 +135,16 @@ def _find(parts: list[TablePart], touch: bool, threads: int) -> list[tuple[Table
     return [(part, found) for part, found in zip(parts, missed, strict=True) if found is not None]
 
 
-def _threads(parts: list[TablePart]) -> int:
-    """Return how many threads work on hot rows: one, unless the call has enough keys.
+def _threads(parts: list[TablePart], *, in_step: bool = False) -> int:
+    """Return how many threads work on hot rows: one, unless the call has enough keys. in_step: they take steps.
 
     Also one for arrays on a GPU, because their stream may belong to the calling thread.
     """
     if not parts or any(part.given.on_device for part in parts):
         return 1
-    keys = sum(len(part.keys) for part in parts)
-    return cores() if keys >= parts[0].table.storage.limits.hot_parallel_keys else 1
+    limits = parts[0].table.storage.limits
+    least = max(limits.hot_parallel_keys, len(parts) * limits.step_parallel_keys if in_step else 0)
+    return cores() if sum(len(part.keys) for part in parts) >= least else 1
 
 
 def _raise_first(parts: list[TablePart], failures: list[Exception | None]) -> None:

@@ -19,7 +19,7 @@ def draw(seed):
 
 
 # Small limits: the same calls over threads.
-OVER_THREADS = pytest.mark.limits(hot_parallel_keys=1, cold_parallel_keys=1)
+OVER_THREADS = pytest.mark.limits(hot_parallel_keys=1, step_parallel_keys=1, cold_parallel_keys=1)
 
 
 @pytest.mark.parametrize("over_threads", [False, pytest.param(True, marks=OVER_THREADS)])
