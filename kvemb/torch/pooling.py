@@ -52,7 +52,8 @@ class BagLookup:
         if self._alone:
             return rows if bags.weights is None else rows * bags.weights.to(rows)[:, None]
         if not len(self._inverse):  # zeros with a gradient function, as torch.nn returns
-            return rows.new_zeros(bags.count, rows.shape[1]) + rows[:0].sum(0)
+            zero = rows[:0].sum() if bags.weights is None else rows[:0].sum() + bags.weights.to(rows).sum()
+            return rows.new_zeros(bags.count, rows.shape[1]) + zero
         return torch.nn.functional.embedding_bag(
             self._inverse,
             rows,

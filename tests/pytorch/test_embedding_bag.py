@@ -109,6 +109,13 @@ def test_a_batch_of_empty_bags_alone_has_a_backward(store, padding):
     assert module.variable.size() == 0
 
 
+def test_weights_of_padding_alone_have_a_gradient(store):
+    module = kt.EmbeddingBag("b", 2, padding_idx=1, mode="sum", store=store, optimizer=SGD(1.0))
+    weights = torch.ones(2, 2, requires_grad=True)
+    module(torch.tensor([[1, 1], [1, 1]]), None, weights).sum().backward()
+    assert weights.grad.tolist() == [[0.0, 0.0]] * 2
+
+
 def test_max_norm_scales_rows_before_they_are_pooled(loaded):
     weight = weight_of(3)
     norms = weight.norm(dim=1, keepdim=True)
