@@ -121,9 +121,19 @@ class Life:
     def _values(self, count: int) -> Any:
         return self.random.normal(size=(count, self.schema.dim)).astype(self.schema.value_dtype)
 
-    def _set(self, row: int, values: Any) -> None:
-        self.rows.values[row, : self.schema.dim] = values.view(self.schema.kernel_dtype)
-        self._changed(np.array([row]))
+    def _set(self, rows: Any, values: Any) -> None:
+        """Set the embeddings of rows that are hot, one after the other."""
+        for row, value in zip(rows.tolist(), values, strict=True):
+            if self.hot[row]:
+                self.rows.values[row, : self.schema.dim] = value.view(self.schema.kernel_dtype)
+                self._changed(np.array([row]))
+
+    def _sum(self, rows: Any, old: Any, new: Any) -> None:
+        """Add new - old to rows that are hot, one after the other, rounded each time."""
+        kind = self.schema.slot_dtype
+        for row, a, b in zip(rows.tolist(), old, new, strict=True):
+            value = self.rows.select([row]).embeddings()[0].astype(kind) + (b.astype(kind) - a.astype(kind))
+            self._set(np.array([row]), value.astype(self.schema.value_dtype)[None])
 
     def _changed(self, rows: Any) -> None:
         self.rows.steps[rows] = self.step
@@ -223,7 +233,7 @@ class Life:
 
     def _change_on_device(self) -> None:
         rows, device_rows = self._some(int(self.random.integers(1, 80))), self.table.device_rows
-        values, old, kind = self._values(len(rows)), self._values(len(rows)), self.schema.slot_dtype
+        values, old = self._values(len(rows)), self._values(len(rows))
         chosen, adding = self.random.random(len(rows)) < 0.7, bool(self.random.integers(2))
         keys, given, before = (
             self._there(rows),
@@ -237,12 +247,10 @@ class Life:
                 device_rows.add(before, given, self.step)
             else:
                 device_rows.assign(given, self.step)
-        for row, a, b, yes in zip(rows.tolist(), old, values, chosen, strict=True):
-            if self.hot[row] and adding and yes:
-                value = self.rows.select([row]).embeddings()[0].astype(kind) + (b.astype(kind) - a.astype(kind))
-                self._set(row, value.astype(self.schema.value_dtype))
-            elif self.hot[row] and not adding:
-                self._set(row, b)
+        if adding:
+            self._sum(rows[chosen], old[chosen], values[chosen])
+        else:
+            self._set(rows, values)
 
     def _apply_on_device(self) -> None:
         rows, device_rows = self._some(int(self.random.integers(1, 80))), self.table.device_rows
@@ -285,17 +293,13 @@ class Life:
         values = self._values(len(rows))
         missing = self.table.upsert(self.rows.keys[rows], values, self.step)
         assert missing.tolist() == np.flatnonzero(~self.hot[rows]).tolist()
-        for row, value in zip(rows.tolist(), values, strict=True):
-            if self.hot[row]:
-                self._set(row, value)
+        self._set(rows, values)
 
     def _assign(self) -> None:
         rows = self._some(int(self.random.integers(1, 100)))
         values = self._values(len(rows))
         self.table.assign(self._cells(rows), values, self.step)
-        for row, value in zip(rows.tolist(), values, strict=True):
-            if self.hot[row]:
-                self._set(row, value)
+        self._set(rows, values)
         out = np.full((len(rows), self.schema.dim), 7, self.schema.value_dtype)
         expected = np.where(self.hot[rows][:, None], self.rows.embeddings()[rows], out)
         self.table.gather(self._cells(rows), out)
@@ -305,11 +309,7 @@ class Life:
         rows = self._some(int(self.random.integers(1, 60)))
         old, new = self._values(len(rows)), self._values(len(rows))
         self.table.add(self._cells(rows), old, new, self.step)
-        kind = self.schema.slot_dtype
-        for row, a, b in zip(rows.tolist(), old, new, strict=True):
-            if self.hot[row]:
-                value = self.rows.select([row]).embeddings()[0].astype(kind) + (b.astype(kind) - a.astype(kind))
-                self._set(row, value.astype(self.schema.value_dtype))
+        self._sum(rows, old, new)
 
     def _apply(self) -> None:
         rows = self._distinct(int(self.random.integers(1, 60)), hot=True)

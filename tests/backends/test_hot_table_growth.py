@@ -61,30 +61,6 @@ def test_one_bucket_keeps_the_highest_scores(name, data):
             del model[key]
 
 
-def test_of_equal_scores_the_smaller_key_leaves(kind):
-    schema = schema_of()
-    table = one_bucket(kind, schema)
-    keys = np.arange(-8, table.capacity_rows - 8)
-    table.insert(rows_of(schema, keys[::-1], 5.0, dirty=True))
-    left = table.insert(rows_of(schema, [1000, 1001], 5.0))
-    assert left.keys.tolist() == [-8, -7]
-    assert_same(left, rows_of(schema, [-8, -7], 5.0, dirty=True))
-
-
-def test_by_score_a_clean_newcomer_must_outscore_the_victim(kind):
-    schema = schema_of()
-    table = one_bucket(kind, schema)
-    table.insert(rows_of(schema, np.arange(table.capacity_rows), np.arange(table.capacity_rows) + 1.0))
-    table.insert(rows_of(schema, [1000, 1001], [0.5, 1.0]), by_score=True)
-    assert table.find(np.array([1000, 1001])).tolist() == [-1, -1]
-    table.insert(rows_of(schema, [1002], [1.5]), by_score=True)
-    table.insert(rows_of(schema, [1003], [-9.0], dirty=True), by_score=True)
-    assert table.find(np.array([0, 1002])).tolist() == [-1, -1]
-    assert (table.find(np.array([1003])) >= 0).all()
-    table.insert(rows_of(schema, [1004], [-9.0]))
-    assert (table.find(np.array([1004])) >= 0).all(), "without by_score every newcomer enters"
-
-
 def test_clean_rows_that_are_evicted_are_returned_if_they_are_asked_for(kind):
     schema = schema_of()
     table = one_bucket(kind, schema)

@@ -88,9 +88,6 @@ def test_a_table_is_split_where_its_files_are_large():
     assert splits(listing((100, 5000, 6000)), 2) == [5500]
     high = LAST_KEY - 1000
     assert splits(listing((100, high, LAST_KEY)), 2) == [high + 500]
-
-
-def test_one_part_or_no_file_is_not_split():
     assert splits(listing(), 4) == []
     assert splits(SimpleNamespace(property_value=lambda name: None), 4) == []
     assert splits(listing((100, 0, 1000)), 1) == []

@@ -75,23 +75,16 @@ def test_all_rows_of_a_sound_family_come_and_no_gap(batch_rows):
     assert saved(set(), batch_rows) == (KEYS, [])
 
 
-def test_a_gap_is_as_wide_as_what_cannot_be_read():
-    damaged = {500, 510, 520}
-    assert saved(damaged) == ([key for key in KEYS if key not in damaged], [(491, 520)])
-
-
-def test_a_gap_may_be_at_the_beginning_or_the_end():
-    assert saved({0, 10}) == (KEYS[2:], [(-ZERO, 10)])
-    assert saved({980, 990}) == (KEYS[:-2], [(971, 990)])
-
-
-def test_rows_between_two_gaps_that_are_far_apart_are_saved():
-    keys, gaps = saved({100, 700})
-    assert keys == [key for key in KEYS if key not in (100, 700)]
-    assert gaps == [(91, 100), (691, 700)]
-
-
-def test_nothing_readable_is_one_gap_and_nothing_is_saved():
-    keys, gaps = saved(set(KEYS))
-    assert keys == []
-    assert gaps == [(-ZERO, 990)]
+@pytest.mark.parametrize(
+    ("damaged", "gaps"),
+    [
+        ({500, 510, 520}, [(491, 520)]),
+        ({0, 10}, [(-ZERO, 10)]),
+        ({980, 990}, [(971, 990)]),
+        ({100, 700}, [(91, 100), (691, 700)]),
+        (set(KEYS), [(-ZERO, 990)]),
+    ],
+    ids=["in the middle", "at the beginning", "at the end", "two that are far apart", "everywhere"],
+)
+def test_rows_outside_of_gaps_are_saved_and_gaps_are_as_wide_as_what_cannot_be_read(damaged, gaps):
+    assert saved(damaged) == ([key for key in KEYS if key not in damaged], gaps)

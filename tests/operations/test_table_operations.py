@@ -208,15 +208,6 @@ def test_arrays_on_the_gpu_are_used_on_the_callers_thread(opened: Any, monkeypat
     assert_equal(plain, var)
 
 
-def test_a_library_with_dlpack_alone_is_answered_in_kind(opened: Any) -> None:
-    var = made(opened(), "rows", devices="gpu:0", hot_rows=128)
-    keys, grads = np.arange(9), np.ones((9, DIM), np.float32)
-    var.upsert(DlpackOnly(keys), DlpackOnly(grads))
-    found = var.lookup(DlpackOnly(keys))
-    assert isinstance(found, DlpackOnly)
-    assert found.array.tolist() == grads.tolist()
-
-
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("hot_rows", [128, None], ids=["two tiers", "three tiers"])
@@ -329,7 +320,10 @@ def test_arrays_with_dlpack_alone_are_not_in_use_when_a_call_ends(
     monkeypatch.setattr(CudaOnCpuTable, "open_device", staticmethod(lambda name: device))
     var = made(opened(), "rows", devices="gpu:0", hot_rows=128)
     keys, rows, exists = np.arange(9), np.ones((9, DIM), np.float32), np.ones(9, bool)
-    var.upsert(keys, rows)
+    var.upsert(arrays(keys), arrays(rows))
+    found = var.lookup(arrays(keys))
+    assert type(found) is type(arrays(keys)), "answered in kind"
+    assert found.array.tolist() == rows.tolist()
     for call, given in (
         (var.lookup, [keys]),
         (var.upsert, [keys, rows]),

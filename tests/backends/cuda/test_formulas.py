@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvemb.backends.cuda.formulas import source_of
-from kvemb.optimizers import Optimizer, RowWiseAdagrad
+from kvemb.optimizers import NAdam, Optimizer, RowWiseAdagrad
 from kvemb.optimizers.arithmetic import Elements
 
 
@@ -18,6 +18,11 @@ def test_lanes_wait_for_each_other_around_an_element_that_all_use():
     lines = [line.strip() for line in of(RowWiseAdagrad()).splitlines()]
     at = lines.index("if (lane_ == 0) accumulator[0] = s_0;")
     assert lines[at - 1] == lines[at + 1] == "__syncwarp();"
+
+
+def test_a_table_comes_with_its_length():
+    assert "const double* products_1, i64 products_1_length" in of(NAdam())
+    assert "entry(products_1, products_1_length, count_of_row_)" in of(NAdam())
 
 
 def twice(dim: int, w: Elements, g: Elements) -> None:
