@@ -21,6 +21,7 @@ from kvemb.rows.codec import (
     order_key,
     order_keys,
     record_dtype,
+    unordered_keys,
 )
 from kvemb.rows.schema import VALUE_DTYPES
 
@@ -46,6 +47,7 @@ def test_one_key_is_ordered_as_many_are(dtype):
         place = order_key(int(key), schema)
         assert place == int(order_keys(stored, schema)[0])
         assert key_at(place, schema) == key
+        assert unordered_keys(order_keys(stored, schema), schema).tolist() == stored.tolist()
     assert (key_at(0, schema), key_at(2**64 - 1, schema)) == (limits.min, limits.max)
 
 
