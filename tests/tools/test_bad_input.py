@@ -75,7 +75,8 @@ CASES = {
         ("there new --format csv", 1, "there has no column 'key'"),
         ("there new --format npy", 1, "there has no 'key'"),
         ("there new --format hugectr", 1, "there/key is missing"),
-        ("odd.w2v new", 1, "has the key 'king'; keys must be integers"),
+        *((f"odd.w2v {store}", 1, "has the key 'king'; keys must be integers") for store in ("new", "store")),
+        ("cut.w2v.bin new", 1, "is truncated: 1 of 2 rows are missing"),
         ("short.w2v new", 1, "has 1 rows, but its first line says 2"),
         ("far.w2v new", 1, "has a key that does not fit int64"),
         ("great.w2v new", 1, "key 7 has the number 1e+39, too large for float32"),
@@ -179,6 +180,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in {
         "there": "what is this\n" * 40,
         "odd.w2v": "1 2\nking 1 2\n",
+        "cut.w2v.bin": "2 1\n1 abcd2 ab",
         "short.w2v": "2 2\n1 1 2\n",
         "far.w2v": "1 1\n99999999999999999999 1\n",
         "great.w2v": "1 1\n7 1e39\n",
@@ -200,6 +202,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def rows(folder: Path) -> list[list[int]]:
     with kvemb.open(folder / "store", read_only=True, memory_budget=BUDGET) as store:
+        assert list(store.variables) == ["table"]
         return [*map(list, store.variables["table"].export())]
 
 

@@ -10,10 +10,8 @@ import typer
 import kvemb
 from kvemb import bulk
 from kvemb.tools.failures import WrongUsage
+from kvemb.tools.reading import BUDGET
 from kvemb.tools.screen import PLACE, AsJson, Quiet, Screen, counted, local_path, size
-
-# No rows are looked up, so this is the smallest budget of a store.
-BUDGET = "32MiB"
 
 
 def restore(
