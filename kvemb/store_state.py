@@ -51,10 +51,13 @@ class StoreState:
         It is called before locking, because a lock that was held at the fork stays locked.
         """
         if _here[0] != self.process:
-            raise Closed(
-                f"the store {self.name} was opened by process {self.process}, and does not survive a fork; open it in "
-                "this process with follow=True, or start workers by spawn"
-            )
+            raise Closed(self._why_forked())
+
+    def _why_forked(self) -> str:  # a cluster's client says something else
+        return (
+            f"the store {self.name} was opened by process {self.process}, and does not survive a fork; open it in this "
+            "process with follow=True, or start workers by spawn"
+        )
 
     def check_open(self) -> None:
         """Raise Closed if the store cannot be read: it is closed, or this process was forked."""

@@ -122,6 +122,7 @@ def test_another_number_of_sightings_keeps_the_counters_and_another_size_begins_
 def test_a_variable_that_was_dropped_takes_its_sightings_with_it(open_store, tmp_path):
     for reopened in (False, True):
         store = open_store(tmp_path / f"{reopened}")
+        free = store.budget.free
         sight(counting(store), 1, 1)
         store.flush()
         if reopened:
@@ -129,6 +130,7 @@ def test_a_variable_that_was_dropped_takes_its_sightings_with_it(open_store, tmp
             store = open_store(tmp_path / f"{reopened}")
         store.drop_variable("v")
         assert files_of(store) == []
+        assert store.budget.free == free
         assert sight(counting(store), 1) == []
 
 
