@@ -89,14 +89,16 @@ def read(kind: type[Made], value: object) -> Made:
 
     Fields of type bool, dict, list, tuple, `X | None` and dataclasses are checked also without Annotated.
     """
-    made: Made = _reader(kind)(value)
+    hashable: Any = kind
+    made: Made = _reader(hashable)(value)
     return made
 
 
 def as_json(value: Any) -> dict[str, Any]:
     """Return a dataclass's fields for JSON. json.dumps calls it for inner dataclasses if it is given as `default`."""
     given = dict(vars(value))
-    for name, default in _fields(type(value))[1].items():
+    kind: Any = type(value)
+    for name, default in _fields(kind)[1].items():
         if given[name] == default:
             del given[name]
     return given
@@ -126,8 +128,9 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
         return partial(_elements, origin, _reader(inner[0]))
     if origin is dict:
         return partial(_by_name, get_args(inner[0])[1:], _reader(inner[1]))
+    hashable: Any = kind
     if is_dataclass(kind):
-        hints, omitted = _fields(kind)
+        hints, omitted = _fields(hashable)
         return partial(_object, kind, {name: _reader(hint) for name, hint in hints.items()}, omitted.keys())
     return partial(_checked, [_FLAG] if kind is bool else [])
 

@@ -41,7 +41,7 @@ EXAMPLE = Manifest(
     sightings={"users": Counted("000009-000.counts", 1 << 20, 123_456)},
     changes=[
         Epoch("c0ffee" + 26 * "0", {"users": EpochChanges(cleared=True, files=["000007.keys"])}),
-        Epoch("decaf" + 27 * "0"),
+        Epoch("decaf" + 27 * "0", includes=[]),
     ],
     files={
         "rows/000012.sst": FileEntry(3, "ab" * 32),

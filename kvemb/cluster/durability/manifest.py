@@ -32,7 +32,7 @@ _Numbers = Annotated[
     Accepted(
         "an array of at least one int from 0 to below 2^62",
         lambda given: (
-            type(given) is list and given and all(type(each) is int and 0 <= each < MAX_STEPS for each in given)
+            type(given) is list and given != [] and all(type(each) is int and 0 <= each < MAX_STEPS for each in given)
         ),
     ),
     Accepted("ascending", lambda given: given[1:] == sorted({each for each in given[1:] if each >= given[0]})),
