@@ -13,6 +13,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from crashes import copy_of_open
 from histories import SMALL_PILES
 from quick import quick
 from waiting import wait_until
@@ -28,13 +29,6 @@ from tests.histories import DIM, change, checker_of
 
 BUDGET = "4MiB"
 HEAD_BYTES = 32
-
-
-def crashed(store: Path, to: Path) -> Path:
-    """What a crash of this instant leaves: a copy of the files of an open store."""
-    shutil.copytree(store, to, ignore=shutil.ignore_patterns("live"))
-    (to / "live").mkdir()
-    return to
 
 
 def check(path: Path, models: dict[str, Model]) -> kvemb.durability.recovery.Recovery:
@@ -96,12 +90,12 @@ def test_every_acknowledged_write_outlives_a_crash(monkeypatch, open_store, tmp_
                 twins["table"].upsert(keys, chance.standard_normal((90, DIM)).astype(np.float32))
                 twins["table"].remove(keys[:9])
                 reached.wait()
-                crash = crashed(tmp_path / "store", tmp_path / f"behind-crash-{turn}")
+                crash = copy_of_open(tmp_path / "store", tmp_path / f"behind-crash-{turn}")
                 check(crash, {name: twin.model for name, twin in twins.items()})
             finally:
                 go.set()
             pending.result()
-        crash = crashed(tmp_path / "store", tmp_path / f"crash-{turn}")
+        crash = copy_of_open(tmp_path / "store", tmp_path / f"crash-{turn}")
         check(crash, {name: twin.model for name, twin in twins.items()})
         if chance.random() < 0.3:
             # What was recovered goes on: twice recovered is once recovered.
@@ -149,7 +143,7 @@ def test_a_log_that_must_be_there_is_missed(open_store, tmp_path, damage):
     for written in (False, True):
         if written:
             put(store, 1)
-        crash = crashed(store.path, tmp_path / f"{written}")
+        crash = copy_of_open(store.path, tmp_path / f"{written}")
         log = only_log(crash)
         if damage == "missing":
             log.unlink()
@@ -180,13 +174,13 @@ def test_a_store_left_without_a_flush_knows_its_whole_log(open_store, tmp_path):
 def test_a_log_is_replayed_whatever_mode_the_store_is_opened_in_and_once(open_store, tmp_path, caplog):
     store = filled(open_store, tmp_path)
     put(store, 1)
-    crash = crashed(store.path, tmp_path / "crash")
+    crash = copy_of_open(store.path, tmp_path / "crash")
     reopened = kvemb.open(crash, memory_budget=BUDGET)
     assert str(reopened.recovery) in caplog.text
     assert "and 1 row written later, from the log" in caplog.text
     assert list((crash / "log").iterdir()) == []
     put(reopened, 2)
-    again = crashed(crash, tmp_path / "again")
+    again = copy_of_open(crash, tmp_path / "again")
     assert keys_in(again) == [1]
     reopened.close()
     assert keys_in(crash) == [1, 2]
@@ -237,7 +231,7 @@ def test_calls_that_wait_together_share_one_sync(monkeypatch, open_store, tmp_pa
         thread.join()
     assert log._appended == before + 8
     assert len(syncs) <= 2
-    assert keys_in(crashed(store.path, tmp_path / "crash")) == list(range(8))
+    assert keys_in(copy_of_open(store.path, tmp_path / "crash")) == list(range(8))
 
 
 def test_an_interrupted_sync_leaves_every_segment_to_the_next(monkeypatch, open_store, tmp_path):
@@ -274,7 +268,7 @@ def test_a_log_that_cannot_be_written_poisons_the_store(monkeypatch, open_store,
     with pytest.raises(Poisoned):
         store.flush()
     assert store.variables["table"].lookup([1])[0, 0] == 1
-    crash = crashed(store.path, tmp_path / "crash")
+    crash = copy_of_open(store.path, tmp_path / "crash")
     assert keys_in(crash)[0] == 1
     store.close()
     assert keys_in(store.path)[0] == 1
@@ -287,9 +281,9 @@ def test_a_missing_segment_is_damage(open_store, tmp_path):
     with pytest.raises(ColdStoreError):
         store.checkpoint(tmp_path / "file" / "x")
     put(store, 2)
-    crash = crashed(store.path, tmp_path / "crash")
+    crash = copy_of_open(store.path, tmp_path / "crash")
     assert keys_in(crash) == [1, 2]
-    crash = crashed(store.path, tmp_path / "less")
+    crash = copy_of_open(store.path, tmp_path / "less")
     _, second = sorted((crash / "log").iterdir())
     second.unlink()
     assert str(second) in kvemb.verify(crash).findings[0]
