@@ -54,9 +54,13 @@ def test_workers_of_a_loader_make_keys(open_store, tmp_path, context):
         np.testing.assert_array_equal(one, other)
 
 
-def test_the_next_batches_are_asked_for_and_no_more(store):
+def test_the_next_batches_are_asked_for_and_read_ahead_and_no_more(store, monkeypatch):
     variable = store.get_variable("t", dim=1)
     asked: list[int] = []
+    read: list[tuple[list[int], bool]] = []
+    monkeypatch.setattr(
+        kvemb.Variable, "prefetch", lambda _, keys, after_lookup: read.append((keys.tolist(), after_lookup))
+    )
 
     def loader():
         for number in range(5):
@@ -68,6 +72,7 @@ def test_the_next_batches_are_asked_for_and_no_more(store):
     assert asked == []
     assert next(batches)["ids"].item() == 0
     assert asked == [0, 1, 2]
+    assert read == [([1], True), ([2], True)]
     assert next(batches)["ids"].item() == 1
     assert asked == [0, 1, 2, 3]
     batches.close()
