@@ -24,7 +24,7 @@ from kvemb.options import format_bytes
 WAIT_SECONDS, PAUSE_SECONDS = 30.0, 0.002
 # Memory that reads ahead had or lacked is kept for them until none has begun for so long, or none has needed it for
 # twice as long.
-IDLE_SECONDS = 60.0
+IDLE_SECONDS = 10.0
 
 
 class Budget:
