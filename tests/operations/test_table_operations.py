@@ -190,7 +190,7 @@ def test_one_call_on_many_variables_takes_arrays_from_both_memories(opened: Any)
 
 def test_arrays_on_the_gpu_are_used_on_the_callers_thread(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As CUDA's per-thread stream has one number in all threads."""
-    store = opened(limits=Limits(hot_parallel_keys=1))
+    store = opened(limits=Limits(hot_parallel_keys=1, step_parallel_keys=1))
     plain, var = made(store, "plain"), made(store, "rows", devices="gpu:0", hot_rows=128)
     run_each, spread = calls.run_each, []
 
