@@ -24,16 +24,16 @@ class Limits:
         ahead_rows: Rows of one read ahead. Default: 32,768.
         trial_lookups: One lookup in so many is a trial, which tells whether cold rows should wait for their update
             (kvemb.tiers.in_flight). Default: 32.
-        waiting_part: Cold rows wait for their update if lookups push out more than one in so many bytes of the budget
-            again. Default: 32.
+        waiting_part: Cold rows wait for their update if the rows that lookups push out again take more than the budget
+            divided by this. Default: 32.
         copied_rows: Rows that are copied for a snapshot before callers wait. Default: 65,536.
         write_rows: Dirty rows in one write to the cold store. Default: 65,536.
         snapshot_part_bytes: Bytes of a snapshot's rows that are taken at a time. Callers may have to wait until that
             many are written. Default: 8 MiB.
         hot_parallel_keys: The smallest batch, in keys, that a hot table splits over the cores. Passing work to a thread
             costs as much as about 1,000 keys. Default: 16,384.
-        step_parallel_keys: The fewest keys a variable, on average, with which the steps of several variables are spread
-            over the cores. With fewer, their threads would only hand the GIL to each other. Default: 1,536.
+        step_parallel_keys: The fewest keys per variable, on average, with which a step of several variables is spread
+            over the cores. With fewer, threads would only pass the GIL to each other. Default: 1,536.
         cold_parallel_keys: The smallest batch, in keys, whose cold read is split over threads. In smaller ones a second
             thread costs more than it saves. Default: 512.
         batch_rows: Rows in one RocksDB write. rocksdict holds the GIL while it writes. Default: 4,096.

@@ -18,7 +18,7 @@ _SECTIONS = ("Args", "Attributes", "Returns", "Yields", "Raises", "Warns", "Exam
 
 
 def described_as(source: Callable[..., Any]) -> Callable[[Described], Described]:
-    """Return a decorator that completes the docstring of a function or a class by that of `source`.
+    """Return a decorator that completes the docstring of a function or a class from that of `source`.
 
     Arguments that it does not describe get the descriptions that they have there, and stay undescribed if they have
     none. Without a `Raises:` of its own it gets that of `source`.

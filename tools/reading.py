@@ -77,10 +77,9 @@ def scores_are_times(policy: dict[str, Any] | None) -> bool:
     return policy is not None and policy["kind"] == "timestamp" and policy["clock"] == "seconds"
 
 
-def with_progress(
-    batches: Iterable[bulk.Rows], progress: Progress | None, total: int, done: int = 0
-) -> Iterator[bulk.Rows]:
-    """Yield batches, and report progress after the caller has used each. done: rows before the first."""
+def with_progress(batches: Iterable[bulk.Rows], progress: Progress | None, total: int) -> Iterator[bulk.Rows]:
+    """Yield batches, and report progress after the caller has used each."""
+    done = 0
     for rows in batches:
         yield rows
         done += len(rows)

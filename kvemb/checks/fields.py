@@ -52,7 +52,7 @@ def one_of(choices: Collection[str]) -> Accepted:
 
 
 def array(least: int, most: int) -> Accepted:
-    """An array of so many elements."""
+    """An array of `least` to `most` elements."""
     what = f"an array of {least} to {most} elements"
     return Accepted(what, lambda value: type(value) is list and least <= len(value) <= most)
 

@@ -38,4 +38,4 @@ def _are_parts(parts: list[str]) -> bool:
 
 
 Name = Annotated[str, Accepted("variables' names", is_name)]
-Path = Annotated[str, Accepted("paths below the directory", is_path)]
+FilePath = Annotated[str, Accepted("paths below the directory", is_path)]

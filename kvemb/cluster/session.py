@@ -30,7 +30,7 @@ from kvemb.threads.interrupts import result_of
 
 # Interval at which a client that makes calls sends the coordinator its counts, and learns whether a shard is lost.
 EXCHANGE_SECONDS = 0.25
-# The latest steps, which are named in errors by how many the client has sent.
+# How many of its latest steps a client remembers, so that an error says which step failed.
 MAX_NAMED = 1024
 # Bytes of a file that are sent to a shard at a time.
 PIECE_BYTES = 8 << 20
@@ -59,7 +59,7 @@ class Session:
         self.calls.on_loss, self.calls.on_wait = self._report, self.exchange_if_due
         self._opened: dict[Table, ClientVariable] = {}
         self._sent, self._unchecked = 0, False
-        self._latest: deque[tuple[int, int]] = deque(maxlen=MAX_NAMED)  # a step's call, and which step it is
+        self._latest: deque[tuple[int, int]] = deque(maxlen=MAX_NAMED)  # the number of a step's call, and of the step
         self._ended: deque[tuple[int, str]] = deque()
         self._exchanged, self._exchanging = time.monotonic(), threading.Lock()
         for table, opened in [] if before is None else before.all_opened():

@@ -51,9 +51,9 @@ class RowKernels(Protocol):
     ) -> None:
         """Take one step of the optimizer on embeddings and slots; index distinct.
 
-        grads (·, dim) in the slot dtype: the gradient of index[i] is the sum of the rows of key i of sums, in order.
-        count: the number of this step, if the optimizer needs it (Optimizer.counts_steps). A row's new bytes depend
-        only on its old bytes, its gradients and count.
+        grads (·, dim) in the slot dtype: the gradient of index[i] is the sum of those rows, in order, that sums has for
+        key i. count: the number of this step, if the optimizer needs it (Optimizer.counts_steps). A row's new bytes
+        depend only on its old bytes, its gradients and count.
         """
 
     def row_gradients(self, sums: Sums, bag_of: Positions, weights: Values, grads: Values, out: Values) -> None:

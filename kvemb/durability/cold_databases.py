@@ -29,12 +29,12 @@ SORTING_BYTES = {"cache_bytes": 1 << 20, "write_buffer_bytes": 1 << 20}
 
 
 def to_write(path: Path, described: Manifest, *, limits: Limits = DEFAULT, **sizes: int) -> ColdDatabase:
-    """Open a database for reading and writing, creating an empty one if there is none. sizes: as READING_BYTES."""
+    """Open a database for reading and writing, or create an empty one. sizes: each of those in READING_BYTES."""
     return _rocks(path, described, **sizes, read_only=False, limits=limits)
 
 
 def to_read(path: Path, described: Manifest, *, limits: Limits = DEFAULT, **sizes: int) -> ColdDatabase:
-    """Open a database read-only. sizes: other than READING_BYTES."""
+    """Open a database read-only. sizes: those that differ from READING_BYTES."""
     return _rocks(path, described, **{**READING_BYTES, **sizes}, read_only=True, limits=limits)
 
 

@@ -45,13 +45,13 @@ def write_keys(path: Path, batches: Iterable[Ordered], *, frame_keys: int = FRAM
 
 
 def deflated(data: bytes | memoryview) -> bytes:
-    """Deflate bytes of which only runs of equal ones repeat; searching only for runs takes a third of the time."""
+    """Deflate bytes in which only runs of equal bytes repeat. Searching for runs alone takes a third of the time."""
     deflater = zlib.compressobj(1, strategy=zlib.Z_RLE)
     return deflater.compress(data) + deflater.flush()
 
 
 def inflated(payload: bytes | memoryview, nbytes: int) -> bytes:
-    """Inflate a payload of so many bytes. Raises zlib.error, ValueError."""
+    """Return the nbytes bytes that a payload inflates to. Raises zlib.error, ValueError."""
     inflating = zlib.decompressobj()
     # At most one byte beyond the expected size, so that a small payload cannot inflate to fill the memory.
     data = inflating.decompress(payload, nbytes + 1)

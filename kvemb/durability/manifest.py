@@ -13,11 +13,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from kvemb.checks import names
 from kvemb.checks.brief import brief
 from kvemb.checks.fields import OMITTED, Id, Refused, Sha256, array, as_json, integer, number, shown, text
 from kvemb.checks.fields import read as read_fields
-from kvemb.checks.names import Name
+from kvemb.checks.names import FilePath, Name
 from kvemb.checks.ranges import END_OF_TIME, MAX_FILE_BYTES, MAX_POINTS, MAX_ROWS
 from kvemb.durability import fresh_files
 from kvemb.durability.sightings.counter_file import Counted
@@ -114,7 +113,7 @@ class Manifest:
     variables: dict[Name, VariableEntry] = field(default_factory=dict)
     hot: dict[Name, list[_HotFile]] = field(default_factory=dict)
     changes: Annotated[list[Epoch], array(1, MAX_CHARACTERS)] = field(default_factory=list)
-    files: dict[names.Path, FileEntry] = field(default_factory=dict)
+    files: dict[FilePath, FileEntry] = field(default_factory=dict)
     left_out: Annotated[list[Name], OMITTED] = field(default_factory=list)
     extra: Annotated[dict[str, Any], OMITTED] = field(default_factory=dict)
     tiers: Annotated[dict[Name, dict[_Place, HotRows]], OMITTED] = field(default_factory=dict)

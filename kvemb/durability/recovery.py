@@ -55,7 +55,7 @@ class Recovery:
 
 
 def checked(segments: list[Path], variables: Mapping[str, VariableEntry], *, begun: bool) -> Iterator[LogEntry]:
-    """Yield the valid entries of consecutive segments (read). variables: of the durable point before.
+    """Yield the checked entries of consecutive segments of the log. variables: of the durable point before.
 
     Raises Corruption for an invalid entry, naming the log's directory and the entry's number.
     """

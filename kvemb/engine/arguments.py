@@ -132,7 +132,7 @@ AnyArguments = Arguments | ReferenceArguments
 
 
 def is_given(arguments: AnyArguments, name: str) -> bool:
-    """Whether an argument was given, and not as what stands for leaving it out."""
+    """Whether an argument was given: it is not the default, and not an `init_size` of 0."""
     value, left_out = getattr(arguments, name), type(arguments).__dataclass_fields__[name].default
     return value is not left_out and not (name == "init_size" and value == 0)
 

@@ -13,7 +13,7 @@ from kvemb.variable import Variable
 Batch = TypeVar("Batch")
 # Where the ids of a variable are in a batch: the name or the index of a field, or a function of the batch.
 Source = str | int | Callable[[Any], Any]
-# The keys of each variable in the ids of a batch. What is looked up: the variables, and their keys.
+# A function that returns the keys of each variable in the ids of a batch; the variables, and such a function.
 KeysIn = Callable[[Any], Mapping[Variable, Any]]
 Lookup = tuple[list[Variable], KeysIn]
 # A function that reads ahead the rows of a batch.
@@ -43,9 +43,9 @@ def read_ahead(batches: Iterator[Batch], prefetches: list[Prefetch], depth: int)
 
 
 def prefetches_of(ids: Any, lookup_of: Callable[[Any], Lookup]) -> list[Prefetch]:
-    """Return functions that read ahead. ids: a dict from variables, and modules or layers of some, to their sources.
+    """Return functions that read ahead. ids: a dict from variables, modules or layers to the sources of their ids.
 
-    lookup_of: returns what such an object looks up. Raises TypeError.
+    lookup_of: returns what one of these looks up. Raises TypeError.
     """
     if not isinstance(ids, Mapping):
         raise TypeError(f"ids must be a dict from variables to the field of a batch with their ids, got {brief(ids)}")

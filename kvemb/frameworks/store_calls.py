@@ -29,8 +29,8 @@ def look_up(
 ) -> list[tuple[Any, int, int]]:
     """Look up the keys of each; all keys of one variable together.
 
-    joined: makes the argument of Store.lookup of those of one variable. Returns for each the rows of its variable, and
-    from where to where in them its own rows are.
+    joined: returns the argument of Store.lookup for one variable, from all that want its rows. Returns for each the
+    rows of its variable, and where among these its own begin and end.
     """
     by_store: dict[Store, dict[Variable, list[int]]] = {}
     for at, each in enumerate(wanted):

@@ -1,4 +1,4 @@
-"""Arguments of modules and layers: the variable, which exists or is that of a name and arguments; the padding key."""
+"""Arguments of modules and layers: the variable, given itself or by name and arguments, and the padding key."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from kvemb.variable import Variable
 class Gate(NamedTuple):
     """The identity of an anchor in a batch, float32 (), and the batch's number, an integer ().
 
-    anchor: by which the backend knows the anchor's value again, if it needs that.
+    anchor: what the backend needs to recognize the anchor's value, if anything.
     """
 
     value: Any

@@ -16,7 +16,10 @@ _Rows = dict[Variable | str, npt.NDArray[Any]]
 
 
 class ManyTables(DefaultStore[Inside]):
-    """A store with these methods. A subclass says how: with functions, so that a small call passes through no more."""
+    """A store with these methods. A subclass defines those with an underscore, which do the work.
+
+    They may be functions of another module, so that a small call does not pass through one more method.
+    """
 
     @abstractmethod
     def _lookup(self, wanted: Mapping[Any, npt.ArrayLike], *, touch: bool, out: _Rows | None = None) -> _Rows:

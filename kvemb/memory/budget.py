@@ -22,8 +22,8 @@ from kvemb.options import format_bytes
 
 # How long reserve() waits for memory to be given back, and how often it checks.
 WAIT_SECONDS, PAUSE_SECONDS = 30.0, 0.002
-# Memory that reads ahead had or lacked is kept for them until none has begun for so long, or none has needed it for
-# twice as long.
+# Memory that reads ahead had or lacked is kept for them until no read has begun for so long, or no read has needed it
+# for twice as long.
 IDLE_SECONDS = 10.0
 
 

@@ -31,8 +31,8 @@ class Lender(Protocol):
 class Lease:
     """Memory of a budget that its holder gives back on demand. held: its bytes. owed: bytes of these asked back.
 
-    for_reads: whether it is for reads ahead, which go before other lessees. reads: if it is not, the holder's lease for
-    them, which ends with this one.
+    for_reads: whether it is for reads ahead, which go before other lessees. reads: the holder's lease for reads ahead,
+    unless this is one; it ends with this one.
     notify: a callback set by the holder, called on any thread when the lease owes memory. It must not block.
     """
 

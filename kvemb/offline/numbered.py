@@ -31,7 +31,7 @@ from kvemb.shared_docs import described_as
 
 
 class NumberedCheckpoints:
-    """The checkpoints under a root, copied to and from URLs by kvemb.CheckpointManager, which saves them, too.
+    """The part of kvemb.CheckpointManager that lists checkpoints, deletes old ones, and copies them to and from URLs.
 
     keep: how many of the newest are kept when another is saved; None: all. Raises TypeError, ValueError.
     """

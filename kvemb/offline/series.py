@@ -1,4 +1,4 @@
-"""Training with a series of checkpoints (kvemb.offline.numbered): they are saved, and resumed from after a crash."""
+"""A series of checkpoints (kvemb.offline.numbered) in training: saving them, and resuming from them."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class PendingGradients:
 
     @property
     def rates(self) -> Rates | None:
-        """Those of the optimizer that takes the steps, or, for a fused module, sets the rates; None: there is none."""
+        """The rates of the optimizer that takes the steps, or sets the rates of a fused module; None without one."""
         return None if self._rates is None else self._rates()
 
     @rates.setter

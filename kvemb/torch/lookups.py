@@ -36,7 +36,7 @@ def dtype_of_rows(variable: Variable) -> torch.dtype:
 class RowRequest(NamedTuple):
     """Rows of a variable to look up. keys (n,). padding: the key whose rows are zeros, neither read nor trained.
 
-    mask (n,): bools, which are False for other keys whose rows are zeros; None: for none.
+    mask (n,): bools, False where rows are zeros, too; None: nowhere.
     counts (n,): how many uses of each key are recorded; None: one for each occurrence.
     unchanged: whether the caller of forward gets these rows as they are. Their gradients may then share memory with
     another tensor.

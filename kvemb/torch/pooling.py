@@ -1,8 +1,8 @@
 """Pools bags of rows as torch.nn.functional.embedding_bag does, from the distinct rows of a batch.
 
 The distinct keys of a batch are looked up as a small table, over which torch itself pools. So modes, weights and their
-gradients and second derivatives are torch's own. Bags of one id each are returned as the rows. Each feature
-has its own small table, so a backward pass that does not reach a feature collects no gradients for its rows.
+gradients and second derivatives are torch's own. Bags of one id each are returned as the rows. Each feature has its own
+small table, so a backward pass that does not reach a feature collects no gradients for its rows.
 """
 
 from __future__ import annotations

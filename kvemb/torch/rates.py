@@ -41,7 +41,7 @@ class Rates:
         return [rate_of(rule if lr is None else with_rate(rule, _number(lr))) for rule in rules]
 
     def set(self, variables: Iterable[Variable], here: bool = False) -> None:
-        """Set the rates of variables to those of their groups. Those of other optimizers are ignored.
+        """Set the rates of variables to those of their groups. Variables of other optimizers are ignored.
 
         here: on this rank alone (kvemb.torch.in_step). Raises TypeError if a rate is not a number; ValueError if it is
         below 0 or not finite, or if a variable's optimizer was changed elsewhere. No rate is changed then.

@@ -174,7 +174,10 @@ class Coordinator:
 
     @contextmanager
     def alone(self, *, last: bool = False) -> Iterator[OpenSteps]:
-        """Make a cut, and run the block inside it. last: if it succeeds, calls have ended. Raises ShardLost, Closed."""
+        """Make a cut, and run the block inside it. Yields the steps of the open variables at the cut.
+
+        last: if the block succeeds, no call is executed after it. Raises ShardLost, Closed.
+        """
         with self._exclusively():
             self._cuts += 1
             with cut(self.calls, self._cuts, self._absent_seconds, last=last):

@@ -96,8 +96,8 @@ def write_part(
 ) -> Checkpoint:
     """Write the part of a cluster's checkpoint that a new shard has, as the checkpoint of a store of its own.
 
-    parts: the old shards that have any of its buckets, without rows. buckets: its first and its last. The shard with
-    the first bucket gets the files saved beside the rows. Other arguments as for gather().
+    parts: the old shards that have any of its buckets; their rows may be gone. buckets: its first and its last. The
+    shard with the first bucket gets the files saved beside the rows. Other arguments as for gather().
     """
     with atomic_directory(target) as folder:
         counts = _write(folder, described, rows, meter)
