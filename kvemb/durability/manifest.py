@@ -84,7 +84,7 @@ class Epoch:
 
     since: Id
     variables: dict[Name, EpochChanges] = field(default_factory=dict)
-    includes: Annotated[list[Id] | None, OMITTED] = None
+    includes: Annotated[list[Id] | None, array(0, MAX_CHARACTERS), OMITTED] = None
 
     def copied(self) -> Epoch:
         """Return a copy that shares no list. copy.deepcopy would take many times as long, and leave garbage."""

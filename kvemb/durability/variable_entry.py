@@ -48,8 +48,13 @@ def rows_in_words(variables: Mapping[str, VariableEntry]) -> str:
     return f"{len(variables)} variable{'s' * (len(variables) != 1)}, {rows:,} row{'s' * (rows != 1)}"
 
 
-def with_widths(entry: dict[str, Any]) -> dict[str, Any]:
-    """Return a variable's entry of format 2, in which a slot is a name, as one of a later format."""
+def with_widths(entry: Any) -> Any:
+    """Return a variable's entry of format 2, in which a slot is a name, as one of a later format.
+
+    If it has no dim or no array of slots, it is returned as it is, which read() refuses.
+    """
+    if not isinstance(entry, dict) or "dim" not in entry or not isinstance(entry.get("slots"), list):
+        return entry
     return {**entry, "slots": [{"name": slot, "width": entry["dim"]} for slot in entry["slots"]]}
 
 

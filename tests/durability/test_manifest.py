@@ -127,6 +127,7 @@ BENT = [
     (("changes", 0, "variables", "users", "files"), ["../1.keys"], r"files\[0\] must be a name such as '000007\.keys'"),
     (("changes", 0, "variables", "users", "dropped"), 1, "dropped must be true or false, got 1"),
     (("changes", 0, "includes"), ["x"], r"changes\[0\]\.includes\[0\] must be"),
+    (("changes", 0, "includes"), None, r"changes\[0\]\.includes must be an array"),
     (("files", "../x"), {}, "files must have paths below the directory as fields"),
     (("files", "rows/000012.sst", "bytes"), -1, "bytes must be an int from 0"),
     (("files", "rows/000012.sst", "sha256"), "ab", "sha256 must be 64 hexadecimal digits"),
@@ -166,6 +167,22 @@ def test_before_format_5_nothing_is_attached_and_no_steps_are_counted():
     data["variables"]["users"]["optimizer_steps"] = 1
     with pytest.raises(Corruption, match="optimizer_steps is not a field that this kvemb knows"):
         manifest.parse(hostile.signed(data), "there")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [("slots", "accumulator", "slots must be an array"), ("dim", hostile.MISSING, "dim is missing")],
+)
+def test_of_format_2_too_a_damaged_field_is_named(field, value, message):
+    data = json.loads(manifest.text_of(manifest.data_of(EXAMPLE)))
+    data = {name: data[name] for name in data if name not in ("extra", "sightings", "tiers")} | {"format": 2}
+    for name in ("sightings/000009-000.counts", "files/model.pt"):
+        del data["files"][name]
+    for entry in data["variables"].values():
+        entry["slots"] = ["accumulator"]
+    manifest.parse(hostile.signed(data), "there")
+    with pytest.raises(Corruption, match=f"variables.users.{message}"):
+        manifest.parse(hostile.signed(hostile.changed(data, (*USERS, field), value)), "there")
 
 
 def test_every_flipped_bit_is_named_or_changes_nothing(tmp_path):

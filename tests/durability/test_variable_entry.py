@@ -31,6 +31,12 @@ def test_what_fits_is_read():
     assert read(slots=["accumulator"], optimizer=ADAGRAD) == read(slots=SLOTS, optimizer=ADAGRAD), "of format 2"
 
 
+def test_one_of_format_2_without_a_dim_is_refused():
+    data = {name: value for name, value in as_json(entry_of()).items() if name != "dim"}
+    with pytest.raises(UnsupportedFormat, match="dim is missing"):
+        variable_entry.entry_of({**data, "slots": ["accumulator"]}, "users")
+
+
 @pytest.mark.parametrize(
     ("match", "fields"),
     [

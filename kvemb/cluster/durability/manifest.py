@@ -142,7 +142,7 @@ def parse(text: str, where: str) -> ClusterManifest:
         if data.pop("checksum", None) != manifest.checksum_of(data):
             raise ValueError("its checksum is wrong")
         del data["format"]
-        if (buckets := data.pop("buckets", None)) != BUCKETS:
+        if type(buckets := data.pop("buckets", None)) is not int or buckets != BUCKETS:
             raise ValueError(f"buckets must be {BUCKETS}, got {brief(buckets)}")
         named: Any = data.get("variables")
         described = read(ClusterManifest, {**data, "variables": {}} if isinstance(named, dict) else data)

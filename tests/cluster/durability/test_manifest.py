@@ -84,6 +84,7 @@ CHANGES = {
     "extra": lambda data: data.update(extra=[1]),
     r"follows\[0\] must be": lambda data: data.update(follows=["../x"]),
     "buckets": lambda data: data.update(buckets=8192),
+    r"buckets must be 4096, got 4096\.0": lambda data: data.update(buckets=4096.0),
     "shards must end": lambda data: data["shards"].pop(),
     r"shards\[0\] must begin": lambda data: data["shards"].reverse(),
     r"shards\[1\] must begin": lambda data: data["shards"][0].update(last=100),
