@@ -41,8 +41,8 @@ def run_each(works: list[Callable[[], None]], threads: int) -> list[Exception | 
     def run(numbers: Iterator[int]) -> None:
         thread = threading.get_ident()
         nested = thread in _working
-        _working.add(thread)
         try:
+            _working.add(thread)  # in this block, as Ctrl-C may come with its end
             for number in numbers:  # each thread takes the next number; a list's iterator is atomic under the GIL
                 try:
                     works[number]()

@@ -44,6 +44,18 @@ def test_after_an_interrupt_nothing_begins():
     assert ran == []
 
 
+def test_an_interrupt_leaves_no_thread_at_work(monkeypatch):
+    class Interrupted(set):
+        def add(self, thread):
+            super().add(thread)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(parallel, "_working", Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        run_each([Mock()], 1)
+    assert not parallel._working
+
+
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_process_has_threads_of_its_own():
     both = threading.Barrier(2, timeout=60)
