@@ -125,8 +125,8 @@ class RocksStore(ColdStore):
         records: list[bytes | None] = []
         for start in range(0, len(encoded), GET_KEYS):
             left = encoded[start:]
-            threads = min(self._threads, free_cores())
-            if threads > 1 and len(left) >= self._limits.cold_parallel_keys:
+            many = len(left) >= self._limits.cold_parallel_keys
+            if many and (threads := min(self._threads, free_cores())) > 1:
                 step = -(-len(left) // threads)
                 pieces = [left[at : at + step] for at in range(0, len(left), step)]
                 return list(chain(records, *self._readers.map(get, pieces)))
