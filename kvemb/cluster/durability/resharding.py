@@ -161,7 +161,7 @@ class _Resharding:
     def _divide(self, part: ShardPart, router: Router, sorters: dict[int, dict[str, Sorter]]) -> None:
         """Read an old shard, and add its rows to those of the new ones."""
         with opened(part.path, part.described) as source:
-            for name in part.described.variables:
+            for name in self._old.described.variables:
                 cold = source.rows(name)
                 assert cold is not None
                 for block in cold.scan(self._limits.scan_rows):
