@@ -19,10 +19,9 @@ from kvemb.tools.failures import BadInput, WrongUsage
 from kvemb.tools.formats.columns import KEY, SCALE, SCORE, STEP, VALUE, Batch, PathOrFile, SourceOptions, Table
 from kvemb.tools.formats.known import Format, format_of
 from kvemb.tools.numbers import narrow, rounded
-from kvemb.tools.reading import Progress, kind_name
+from kvemb.tools.reading import WRITE_BUDGET, Progress, kind_name
 
 Conflict = Literal["replace", "keep", "error"]
-BUDGET = "128MiB"
 VALUE_DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int32", "int64")
 # Metadata that an export adds to the description of a variable.
 _ADDED = ("format", "whole", "bfloat16")
@@ -106,7 +105,7 @@ def _import(
 @contextmanager
 def filled(path: Path) -> Iterator[kvemb.Store]:
     """Open a store for a block that fills it. If the block fails, the variables that it created are discarded."""
-    store = kvemb.open(path, memory_budget=BUDGET)
+    store = kvemb.open(path, memory_budget=WRITE_BUDGET)
     try:
         yield store
     except BaseException:

@@ -14,10 +14,10 @@ import kvemb
 from kvemb import bulk
 from kvemb.tools.destinations import atomic_output, local
 from kvemb.tools.failures import BadInput, WrongUsage
-from kvemb.tools.importing import BUDGET, check_dtype, converted, filled
+from kvemb.tools.importing import check_dtype, converted, filled
 from kvemb.tools.named import have_one_scale, named, policy_text
 from kvemb.tools.numbers import rounded
-from kvemb.tools.reading import Progress, chosen, kind_name, opened, with_progress
+from kvemb.tools.reading import WRITE_BUDGET, Progress, chosen, kind_name, opened, with_progress
 
 
 @dataclass
@@ -78,7 +78,7 @@ def plan(
         _plan_policy(found, policy)
     if not found.steps:
         raise WrongUsage(f"nothing to change in variable {name!r}; give an option such as --optimizer sgd")
-    with bulk.scratch("kvemb-plan-") as scratch, kvemb.open(scratch, memory_budget=BUDGET) as store:
+    with bulk.scratch("kvemb-plan-") as scratch, kvemb.open(scratch, memory_budget=WRITE_BUDGET) as store:
         _created(store, found)
     return found
 

@@ -17,8 +17,9 @@ from kvemb.tools.failures import BadInput, WrongUsage
 
 # Called with (rows done, rows in total); the total is 0 if it is not known.
 Progress = Callable[[int, int], None]
-# The memory budget of a store that is read in key order: the rows do not pass through its hot tier.
-BUDGET = "32MiB"
+# Memory budgets of the stores that commands read and write. Rows that are read in key order do not pass through the
+# hot tier.
+READ_BUDGET, WRITE_BUDGET = "32MiB", "128MiB"
 
 
 @contextmanager
@@ -33,7 +34,7 @@ def opened(
 
     progress: see readable. named: the path's name in messages; None: the path itself.
     """
-    with readable(path, progress) as place, kvemb.open(place, read_only=True, memory_budget=BUDGET) as store:
+    with readable(path, progress) as place, kvemb.open(place, read_only=True, memory_budget=READ_BUDGET) as store:
         yield store.variables[chosen(named or path, list(store.variables), variable)]
 
 

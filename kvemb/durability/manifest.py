@@ -112,6 +112,7 @@ class Manifest:
     created: Annotated[float, number(0, END_OF_TIME)]
     variables: dict[Name, VariableEntry] = field(default_factory=dict)
     hot: dict[Name, list[_HotFile]] = field(default_factory=dict)
+    # At least one; the text's length is the only limit.
     changes: Annotated[list[Epoch], array(1, MAX_CHARACTERS)] = field(default_factory=list)
     files: dict[FilePath, FileEntry] = field(default_factory=dict)
     left_out: Annotated[list[Name], OMITTED] = field(default_factory=list)

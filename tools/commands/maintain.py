@@ -12,10 +12,9 @@ import kvemb
 from kvemb import bulk
 from kvemb.tools.failures import BadInput, WrongUsage
 from kvemb.tools.limits import MAX_DIM, MAX_STORED_ROWS
-from kvemb.tools.reading import chosen
+from kvemb.tools.reading import WRITE_BUDGET, chosen
 from kvemb.tools.screen import AsJson, Quiet, Screen, Variable, counted, local_path, size
 
-BUDGET = "128MiB"
 Store = Annotated[Path, typer.Argument(metavar="PATH", parser=local_path, help="A store that no process has open.")]
 
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
@@ -28,7 +27,7 @@ def _bytes(path: Path) -> int:
 
 def _open(path: Path, *, read_only: bool = False) -> kvemb.Store:
     kvemb.Checkpoint.at(path)  # raises if there is no store, which kvemb.open would create
-    return kvemb.open(path, memory_budget=BUDGET, read_only=read_only)
+    return kvemb.open(path, memory_budget=WRITE_BUDGET, read_only=read_only)
 
 
 def restrict(

@@ -10,7 +10,7 @@ import typer
 import kvemb
 from kvemb import bulk
 from kvemb.tools.failures import WrongUsage
-from kvemb.tools.reading import BUDGET
+from kvemb.tools.reading import READ_BUDGET
 from kvemb.tools.screen import PLACE, AsJson, Quiet, Screen, counted, local_path, size
 
 
@@ -38,7 +38,7 @@ def restore(
     screen = Screen(quiet, as_json)
     with screen.counting("restore") as update:
         how: dict[str, Any] = {"variables": variable or None, "progress": update}
-        kvemb.restore(place.name, out, memory_budget=BUDGET, **how).close()
+        kvemb.restore(place.name, out, memory_budget=READ_BUDGET, **how).close()
     made = kvemb.Checkpoint.at(out)
     rows = {name: entry.rows for name, entry in sorted(made.variables.items())}
     lines = [

@@ -79,10 +79,10 @@ def _import(file: Path, path: Path) -> None:
 def _upsert(file: Path, path: Path) -> None:
     import pyarrow.parquet as pq
 
-    from kvemb.tools.importing import BUDGET
+    from kvemb.tools.reading import WRITE_BUDGET
 
     remove(path)
-    with kvemb.open(path, memory_budget=BUDGET) as store:
+    with kvemb.open(path, memory_budget=WRITE_BUDGET) as store:
         reader = pq.ParquetFile(file)
         table: kvemb.Variable | None = None
         for batch in reader.iter_batches(LOAD_BATCH):
