@@ -47,8 +47,8 @@ FAULTS = [
     Fault(
         "a row that waits twice is counted twice and its older copy stays",
         "kvemb/tiers/spill.py",
-        "                self.discard(rows.keys)\n                if not self._can_hold",
-        "                if not self._can_hold",
+        "                self.discard(rows.keys)\n                if not self._slots.can_hold",
+        "                if not self._slots.can_hold",
         ("tiers/test_spill.py",),
     ),
     Fault(

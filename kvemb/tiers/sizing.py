@@ -15,7 +15,7 @@ from kvemb.limits import Limits
 from kvemb.memory.budget import Budget
 from kvemb.memory.budgets import Budgets
 from kvemb.rows.schema import Schema
-from kvemb.tiers.spill import OWN_SLOTS, slot_bytes
+from kvemb.tiers.spill_slots import OWN_SLOTS, slot_bytes
 
 # The spill buffer's slots that belong to the variable, and one for a snapshot's copies.
 _OWN_SLOTS = OWN_SLOTS + 1

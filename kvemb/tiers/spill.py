@@ -21,23 +21,15 @@ import numpy.typing as npt
 
 from kvemb.contracts import Mask
 from kvemb.memory.lease import Lease
-from kvemb.rows.block import REMOVED, ReservedBlock, RowBlock
+from kvemb.rows.block import REMOVED, RowBlock
 from kvemb.rows.codec import order_keys
 from kvemb.rows.hashing import KeyIndex, Keys, Positions
 from kvemb.rows.row_copies import copy_rows
 from kvemb.rows.schema import Schema
+from kvemb.tiers.spill_slots import SpillSlots
 
-# Slots that a buffer has from the start: one to fill and one to write.
-OWN_SLOTS = 2
 # Rows handed to the cold store at a time.
 WRITE_ROWS = 16_384
-# Bytes per row beside its block: the live flag, and at most eight cells of an index made for twice the rows.
-_INDEX_BYTES = 1 + 32
-
-
-def slot_bytes(schema: Schema, slot_rows: int) -> int:
-    """Return the bytes of memory that a slot takes."""
-    return slot_rows * (RowBlock.bytes_per_row(schema) + _INDEX_BYTES)
 
 
 @dataclass(frozen=True)
@@ -51,8 +43,9 @@ class _Write:
 class SpillBuffer:
     """Rows that wait to be written, at most one per key, in at most `slots` slots of slot_rows rows each.
 
-    lease: pays for all slots but OWN_SLOTS. write: puts rows into the cold store, on a thread of `executor`, one call
-    at a time. written: called under the lock with the keys of rows that the cold store has taken and that leave memory.
+    lease: pays for the slots (kvemb.tiers.spill_slots). write: puts rows into the cold store, on a thread of
+    `executor`, one call at a time. written: called under the lock with the keys of rows that the cold store has taken
+    and that leave memory.
     """
 
     def __init__(
@@ -65,25 +58,23 @@ class SpillBuffer:
         write: Callable[[RowBlock], None],
         written: Callable[[Keys], None],
     ) -> None:
-        self._schema, self._slot_rows, self._slots = schema, slot_rows, max(OWN_SLOTS, slots)
-        self._lease, self._slot_bytes = lease, slot_bytes(schema, slot_rows)
+        self._schema, self._slot_rows, self._lease = schema, slot_rows, lease
+        self._slots = SpillSlots(schema, slot_rows, slots, lease)
         self._executor, self._write, self._written = executor, write, written
-        self._block = ReservedBlock(schema, self._slots * slot_rows)
+        self._block = self._slots.block
         self._live = np.zeros(len(self._block), np.bool_)
         self._index = KeyIndex(slot_rows)
-        self._free = list(range(OWN_SLOTS))
-        self._leased = OWN_SLOTS  # slots below this number have memory
         self._held: deque[int] = deque()  # the oldest first; the last one is being filled
         self._filled = slot_rows  # rows in the last one
         self._writes: deque[_Write] = deque()  # of the oldest slots, in order; one runs, the others wait
-        self._in_writes = np.zeros(self._slots, np.bool_)  # which slots are in these
+        self._in_writes = np.zeros(self._slots.most, np.bool_)  # which slots are in these
         self._failure: Exception | None = None  # the error of an append
         self._kept: list[RowBlock] = []  # the rows of that append and of later ones
 
     @property
     def rows(self) -> int:
         """Rows that wait or are being written, removals included."""
-        live = self._live[: self._leased * self._slot_rows]
+        live = self._live[: self._slots.leased * self._slot_rows]
         if not self._kept:
             return int(live.sum())
         keys = [self._block.keys[: len(live)][live], *(rows.keys for rows in self._kept)]
@@ -106,7 +97,7 @@ class SpillBuffer:
             self._check_sound()
             for rows in blocks:
                 self.discard(rows.keys)
-                if not self._can_hold(len(rows)):
+                if not self._slots.can_hold(len(rows)):
                     self._write_through(rows)
                     continue
                 at = 0
@@ -121,15 +112,6 @@ class SpillBuffer:
             self._failure = error
             self._kept.extend(blocks)
             raise
-
-    def _can_hold(self, rows: int) -> bool:
-        """Whether the slots could hold so many rows. If not, lessees that hold much more are asked for memory."""
-        lacking = -(-rows // self._slot_rows) - self._leased
-        if lacking <= min(self._slots - self._leased, self._lease.available // self._slot_bytes):
-            return True
-        if self._leased + lacking <= self._slots and self._lease.take(lacking * self._slot_bytes):
-            self._lease.give_back(lacking * self._slot_bytes)
-        return False
 
     def _write_through(self, rows: RowBlock) -> None:
         """Write rows for which there are too few slots, all at once, and wait for it; they enter no slot.
@@ -225,37 +207,23 @@ class SpillBuffer:
     def _begin_slot(self) -> None:
         """Begin a new slot; start to write the oldest slots if few more are available. Raises a write's error."""
         self.poll()
-        while not self._free and not self._add_slot():
+        while (slot := self._slots.take()) is None:
             if not self._writes:
                 self._start_write(self._oldest())
             self._finish()
-        self._fill_next()
-        available = len(self._free) + min(self._slots - self._leased, self._lease.available // self._slot_bytes)
-        if not self._writes and len(self._held) > 1 and available < max(1, len(self._held) // 4):
+        self._held.append(slot)
+        self._filled = 0
+        if not self._writes and len(self._held) > 1 and self._slots.available < max(1, len(self._held) // 4):
             self._start_write(self._oldest())
 
     def _oldest(self) -> int:
         """Return how many slots are written at a time."""
         return max(1, len(self._held) // 2)
 
-    def _add_slot(self) -> bool:
-        if self._leased == self._slots or not self._lease.take(self._slot_bytes):
-            return False
-        self._free.append(self._leased)
-        self._leased += 1
-        return True
-
-    def _fill_next(self) -> None:
-        """Begin to fill the free slot with the lowest number, because slots are given back from the highest."""
-        slot = min(self._free)
-        self._free.remove(slot)
-        self._held.append(slot)
-        self._filled = 0
-
     def _release(self, slot: int) -> None:
         self._live[slot * self._slot_rows : (slot + 1) * self._slot_rows] = False
         self._in_writes[slot] = False
-        self._free.append(slot)
+        self._slots.free.append(slot)
 
     def give_back_idle(self) -> None:
         """Give back the highest-numbered slots if they are free, even if none are owed. Raises a write's error."""
@@ -263,18 +231,11 @@ class SpillBuffer:
         self._give_back(all_idle=True)
 
     def _give_back(self, *, all_idle: bool = False) -> None:
-        """Give back the highest-numbered slots as far as they are free: all of them, or those that the lease owes."""
-        if self._can_give_back(all_idle):
+        """Give back free slots (SpillSlots.give_back)."""
+        if self._slots.can_give_back(all_idle=all_idle):
             # Drop entries of rows that are gone, because memory that was given back reads as key 0.
             self._index = self._new_index()
-        while self._can_give_back(all_idle):
-            self._leased -= 1
-            self._free.remove(self._leased)
-            self._block.release(self._leased * self._slot_rows, (self._leased + 1) * self._slot_rows)
-            self._lease.give_back(self._slot_bytes)
-
-    def _can_give_back(self, all_idle: bool) -> bool:
-        return (all_idle or self._lease.owed > 0) and self._leased > OWN_SLOTS and self._leased - 1 in self._free
+            self._slots.give_back(all_idle=all_idle)
 
     # Writing.
 
@@ -319,7 +280,7 @@ class SpillBuffer:
         if begin + count == len(self._held):
             self._filled = self._slot_rows  # later rows go to another slot
         self._in_writes[slots] = True
-        live = self._live.reshape(self._slots, self._slot_rows)[slots]
+        live = self._live.reshape(self._slots.most, self._slot_rows)[slots]
         before = self._writes[-1].done if self._writes else None
         self._writes.append(_Write(slots, self._executor.submit(self._write_slots, slots, live, before)))
 

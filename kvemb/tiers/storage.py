@@ -41,7 +41,8 @@ from kvemb.tiers.in_flight import RowsInFlight
 from kvemb.tiers.locate import Locator
 from kvemb.tiers.located import Located
 from kvemb.tiers.reclaimer import Reclaimer
-from kvemb.tiers.spill import SpillBuffer, slot_bytes
+from kvemb.tiers.spill import SpillBuffer
+from kvemb.tiers.spill_slots import slot_bytes
 from kvemb.tiers.write_logging import WriteLogging
 
 

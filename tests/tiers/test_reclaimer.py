@@ -21,7 +21,7 @@ from kvemb.handle import inside
 from kvemb.limits import Limits
 from kvemb.memory.lease import Lease
 from kvemb.rows.block import RowBlock
-from kvemb.tiers.spill import slot_bytes
+from kvemb.tiers.spill_slots import slot_bytes
 
 Opener = Callable[..., kvemb.Store]
 ROWS = 30_000

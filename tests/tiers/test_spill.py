@@ -17,9 +17,9 @@ from kvemb.errors import ColdStoreError
 from kvemb.memory.budget import Budget
 from kvemb.rows import hashing
 from kvemb.rows.block import DIRTY, REMOVED, RowBlock
-from kvemb.rows.hashing import table_size
 from kvemb.tiers import spill
-from kvemb.tiers.spill import SpillBuffer, slot_bytes
+from kvemb.tiers.spill import SpillBuffer
+from kvemb.tiers.spill_slots import slot_bytes
 
 
 class WhenWaitedFor(Later):
@@ -246,12 +246,6 @@ def test_memory_that_another_wants_is_written_and_given_back():
     spilled.append(range(40))
     spilled.buffer.drain()
     assert spilled.cold.read(np.arange(40))[1].all()
-
-
-def test_a_slot_pays_for_its_share_of_the_index_however_many_there_are():
-    for rows in range(64, 5000):
-        beside = slot_bytes(SCHEMA, rows) - rows * (RowBlock.bytes_per_row(SCHEMA) + 1)
-        assert 4 * table_size(2 * rows) <= beside
 
 
 def test_a_row_of_key_0_outlasts_memory_that_is_given_back():
