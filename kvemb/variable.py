@@ -36,7 +36,7 @@ from kvemb.rows.block import RowBlock
 from kvemb.rows.host_arrays import public_keys
 from kvemb.signatures import method_of
 from kvemb.stats import Stats
-from kvemb.tiers.hot_tables import Partitioner
+from kvemb.tiers.partition import Partitioner
 
 if TYPE_CHECKING:
     from kvemb.store import Store
@@ -431,7 +431,7 @@ class Variable(Handle[Table]):
             raise IndexError(f"index must be from 0 to {count - 1}, got {brief(number)}")
         if count == 1:
             return self.size()
-        devices, scan = self._inside.hot_tables.devices_of, self._inside.storage.scan(EXPORT_ROWS)
+        devices, scan = self._inside.hot_tables.partition.devices_of, self._inside.storage.scan(EXPORT_ROWS)
         return sum(int(np.sum(devices(rows.keys) == number)) for rows in scan)
 
     def export(self, *, with_slots: bool = False, with_scores: bool = False) -> tuple[npt.NDArray[Any], ...]:

@@ -22,7 +22,7 @@ from kvemb.engine.engine import Engine
 from kvemb.engine.specification import check_name
 from kvemb.initializers import GlorotUniform, Initializer
 from kvemb.rows.schema import value_dtype
-from kvemb.tiers.hot_tables import Partitioner, default_partitioner
+from kvemb.tiers.partition import Partitioner, default_partitioner
 
 Got = TypeVar("Got")
 

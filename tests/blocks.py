@@ -15,7 +15,8 @@ from kvemb.memory.budget import Budget
 from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import Keys
 from kvemb.rows.schema import Schema
-from kvemb.tiers.hot_tables import HotTables, default_partitioner
+from kvemb.tiers.hot_tables import HotTables
+from kvemb.tiers.partition import default_partitioner
 from kvemb.tiers.storage import TieredStorage
 
 SCHEMA = Schema(np.dtype(np.int64), np.dtype(np.float32), 2, ())

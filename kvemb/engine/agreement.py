@@ -15,7 +15,7 @@ from kvemb.engine.specification import specify
 from kvemb.engine.table import Table
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import MissingPolicy
-from kvemb.tiers.hot_tables import default_partitioner
+from kvemb.tiers.partition import default_partitioner
 
 # The arguments that take effect when a variable is opened, and the fields of its specification that they become.
 _FIELDS = {

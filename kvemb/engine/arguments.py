@@ -21,7 +21,7 @@ from kvemb.operations.constraining import Constraint
 from kvemb.optimizers import Optimizer
 from kvemb.options import Creator
 from kvemb.restrict import Admission, RestrictPolicy
-from kvemb.tiers.hot_tables import Partitioner, default_partitioner
+from kvemb.tiers.partition import Partitioner, default_partitioner
 
 # fn(getter, name, **arguments); see kvemb.variable_scope.
 CustomGetter = Callable[..., Any]

@@ -28,7 +28,7 @@ class HostKeys(GivenKeys):
         self.flat: Keys = array if array.ndim == 1 else array.reshape(-1)
 
     def check_owners(self) -> None:
-        self.table.hot_tables.devices_of(self.flat)
+        self.table.hot_tables.partition.devices_of(self.flat)
 
     def in_host(self) -> Keys:
         return self.flat

@@ -125,7 +125,7 @@ def _renewed(engine: Engine, database: ColdDatabase, described: Manifest, table:
     except (FileNotFoundError, Corruption):  # the point was replaced, or only this file is damaged
         return None
     keys = unordered_keys(distinct(np.concatenate(found)), table.schema)
-    table.hot_tables.devices_of(keys)  # calls the partitioner, which may raise, before anything is done
+    table.hot_tables.partition.devices_of(keys)  # calls the partitioner, which may raise, before anything is done
     cold = database.attach(table.name, entry.schema)
     with table.storage.held():
         hot = keys[table.hot_tables.find(keys, table.hot_tables.owners(keys)) >= 0][: engine.limits.scan_rows]

@@ -27,7 +27,7 @@ from kvemb.optimizers import Optimizer, as_optimizer, optimizer_from_json
 from kvemb.options import Creator, MemoryCreator, RocksDBCreator
 from kvemb.restrict import Admission, RestrictPolicy, as_policy, policy_class_name, policy_from_json
 from kvemb.rows.schema import Schema, key_dtype, value_dtype
-from kvemb.tiers.hot_tables import Partitioner
+from kvemb.tiers.partition import Partitioner
 
 
 @dataclass(frozen=True)

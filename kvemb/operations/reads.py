@@ -20,7 +20,7 @@ from kvemb.restrict import ScoreRule
 from kvemb.rows.bags import Bags, RowsBeside
 from kvemb.rows.hashing import Keys, Positions, Unique
 from kvemb.rows.row_copies import spread
-from kvemb.tiers.hot_tables import Owners
+from kvemb.tiers.partition import Owners
 from kvemb.tiers.storage import TieredStorage
 
 _Read = Callable[[Owners, ScoreRule | None, float], Positions]

@@ -12,8 +12,9 @@ from kvemb.restrict import FrequencyRestrictPolicy, MissingPolicy, RestrictPolic
 from kvemb.restrict.policy import checked_score
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.hashing import Keys, Positions, Unique
-from kvemb.tiers.hot_tables import HotTables, Owners
+from kvemb.tiers.hot_tables import HotTables
 from kvemb.tiers.located import Located
+from kvemb.tiers.partition import Owners
 
 _ONCE = np.ones(1, np.int64)
 

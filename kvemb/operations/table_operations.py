@@ -20,7 +20,7 @@ from kvemb.restrict import ScoreRule
 from kvemb.rows.bags import Bags
 from kvemb.rows.device_arrays import DeviceArray
 from kvemb.rows.hashing import Keys, Positions, Unique
-from kvemb.tiers.hot_tables import Owners
+from kvemb.tiers.partition import Owners
 
 
 class TableOperations(TableUpdates):

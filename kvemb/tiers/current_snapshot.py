@@ -14,7 +14,8 @@ from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import Keys, Positions
 from kvemb.tiers.access import TableAccess
 from kvemb.tiers.dirty_snapshot import DirtySnapshot
-from kvemb.tiers.hot_tables import HotTables, Owners
+from kvemb.tiers.hot_tables import HotTables
+from kvemb.tiers.partition import Owners
 from kvemb.tiers.spill import SpillBuffer
 
 

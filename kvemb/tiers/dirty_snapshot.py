@@ -28,7 +28,8 @@ from kvemb.rows.codec import Ordered, order_keys, unordered_keys
 from kvemb.rows.hashing import Keys, Positions
 from kvemb.rows.schema import Schema
 from kvemb.tiers.access import TableAccess
-from kvemb.tiers.hot_tables import HotTables, Owners
+from kvemb.tiers.hot_tables import HotTables
+from kvemb.tiers.partition import Owners
 
 # Bytes of rows that are taken at a time if the budget has no room for more. A store may use this much memory beyond the
 # budget while a checkpoint is written.

@@ -1,6 +1,6 @@
 """HotTables, the hot tables of one variable (one per device) seen as one: which table a key is in, growth, totals.
 
-The partitioner divides the hot tier only; all devices share the cold store. Below tables on GPUs there may be a table
+A partition divides the keys over the devices (kvemb.tiers.partition). Below tables on GPUs there may be a table
 in the host's memory, for rows that they evict. A row there is hot, too, and moves up to its device's table after a use.
 The variable's lock guards everything here. A cell number is valid in one table only, so cells are passed with the
 owners of their keys. Longer than 300 lines: each method of a hot table is here, over all tables.
@@ -8,12 +8,11 @@ owners of their keys. Longer than 300 lines: each method of a hot table is here,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kvemb.contracts import DeviceRows, HotTable, PlannedChange, Values
 from kvemb.memory.budget import Budget
@@ -23,26 +22,18 @@ from kvemb.restrict import ScoreRule, Scores
 from kvemb.rows.bags import Bags, RowsBeside
 from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import Keys, Positions, Sums
-from kvemb.rows.host_arrays import public_keys
 from kvemb.stats import HOST, TierSize
 from kvemb.tiers.host_tier import HostTier, together_in
+from kvemb.tiers.partition import Owners, Partition, Partitioner
 
-Partitioner = Callable[[npt.NDArray[Any], int], npt.ArrayLike]
-# The number of each key's table (n,); None: all keys are in the first table.
-Owners = npt.NDArray[np.int64] | None
 ALL = slice(None)
 _NO_POSITIONS: Positions = np.empty(0, np.int64)
-
-
-def default_partitioner(keys: npt.NDArray[Any], shard_num: int) -> npt.NDArray[Any]:
-    """Return keys % shard_num, which is never negative."""
-    return keys % shard_num
 
 
 class HotTables:
     """Hot tables with a partitioner over them.
 
-    public_dtype: the dtype of keys passed to the partitioner. budgets: for each table, the budget that pays for its
+    public_dtype: see Partition. budgets: for each table, the budget that pays for its
     cells, which are reserved. min_rows: the cells that each table keeps when others need memory; None: tables neither
     grow nor shrink. memory: the tables' shares of the budgets. host_tier: whether the last table is that of
     kvemb.tiers.host_tier, below the others.
@@ -59,7 +50,7 @@ class HotTables:
         host_tier: bool = False,
     ) -> None:
         self.tables, self._devices = tables, len(tables) - host_tier
-        self._partitioner, self._public_dtype = partitioner, public_dtype
+        self.partition = Partition(partitioner, public_dtype, self._devices)
         self._all_in_one = [(tables[0], ALL)]
         self.memory = HotShares(tables, budgets, min_rows)
         self._host = HostTier(tables[-1], self.memory) if host_tier else None
@@ -101,38 +92,14 @@ class HotTables:
     def owners(self, keys: Keys) -> Owners:
         """Return the number of each key's table: its device's, or the host tier's if its row is there now.
 
-        Raises what devices_of raises. REQUIRES: the variable's lock, as long as the result is used.
+        Raises what Partition.devices_of raises. REQUIRES: the variable's lock, as long as the result is used.
         """
-        owners = self.devices_of(keys)
+        owners = self.partition.devices_of(keys)
         if self._host is None:
             return owners
         owners = np.zeros(len(keys), np.int64) if owners is None else owners
         owners[self._host.has(keys)] = self._devices
         return owners
-
-    def devices_of(self, keys: Keys) -> Owners:
-        """Return the number of each key's device.
-
-        Raises ValueError if the partitioner's result has the wrong dtype, shape or range, and what the partitioner
-        raises.
-        """
-        if (count := self._devices) == 1 and self._partitioner is default_partitioner:
-            return None
-        given = np.asarray(self._partitioner(public_keys(keys, self._public_dtype), count))
-        if given.shape != keys.shape or given.dtype.kind not in "iu":
-            raise ValueError(
-                f"partitioner must return an integer array of shape {keys.shape}, got {given.dtype} {given.shape}"
-            )
-        if len(given) and (int(given.min()) < 0 or int(given.max()) >= count):
-            raise ValueError(
-                f"partitioner must return numbers from 0 to {count - 1}, got {int(given.min())} to {int(given.max())}"
-            )
-        return given.astype(np.int64)
-
-    @staticmethod
-    def part(owners: Owners, positions: Positions) -> Owners:
-        """Return the tables of the keys at these positions."""
-        return None if owners is None else owners[positions]
 
     def by_table(self, owners: Owners) -> list[tuple[HotTable, Any]]:
         """Return each table with the positions of its keys: ALL if all keys are in one table, else indexes.
@@ -156,10 +123,6 @@ class HotTables:
         for table, positions in self.by_table(owners):
             cells[positions] = table.find(keys[positions])
         return cells
-
-    def count_missing(self, keys: Keys) -> int:
-        """Return how many of the keys are not hot."""
-        return int(np.count_nonzero(self.find(keys, self.owners(keys)) < 0))
 
     def lookup(
         self,
@@ -234,7 +197,9 @@ class HotTables:
         Yields the keys offered to a table and the dirty rows evicted from it. together: new rows of one GPU do not
         evict each other (contracts.DeviceRows.together).
         """
-        for table, part in [(table, _rows_at(rows, positions)) for table, positions in self.by_table(owners)]:
+        by_table = self.by_table(owners)
+        parts = [(table, rows if at is ALL else rows.select(at)) for table, at in by_table]
+        for table, part in parts:
             reserve, to_host = self.memory.reserve(table), self._host is not None
             with together_in(table) if together else nullcontext():
                 leaving = table.insert(part, by_score=by_score, reserve=reserve, clean_too=to_host)
@@ -251,12 +216,12 @@ class HotTables:
     def move_used_up(self) -> Iterator[RowBlock]:
         """Move used rows of the host tier up to their devices; yields the dirty rows that leave the hot tier."""
         if self._host is not None and self._host.has_uses:
-            yield from self._host.move_used_up(self.of_devices, self.devices_of)
+            yield from self._host.move_used_up(self.of_devices, self.partition.devices_of)
 
     def move_up(self, keys: Keys) -> Iterator[RowBlock]:
         """Move the host tier's rows of distinct keys up, as they are about to be used; yields as move_used_up()."""
         if self._host is not None:
-            yield from self._host.move_up(keys, self.of_devices, self.devices_of)
+            yield from self._host.move_up(keys, self.of_devices, self.partition.devices_of)
 
     def shrink(self) -> Iterator[RowBlock]:
         """Give up the cells that are owed; yields the dirty rows that leave. Rows of GPUs move down first."""
@@ -362,7 +327,3 @@ class HotTables:
         """Empty every cell."""
         for table in self.tables:
             table.clear()
-
-
-def _rows_at(rows: RowBlock, positions: Any) -> RowBlock:
-    return rows if positions is ALL else rows.select(positions)

@@ -81,7 +81,7 @@ class RowsInFlight:
         """If the last lookup was a trial, count the rows that were pushed out. REQUIRES: an update begins."""
         tried, self._tried = self._tried, None
         if tried is not None:
-            count = hot_tables.count_missing(tried)
+            count = int(np.count_nonzero(hot_tables.find(tried, hot_tables.owners(tried)) < 0))
             # Each trial weighs as much as all before it.
             self._pushed_out = count if self._pushed_out is None else (self._pushed_out + count) // 2
             nbytes = self._pushed_out * RowBlock.bytes_per_row(hot_tables.tables[0].schema)

@@ -9,14 +9,14 @@ import numpy as np
 from kvemb.contracts import Mask
 from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import Keys, Positions
-from kvemb.tiers.hot_tables import HotTables, Owners
+from kvemb.tiers.partition import Owners, owners_at
 
 
 @dataclass
 class Located:
     """The locations of the rows of some distinct keys, valid while the lock is held.
 
-    owners: each key's table (kvemb.tiers.hot_tables). cells (n,): each key's hot cell, or -1. cold (m,): the positions
+    owners: each key's table (kvemb.tiers.partition). cells (n,): each key's hot cell, or -1. cold (m,): the positions
     in keys of the keys that are not hot. rows (m): the rows of those keys, in that order. exists (m,): which of these
     rows exist; in the others only the key is set. known (m,): for which of them rows and exists are final; after
     locate(), for all.
@@ -44,7 +44,7 @@ class Located:
 
     def owners_of(self, positions: Positions) -> Owners:
         """Return the tables of the keys at these positions."""
-        return HotTables.part(self.owners, positions)
+        return owners_at(self.owners, positions)
 
     @property
     def cold_owners(self) -> Owners:

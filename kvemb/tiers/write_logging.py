@@ -11,8 +11,9 @@ from kvemb.contracts import WriteLog
 from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import order_keys
 from kvemb.rows.hashing import Keys, Positions, Unique
-from kvemb.tiers.hot_tables import HotTables, Owners
+from kvemb.tiers.hot_tables import HotTables
 from kvemb.tiers.located import Located
+from kvemb.tiers.partition import Owners, owners_at
 
 
 class WriteLogging:
@@ -34,7 +35,7 @@ class WriteLogging:
         if self._log is not None:
             hot = np.delete(np.arange(len(keys)), missing)
             hot = hot[Unique(keys[hot]).last]
-            keys, owners = keys[hot], self._hot_tables.part(owners, hot)
+            keys, owners = keys[hot], owners_at(owners, hot)
             for rows in self._hot_tables.read(self._hot_tables.find(keys, owners), owners):
                 self.rows(rows, step)
 

@@ -18,7 +18,7 @@ from kvemb.engine.arguments import (
     UnsetInt,
     UnsetName,
 )
-from kvemb.tiers.hot_tables import default_partitioner
+from kvemb.tiers.partition import default_partitioner
 
 
 def test_arguments_have_the_references_names_order_and_defaults():

@@ -25,7 +25,8 @@ from kvemb.optimizers import SGD
 from kvemb.registry import row_kernels
 from kvemb.restrict import TimestampRestrictPolicy
 from kvemb.store_state import StoreState
-from kvemb.tiers.hot_tables import HotTables, default_partitioner
+from kvemb.tiers.hot_tables import HotTables
+from kvemb.tiers.partition import default_partitioner
 from kvemb.tiers.storage import TieredStorage
 from tests.histories import small_spill
 

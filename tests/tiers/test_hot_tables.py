@@ -1,4 +1,4 @@
-"""Several hot tables seen as one: who owns a key, and what a partitioner may answer."""
+"""Several hot tables seen as one: which one has a key, and where rows go."""
 
 from __future__ import annotations
 
@@ -7,22 +7,20 @@ import pytest
 from blocks import SCHEMA, rows_of
 from device_table import DeviceTable, SmallTable
 
-from kvemb import registry
 from kvemb.backends.cpu import CpuTable
 from kvemb.memory.budget import Budget
 from kvemb.restrict import ScoreRule
 from kvemb.rows.bags import Bags, RowsBeside
 from kvemb.rows.block import DIRTY
-from kvemb.rows.schema import Schema, dtype_of
-from kvemb.tiers.hot_tables import HotTables, default_partitioner
+from kvemb.tiers.hot_tables import HotTables
+from kvemb.tiers.partition import default_partitioner
 
 KEYS = np.array([-7, -1, 0, 1, 2, 3, 2**63 - 1, -(2**63)])
 
 
-def tables_of(count, partitioner=default_partitioner, key="int64", capacity=64, min_rows=None):
-    schema = Schema(dtype_of(key), dtype_of("float32"), 2)
-    tables = [registry.hot_table("cpu")(schema, capacity, 16 * capacity) for _ in range(count)]
-    return HotTables(tables, partitioner, schema.key_dtype, [Budget(64 << 20)] * count, min_rows=min_rows)
+def tables_of(count, capacity=64):
+    tables = [CpuTable(SCHEMA, capacity, 16 * capacity) for _ in range(count)]
+    return HotTables(tables, default_partitioner, SCHEMA.key_dtype, [Budget(64 << 20)] * count, min_rows=None)
 
 
 def insert(hot_tables, rows):
@@ -62,7 +60,7 @@ def test_rows_that_leave_a_device_sink_and_only_then_leave():
     assert left.keys.tolist() == [20, 21, 22, 23, 24, 25, 26, 27]
     owners = hot_tables.owners(np.array([59, 43, 5]))
     assert owners.tolist() == [0, 1, 0]
-    assert hot_tables.devices_of(np.array([59, 43, 5])) is None
+    assert hot_tables.partition.devices_of(np.array([59, 43, 5])) is None
     assert (hot_tables.find(np.array([59, 43, 5]), owners) >= 0).tolist() == [True, True, False]
 
 
@@ -130,11 +128,6 @@ def test_a_bag_in_two_tiers_is_pooled_on_the_device():
     assert hot_tables.has_uses
 
 
-def test_the_default_partitioner_is_the_floors_remainder():
-    assert default_partitioner(KEYS, 3).tolist() == [int(key) % 3 for key in KEYS]
-    assert default_partitioner(KEYS.view(np.uint64), 3).tolist() == [int(key) % 2**64 % 3 for key in KEYS]
-
-
 def test_rows_go_to_the_table_of_their_key():
     hot_tables = tables_of(3)
     assert insert(hot_tables, scored(KEYS)) == []
@@ -181,42 +174,6 @@ def test_rows_that_leave_are_gathered_from_every_table():
     left = insert(hot_tables, scored(np.arange(200), dirty=True))
     assert hot_tables.size + sum(map(len, left)) == 200
     assert hot_tables.size == 32
-
-
-def test_a_partitioner_sees_keys_in_their_own_dtype():
-    seen = []
-
-    def spy(keys, count):
-        seen.append((keys.dtype, keys.tolist(), count))
-        return np.zeros(len(keys), np.int8)
-
-    tables_of(2, spy, "uint64").owners(np.array([-1, 5]))
-    tables_of(2, spy, "int32").owners(np.array([-1, 5]))
-    assert seen == [(np.dtype("uint64"), [2**64 - 1, 5], 2), (np.dtype("int32"), [-1, 5], 2)]
-
-
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        *(([0, 2], "from 0 to 1, got 0 to 2"), ([-1, 0], "from 0 to 1, got -1 to 0"), ([0.0, 1.0], "integer array")),
-        *(([0], "integer array of shape"), (0, "integer array of shape"), ([True, False], "integer array")),
-        ([[0, 1]], "integer array of shape"),
-    ],
-    ids=repr,
-)
-def test_other_answers_of_a_partitioner_are_refused(answer, message):
-    with pytest.raises(ValueError, match=message):
-        tables_of(2, lambda keys, n: answer).owners(np.array([5, 6]))
-
-
-def test_one_device_has_a_partitioner_too():
-    with pytest.raises(ValueError, match="from 0 to 0, got 0 to 1"):
-        tables_of(1, lambda keys, n: [0, 1]).owners(np.array([5, 6]))
-
-
-def test_lists_and_any_integers_are_answers():
-    for answer in ([1, 0], np.array([1, 0], np.uint8), (1, 0)):
-        assert tables_of(2, lambda keys, n, answer=answer: answer).owners(np.array([5, 6])).tolist() == [1, 0]
 
 
 def test_a_device_that_shrinks_gives_its_dirty_rows_to_the_table_below():

@@ -155,7 +155,7 @@ class Tiering(RuleBasedStateMachine):
             "key_dtype": key_dtype, "value_dtype": dtype, "dim": dim,
             "devices": [self.device] * min(devices, self.max_devices),
             "initializer": start, "optimizer": optimizer, "restrict_policy": policy, "kv_creator": self.cold(),
-            "partitioner": shuffled if seed % 2 else kvemb.tiers.hot_tables.default_partitioner,
+            "partitioner": shuffled if seed % 2 else kvemb.tiers.partition.default_partitioner,
             **({"init_size": 1} if growing or self.hot_rows is None else {"hot_rows": self.hot_rows}),
         }  # fmt: skip
         keys = universe(key_dtype, KEYS * self.spread)
