@@ -178,7 +178,7 @@ import kvemb, kvemb.monitoring
 warnings.simplefilter("ignore")  # fork beside threads is what this is about
 with kvemb.open("store", memory_budget="8MiB") as store:
     users = store.get_variable("users", dim=2)
-    with kvemb.handle.inside(users).storage.held():
+    with kvemb.handle.inside(users).storage.access.held():
         if not (child := os.fork()):
             lines = kvemb.monitoring.prometheus_text(main=store).splitlines()
             os._exit(7 if [line for line in lines if line[0] != "#"] == ['kvemb_up{store="main"} 0'] else 1)

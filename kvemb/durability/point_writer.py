@@ -37,7 +37,7 @@ from kvemb.durability.sightings.point_files import write_sightings
 from kvemb.durability.variable_entry import VariableEntry
 from kvemb.errors import CheckpointNotFound, ColdStoreError, KvembError
 from kvemb.operations.sightings import Counters, Sightings
-from kvemb.rows.codec import Ordered
+from kvemb.rows.codec import Ordered, order_keys
 from kvemb.rows.schema import Schema
 from kvemb.stats import HOST, TierSize
 from kvemb.store_state import StoreState
@@ -116,7 +116,7 @@ class PointWriter:
         try:
             with ExitStack() as held:
                 for part in self._parts:
-                    held.enter_context(part.storage.held())
+                    held.enter_context(part.storage.access.held())
                 state.check_writable()
                 self._last = closing is not None
                 self._rotate(state)
@@ -129,7 +129,7 @@ class PointWriter:
                 for number, part in enumerate(self._parts):
                     self._snapshots.append((part, part.storage.snapshot.begin(len(self._parts) - number)))
                     if self._target is not None or self._last:
-                        self._hot[part.name] = part.storage.hot_keys()
+                        self._hot[part.name] = order_keys(part.storage.hot_tables.keys(), part.storage.schema)
                     if part.sightings is not None:
                         part.sightings.freeze()
                 self._base = in_order.submit(self._copy_database)
@@ -165,7 +165,7 @@ class PointWriter:
         assert self._base is not None
         for part in self._parts:
             if part.sightings is not None:
-                with part.storage.held(rows=False):
+                with part.storage.access.held(rows=False):
                     self._counted[part.name] = part.sightings.frozen()
         while not self._base.done():
             self._relieve(self._snapshots)

@@ -59,7 +59,7 @@ def adopt_sightings(engine: Engine, table: Table, folder: Path, counted: Counted
             elif table.name in engine.opened_manifest.sightings:
                 engine.points.adopted_sightings[table.name] = None
         return
-    with table.storage.held():
+    with table.storage.access.held():
         if counted is None:
             sightings.take(None)
         else:

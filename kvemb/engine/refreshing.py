@@ -127,7 +127,7 @@ def _renewed(engine: Engine, database: ColdDatabase, described: Manifest, table:
     keys = unordered_keys(distinct(np.concatenate(found)), table.schema)
     table.hot_tables.partition.devices_of(keys)  # calls the partitioner, which may raise, before anything is done
     cold = database.attach(table.name, entry.schema)
-    with table.storage.held():
+    with table.storage.access.held():
         hot = keys[table.hot_tables.find(keys, table.hot_tables.owners(keys)) >= 0][: engine.limits.scan_rows]
     # A few at a time, because lookups continue meanwhile, and a read holds the GIL for a part of its time.
     blocks = [cold.read(hot[at : at + READ_ROWS])[0] for at in range(0, len(hot), READ_ROWS)]

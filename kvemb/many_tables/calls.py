@@ -63,7 +63,7 @@ def apply_gradients(store: DefaultStore[Engine], wanted: Mapping[Any, tuple[npt.
 
     failures = run_each([step(part) for part in parts], _threads(parts, in_step=True))
     for part in parts:
-        part.table.storage.acknowledge()  # the first call waits for the log, which they share
+        part.table.storage.log.commit()  # the first call waits for the log, which they share
     _raise_first(parts, failures)
 
 

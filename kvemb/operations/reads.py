@@ -266,7 +266,7 @@ class TableReads:
         after_lookup: start when the next lookup ends.
         """
         copied = keys.copy()
-        self._storage.read_ahead(lambda: copied, after_lookup=after_lookup)
+        self._storage.ahead.start(lambda: copied, after_lookup=after_lookup)
 
     def warm(self, keys: Keys) -> None:
         """Promote the rows of distinct keys that outscore hot rows; missing keys are ignored."""

@@ -38,14 +38,14 @@ class TableOperations(TableUpdates):
 
     def copy(self, array: DeviceArray) -> DeviceArray:
         """Return a private copy, which does not change."""
-        with self._storage.held(rows=False):
+        with self._storage.access.held(rows=False):
             copied = self.device_rows.copy(array)
         self.give_back(array)
         return copied
 
     def to_host(self, *arrays: DeviceArray) -> list[npt.NDArray[Any]]:
         """Return copies of arrays."""
-        with self._storage.held(rows=False), self.device_rows.on(*arrays):
+        with self._storage.access.held(rows=False), self.device_rows.on(*arrays):
             return [self.device_rows.to_host(array) for array in arrays]
 
     def keys_to_host(self, keys: DeviceArray) -> Keys:
@@ -55,12 +55,12 @@ class TableOperations(TableUpdates):
 
     def prefetch_on_device(self, keys: DeviceArray, *, after_lookup: bool) -> None:
         """Do what prefetch does. Does not wait for keys. If memory is short, nothing is read ahead."""
-        with self._storage.held(rows=False), self.device_rows.on(keys):
+        with self._storage.access.held(rows=False), self.device_rows.on(keys):
             self._storage.state.check_open()
             download = self.device_rows.begin_to_host(keys)
         self.give_back(keys)
         if download is not None:
-            self._storage.read_ahead(lambda: download().astype(np.int64, copy=False), after_lookup=after_lookup)
+            self._storage.ahead.start(lambda: download().astype(np.int64, copy=False), after_lookup=after_lookup)
 
     # Reading.
 
@@ -113,7 +113,7 @@ class TableOperations(TableUpdates):
     def give_back(self, *arrays: DeviceArray) -> None:
         """Wait for the work on borrowed arrays (DeviceArray.borrowed), which may be reused after the call."""
         if any(array.borrowed for array in arrays):
-            with self._storage.held(rows=False):
+            with self._storage.access.held(rows=False):
                 self.device_rows.finish()
 
     def _lookup_host(self, keys: Keys, rows: npt.NDArray[Any], rule: ScoreRule | None, now: float) -> Positions:
@@ -136,7 +136,7 @@ class TableOperations(TableUpdates):
         return self.device_rows.to_host(keys).astype(np.int64, copy=False)
 
     def _spread(self, keys: DeviceArray, array: DeviceArray, positions: Positions, rows: npt.NDArray[Any]) -> None:
-        with self._storage.held(rows=False), self.device_rows.on(keys, array):
+        with self._storage.access.held(rows=False), self.device_rows.on(keys, array):
             self.device_rows.spread(array, positions, rows)
 
     @repeat_if_refreshed
@@ -195,7 +195,7 @@ class TableOperations(TableUpdates):
             rows = device_rows.take(values, missing.positions)
             self._prepare_missing(len(rows), PlannedChange(embeddings=1, matching=self._matching))
             device_rows.prepare(matching=self._matching)
-            with storage.changing():
+            with storage.access.poisoning():
                 device_rows.assign(values, storage.step)
                 if self._matching is not None:
                     device_rows.match(self._matching, storage.step)
@@ -215,7 +215,7 @@ class TableOperations(TableUpdates):
             rest = [device_rows.take(array, missing.positions) for array in (old, new, exists)]
             self._prepare_missing(len(missing.keys), PlannedChange(embeddings=2, matching=self._matching))
             device_rows.prepare(matching=self._matching)
-            with storage.changing():
+            with storage.access.poisoning():
                 device_rows.only(exists)
                 device_rows.add(old, new, storage.step)
                 if self._matching is not None:
@@ -240,7 +240,7 @@ class TableOperations(TableUpdates):
                 len(distinct.keys), PlannedChange(optimizer=optimizer, grads=rows, sums=distinct.sums)
             )
             device_rows.prepare(optimizer)
-            with storage.changing():
+            with storage.access.poisoning():
                 device_rows.apply(optimizer, grads, storage.step, number)
                 if optimizer.counts_steps and keys.size:
                     storage.count_optimizer_step(number)

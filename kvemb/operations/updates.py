@@ -58,7 +58,7 @@ class TableUpdates(TableReads):
         """Insert rows or replace their embeddings; for duplicate keys the last value wins."""
         for chunk in self._chunks(len(keys)):
             self._upsert(keys[chunk], values[chunk])
-        self._storage.acknowledge()
+        self._storage.log.commit()
 
     def _upsert(self, keys: Keys, values: Values) -> None:
         storage = self._storage
@@ -66,7 +66,7 @@ class TableUpdates(TableReads):
             score, owners = self._scoring.first(storage.step), self._hot_tables.owners(keys)
             storage.snapshot.copy_before_change(keys, None, owners)
             self._hot_tables.prepare(owners, len(keys), PlannedChange(embeddings=1, matching=self._matching))
-            with storage.changing():
+            with storage.access.poisoning():
                 missing = self._hot_tables.upsert(keys, owners, values, storage.step)
                 if self._matching is not None:
                     cells = self._hot_tables.find(keys, owners)
@@ -84,7 +84,7 @@ class TableUpdates(TableReads):
             self._create(found, score)
             change = PlannedChange(embeddings=1, matching=self._matching)
             self._hot_tables.prepare(found.owners, len(found.keys), change)
-            with storage.changing():
+            with storage.access.poisoning():
                 self._hot_tables.assign(found.cells, found.owners, values, storage.step)
                 self._kernels.assign(found.rows, np.arange(len(found.rows)), values[found.cold], storage.step)
                 self._match(found, np.arange(len(found.keys)))
@@ -95,7 +95,7 @@ class TableUpdates(TableReads):
         """Add new - old if the key exists and `exists` is True; insert new if neither; ignore the other keys."""
         for chunk in self._chunks(len(keys)):
             self._accum(keys[chunk], old[chunk], new[chunk], exists[chunk])
-        self._storage.acknowledge()
+        self._storage.log.commit()
 
     def _accum(self, keys: Keys, old: Values, new: Values, exists: Mask) -> None:
         storage, distinct, n = self._storage, Unique(keys), len(keys)
@@ -117,7 +117,7 @@ class TableUpdates(TableReads):
             row_of[found.cold] = np.arange(len(found.cold))
             self._hot_tables.prepare(found.owners_of(added), len(added), PlannedChange(embeddings=2))
             self._hot_tables.prepare(found.owners, len(found.keys), PlannedChange(matching=self._matching))
-            with storage.changing():
+            with storage.access.poisoning():
                 self._hot_tables.add(found.cells[added], found.owners_of(added), old[adding], new[adding], storage.step)
                 self._kernels.assign(found.rows, made, new[inserted_at[found.cold[made]]], storage.step)
                 self._kernels.add(found.rows, row_of[added], old[adding], new[adding], storage.step)
@@ -129,7 +129,7 @@ class TableUpdates(TableReads):
     def apply_gradients(self, keys: Keys, grads: Values, *, acknowledge: bool = True) -> None:
         """Take one optimizer step on each distinct key; gradients of duplicates are summed in order first.
 
-        acknowledge=False: the caller calls storage.acknowledge(), once for several variables.
+        acknowledge=False: the caller calls storage.log.commit(), once for several variables.
         """
         optimizer = self.optimizer  # the same for all chunks, even if another thread sets it meanwhile
         assert optimizer is not None
@@ -138,7 +138,7 @@ class TableUpdates(TableReads):
             part = distinct.keys[chunk], distinct.counts[chunk]
             count = self._apply(*part, optimizer, grads, distinct.sums.of(chunk), count)
         if acknowledge:
-            self._storage.acknowledge()
+            self._storage.log.commit()
 
     def _apply(
         self, keys: Keys, occurrences: Positions, optimizer: Optimizer, grads: Values, sums: Sums, count: int
@@ -155,7 +155,7 @@ class TableUpdates(TableReads):
             if self._constraining is not None:
                 projection = PlannedChange(rows=True, embeddings=1, matching=self._matching)
                 self._hot_tables.prepare(found.owners, len(found.keys), projection)
-            with storage.changing():
+            with storage.access.poisoning():
                 self._hot_tables.apply(found.cells, found.owners, optimizer, grads, storage.step, sums, number)
                 if len(found.rows):
                     cold = np.arange(len(found.rows))
@@ -163,7 +163,7 @@ class TableUpdates(TableReads):
             moved = None
             if self._constraining is not None and before is not None:
                 moved = self._constraining.project(found, before, storage.step)
-            with storage.changing():
+            with storage.access.poisoning():
                 if moved is not None:
                     self._match(found, moved)
                 if optimizer.counts_steps and count == 0:
@@ -197,7 +197,7 @@ class TableUpdates(TableReads):
 
     def set_optimizer(self, optimizer: Optimizer, *, writable: bool = True) -> None:
         """Replace the optimizer by one with the same slots. writable: whether to raise if rows may not change."""
-        with self._storage.held(rows=False):
+        with self._storage.access.held(rows=False):
             if writable:
                 self._storage.state.check_writable()
             self.optimizer = optimizer
@@ -220,7 +220,7 @@ class TableUpdates(TableReads):
             part.flags[:] = DIRTY
             with self._storage.writing():
                 self._storage.replace(self._storage.locate(part.keys), part, step)
-        self._storage.acknowledge()
+        self._storage.log.commit()
 
     def remove(self, keys: Keys) -> None:
         """Drop rows with their slots and scores, and what was sighted of the keys, also of those without a row."""
@@ -231,7 +231,7 @@ class TableUpdates(TableReads):
                 self._storage.remove(found.keys[found.present])
                 if self.sightings is not None:
                     self.sightings.forget(distinct[chunk])
-        self._storage.acknowledge()
+        self._storage.log.commit()
 
     def clear(self) -> None:
         """Drop every row, and all sightings."""
@@ -239,23 +239,23 @@ class TableUpdates(TableReads):
             self._storage.clear()
             if self.sightings is not None:
                 self.sightings.take(None)
-        self._storage.acknowledge()
+        self._storage.log.commit()
 
     def use(self, keys: Keys) -> None:
         """Record one use of each occurrence of keys that exist."""
         storage, distinct = self._storage, Unique(keys)
         storage.state.check_writable()
-        with storage.held():
+        with storage.access.held():
             storage.count_use()
         for chunk in self._chunks(len(distinct.keys)):
             with storage.writing():
                 found = storage.locate(distinct.keys[chunk])
                 self._scoring.use(found, distinct.counts[chunk], self._scoring.now(storage.step))
-                with storage.changing():
+                with storage.access.poisoning():
                     there = found.only(found.exists)
                     storage.log.located(there, storage.step)
                     storage.admit(there)
-        storage.acknowledge()
+        storage.log.commit()
 
     def restrict(self, keep_rows: int, trigger_rows: int | None, progress: Progress | None = None) -> int:
         """Keep the keep_rows rows with the highest scores, of equal scores the larger keys; return the number removed.
@@ -269,7 +269,7 @@ class TableUpdates(TableReads):
             if (keep_rows < before or expire) and (trigger_rows is None or before > trigger_rows):
                 keep_highest(storage, self._scoring, keep_rows, self._scratch, progress)
             removed = before - storage.size
-        storage.acknowledge()
+        storage.log.commit()
         return removed
 
     def count_removals(self, keep_rows: int, progress: Progress | None = None) -> int:
@@ -296,7 +296,7 @@ class TableUpdates(TableReads):
             before = storage.size
             restriction.remove_below(limit, Meter(0, None))
             removed = before - storage.size
-        storage.acknowledge()
+        storage.log.commit()
         return removed
 
     def new_rows(self, keys: Keys, values: Values) -> RowBlock:

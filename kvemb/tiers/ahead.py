@@ -55,28 +55,27 @@ class ReadsAhead:
         self._queued: deque[Callable[[], Keys]] = deque(maxlen=READS_AHEAD)
         self._compared: deque[tuple[Keys, Unique]] = deque(maxlen=READS_AHEAD)
 
-    def start(self, keys: Keys) -> None:
-        """Start to read the cold rows of distinct keys, unless READS_AHEAD reads are in progress."""
-        fetch = self._begin(keys)
-        if fetch is not None:
-            self._readers.submit(self._read, fetch)
+    def start(self, given: Callable[[], Keys], *, after_lookup: bool) -> None:
+        """Start to read the cold rows of keys on another thread, unless READS_AHEAD reads are in progress.
 
-    def start_in_background(self, given: Callable[[], Keys]) -> None:
-        """Do what start does, on another thread. Takes no lock.
-
-        given: called on that thread; returns the keys, in any order, duplicates and hot keys allowed. If more than
-        READS_AHEAD wait for a thread, the oldest are dropped.
+        given: returns the keys, on either thread, in any order, duplicates and hot keys allowed; may block.
+        after_lookup: start when the next lookup ends; if more than READS_AHEAD wait for that, the oldest are dropped:
+        their batches have passed without a lookup. Takes the lock, unless it is after_lookup or rows are moved to GPUs
+        by other threads: then one of these threads takes it. Raises Closed.
         """
-        self._queued.append(given)
-        with suppress(RuntimeError):  # the store is being closed
-            self._readers.submit(self._start_queued)
-
-    def start_after_lookup(self, given: Callable[[], Keys]) -> None:
-        """Do what start_in_background does when the next lookup ends. Takes no lock.
-
-        If more than READS_AHEAD wait, the oldest are dropped: their batches have passed without a lookup.
-        """
-        self._waiting.append(given)
+        self._access.state.check_open()
+        if after_lookup:
+            self._waiting.append(given)
+        elif self._mover.active:
+            self._queued.append(given)
+            with suppress(RuntimeError):  # the store is being closed
+                self._readers.submit(self._start_queued)
+        else:
+            distinct = Unique(given()).keys
+            with self._access.held(rows=False):
+                self._access.state.check_open()
+                if (fetch := self._begin(distinct)) is not None:
+                    self._readers.submit(self._read, fetch)
 
     def distinct(self, keys: Keys) -> Unique:
         """Return Unique(keys), which a thread that read ahead may have computed already. Takes no lock."""

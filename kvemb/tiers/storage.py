@@ -25,8 +25,8 @@ from kvemb.limits import Limits
 from kvemb.memory.lease import Lease
 from kvemb.moment import current_moment
 from kvemb.rows.block import DIRTY, REMOVED, RowBlock
-from kvemb.rows.codec import LAST_KEY, Ordered, order_keys
-from kvemb.rows.hashing import Keys, Unique
+from kvemb.rows.codec import LAST_KEY, order_keys
+from kvemb.rows.hashing import Keys
 from kvemb.rows.schema import Schema
 from kvemb.stats import DISK, Stats, TierSize
 from kvemb.store_state import StoreState
@@ -89,30 +89,30 @@ class TieredStorage:
         self.schema, self.hot_tables, self.cold, self.state = schema, hot_tables, cold, state
         self.size, self.step, self.optimizer_steps, self.limits = size, step, optimizer_steps, limits
         self.counts, self.refreshes = Stats(), 0
-        self.log, self._recorder = WriteLogging(log, hot_tables), recorder
-        self.slot_rows, self.lease = slot_rows, lease
+        self._recorder, self.slot_rows, self.lease = recorder, slot_rows, lease
         self.in_flight = RowsInFlight(lease.reads, state, self._promote, limits)
-        self._access = TableAccess(state, self.in_flight)
+        self.access = TableAccess(state, self.in_flight)
+        self.log = WriteLogging(log, hot_tables, self.access)
         slots = min(limits.spill_rows // slot_rows, lease.budget.total // slot_bytes(schema, slot_rows))
         self._spill = SpillBuffer(schema, slot_rows, slots, lease, executor, self._write, self._forget_reads)
         self.snapshot = CurrentSnapshot(
-            hot_tables, self._spill, self._access, executor, self._forget_reads, slot_rows, lease, limits
+            hot_tables, self._spill, self.access, executor, self._forget_reads, slot_rows, lease, limits
         )
-        self._locator = Locator(hot_tables, self._spill, self.in_flight, cold, self._access, self.counts)
-        self._mover = BackgroundMover(self._access, hot_tables, readers, self._move)
+        self._locator = Locator(hot_tables, self._spill, self.in_flight, cold, self.access, self.counts)
+        self._mover = BackgroundMover(self.access, hot_tables, readers, self._move)
         self.ahead = ReadsAhead(
-            schema, self._locator, self._access, readers, lease.reads, limits.ahead_rows, self._mover
+            schema, self._locator, self.access, readers, lease.reads, limits.ahead_rows, self._mover
         )
         self._reclaimer = Reclaimer(
-            self._access, hot_tables, self._spill, self.ahead, lease, executor, readers, self._leave
+            self.access, hot_tables, self._spill, self.ahead, lease, executor, readers, self._leave
         )
 
     # Entering. The other methods REQUIRE one of these blocks, unless they say otherwise.
 
     def reading(self, *, in_flight: bool = False) -> AbstractContextManager[None]:
         """Hold the lock for a call that reads. in_flight: rows in flight stay so. Raises Closed."""
-        self._access.wait_for_room()
-        return HeldForCall(self._access, self._begin_reading, self.counts.timed("lookup"), rows=not in_flight)
+        self.access.wait_for_room()
+        return HeldForCall(self.access, self._begin_reading, self.counts.timed("lookup"), rows=not in_flight)
 
     def begin_reading_if_free(self) -> bool:
         """Enter the block of reading() if the lock is free; return whether it was entered. end_reading() leaves it.
@@ -120,20 +120,20 @@ class TieredStorage:
         REQUIRES: Ctrl-C is deferred until end_reading(). Raises Closed.
         """
         self.state.check_here()
-        if not (self._access.has_room and self._access.take(0)):
+        if not (self.access.has_room and self.access.take(0)):
             return False
         self._began = time.perf_counter()
         try:
             self._begin_reading()
         except BaseException:
-            self._access.leave()
+            self.access.leave()
             raise
         return True
 
     def end_reading(self) -> None:
         """Leave the block that begin_reading_if_free() entered."""
         self.counts.seconds_lookup += time.perf_counter() - self._began
-        self._access.leave()
+        self.access.leave()
 
     def _begin_reading(self) -> None:
         self.state.check_open()
@@ -151,15 +151,15 @@ class TieredStorage:
 
         Raises Closed, ReadOnly, Poisoned.
         """
-        self._access.wait_for_room()
+        self.access.wait_for_room()
         if without_snapshot:
             return self._writing_without_snapshot()
-        return HeldForCall(self._access, self._begin_writing, self.counts.timed("update"))
+        return HeldForCall(self.access, self._begin_writing, self.counts.timed("update"))
 
     def updating(self) -> AbstractContextManager[None]:
         """Do what writing() does, for an update, which may follow a lookup of its keys: rows in flight stay so."""
-        self._access.wait_for_room()
-        return HeldForCall(self._access, self._begin_updating, self.counts.timed("update"), rows=False)
+        self.access.wait_for_room()
+        return HeldForCall(self.access, self._begin_updating, self.counts.timed("update"), rows=False)
 
     def _begin_updating(self) -> None:
         self._begin_writing()
@@ -169,7 +169,7 @@ class TieredStorage:
 
     @contextmanager
     def _writing_without_snapshot(self) -> Iterator[None]:
-        with self._access.held_without_snapshot(), self.counts.timed("update"):
+        with self.access.held_without_snapshot(), self.counts.timed("update"):
             self._begin_writing()
             yield
 
@@ -177,7 +177,7 @@ class TieredStorage:
         self.state.check_writable()
         if (moment := current_moment()) is not None:
             self.step = max(self.step, moment.step)
-        with self.changing():
+        with self.access.poisoning():
             self._spill.poll()
         self._move_used_up()
         if self.hot_tables.memory.has_work:
@@ -187,7 +187,7 @@ class TieredStorage:
     def _move_used_up(self) -> None:
         """Move used rows from the host's table up to their devices' tables. A failure poisons the store."""
         if self.hot_tables.has_uses and self.state.cause is None:
-            with suppress(Poisoned), self.changing():
+            with suppress(Poisoned), self.access.poisoning():
                 for leaving in self.hot_tables.move_used_up():
                     self._leave(leaving)
 
@@ -200,26 +200,12 @@ class TieredStorage:
         self.snapshot.copy_before_change(found.keys, found.cells, found.owners)
         return found
 
-    def held(self, *, rows: bool = True) -> AbstractContextManager[None]:
-        """Hold the variable's lock during the block; no other call runs meanwhile. rows: see TableAccess.held."""
-        return self._access.held(rows=rows)
-
     @contextmanager
     def closing(self) -> Iterator[None]:
         """Hold the lock during the block, and then wait until all cold reads have ended."""
-        with self._access.held():
+        with self.access.held():
             yield
             self._locator.wait_for_reads()
-
-    def changing(self) -> AbstractContextManager[None]:
-        """Poison the store if the block fails, because rows may be half moved or half changed."""
-        return self._access.poisoning()
-
-    def acknowledge(self) -> None:
-        """Wait until the log, if there is one, holds all writes durably. Not under the lock. Raises Poisoned."""
-        if self.log.active:
-            with self.changing():
-                self.log.commit()
 
     # Moving rows.
 
@@ -232,7 +218,7 @@ class TieredStorage:
         if len(found.rows) == 0:
             return
         left: list[RowBlock] = []
-        with self.changing():
+        with self.access.poisoning():
             try:
                 for keys, leaving in self.hot_tables.insert(
                     found.rows, found.cold_owners, by_score=by_score, together=together
@@ -253,7 +239,7 @@ class TieredStorage:
         Their scores are unchanged, so if they became hot, they would soon leave again.
         """
         if len(found.rows):
-            with self.changing():
+            with self.access.poisoning():
                 unused = ~self.in_flight.has(found.rows.keys)
                 waiting = self._spill.update(found.rows, found.exists & unused)
             self.admit(found.only(~waiting))
@@ -267,7 +253,7 @@ class TieredStorage:
         moved = self.ahead.waits or self._mover.active
         updated = self.in_flight.wanted and not by_score
         left: Located | None = found
-        with self.changing():
+        with self.access.poisoning():
             self.in_flight.discard(found.rows.keys)  # another lookup's uses of them are in found, too
             self.in_flight.land()
             if (moved or updated) and not self.snapshot.under_way:
@@ -292,7 +278,7 @@ class TieredStorage:
             with suppress(Poisoned, MemoryError):  # if a GPU lacks memory to find keys, their rows stay where they are
                 for start in range(0, len(keys), self.limits.call_rows):
                     part = keys[start : start + self.limits.call_rows]
-                    with self.changing():
+                    with self.access.poisoning():
                         for leaving in self.hot_tables.move_up(part):
                             self._leave(leaving)
                     self.admit(self._locator.in_memory(part), together=True)
@@ -304,7 +290,7 @@ class TieredStorage:
         """Replace located rows by whole, dirty rows, in the order of found.keys; rows that are not hot are spilled."""
         cold = rows.select(found.cold)
         self.hot_tables.prepare(found.owners, len(found.keys), PlannedChange(rows=True))
-        with self.changing():
+        with self.access.poisoning():
             self.hot_tables.put(found.cells, found.owners, rows)
             self.size += len(found.exists) - int(np.count_nonzero(found.exists))
             self.step = max(self.step, step)
@@ -319,7 +305,7 @@ class TieredStorage:
         removals.flags[:] = DIRTY | REMOVED
         owners = self.hot_tables.owners(keys)
         self.hot_tables.prepare(owners, len(keys), PlannedChange())
-        with self.changing():
+        with self.access.poisoning():
             self.hot_tables.remove(keys, owners)
             # Counted first, because the spill buffer keeps the removals even if a write fails.
             self.size -= len(keys)
@@ -329,7 +315,7 @@ class TieredStorage:
 
     def clear(self) -> None:
         """Drop every row. REQUIRES: writing(without_snapshot=True)."""
-        with self.changing():
+        with self.access.poisoning():
             # In this order a failure loses nothing.
             self._spill.wait_for_write()
             self.cold.clear()
@@ -351,34 +337,18 @@ class TieredStorage:
         return self.optimizer_steps + 1 if moment is None else moment.optimizer_step
 
     def count_optimizer_step(self, number: int) -> None:
-        """Count the step with this number. REQUIRES: changing()."""
+        """Count the step with this number. REQUIRES: access.poisoning()."""
         self.optimizer_steps = max(self.optimizer_steps, number)
         self.log.counted(self.optimizer_steps, self.step)
 
-    def read_ahead(self, given: Callable[[], Keys], *, after_lookup: bool) -> None:
-        """Start to read the cold rows of keys on another thread. given: returns the keys, on either thread; may block.
-
-        after_lookup: start when the next lookup ends; this call then takes no lock.
-        """
-        self.state.check_open()
-        if after_lookup:
-            self.ahead.start_after_lookup(given)
-        elif self._mover.active:
-            self.ahead.start_in_background(given)
-        else:
-            distinct = Unique(given()).keys
-            with self._access.held(rows=False):
-                self.state.check_open()
-                self.ahead.start(distinct)
-
     def write_dirty(self) -> None:
         """Write all dirty rows to the cold store. REQUIRES: no snapshot is being written."""
-        with self.changing():
+        with self.access.poisoning():
             self._spill.drain()
         for table in self.hot_tables.tables:
             # If a table cannot read or mark rows, none are lost: they stay dirty.
             for cells, rows in table.dirty_batches(self.limits.write_rows):
-                with self.changing():
+                with self.access.poisoning():
                     self._write(rows)
                 self._forget_reads(rows.keys)
                 table.mark_clean(cells)
@@ -420,16 +390,12 @@ class TieredStorage:
 
     def is_clean(self) -> bool:
         """Whether the cold store has all rows, and all their changes are recorded. Takes the lock. Raises Poisoned."""
-        with self._access.held():
-            with self.changing():
+        with self.access.held():
+            with self.access.poisoning():
                 self._spill.poll()
             if self._spill.writing or self._spill.rows:
                 return False
             return all(next(table.dirty_batches(1), None) is None for table in self.hot_tables.tables)
-
-    def hot_keys(self) -> Ordered:
-        """Return the keys of all hot rows, in no order. REQUIRES: held()."""
-        return order_keys(self.hot_tables.keys(), self.schema)
 
     # In bulk. These methods take the lock, unless they say otherwise.
 
@@ -438,7 +404,7 @@ class TieredStorage:
 
         first, last: the bounds as ordered keys (codec.order_keys), inclusive.
         """
-        with self._access.held_without_snapshot():
+        with self.access.held_without_snapshot():
             self.state.check_open()
             if not self.state.read_only:
                 self.state.check_writable()
@@ -451,7 +417,7 @@ class TieredStorage:
 
         The block may take long, so Ctrl-C interrupts it.
         """
-        with self._access.held_without_snapshot(interruptible=True):
+        with self.access.held_without_snapshot(interruptible=True):
             self.state.check_writable()
             with uninterrupted():
                 self.write_dirty()
@@ -462,7 +428,7 @@ class TieredStorage:
 
         added: the number of new rows. step: the largest step of the rows.
         """
-        with uninterrupted(), self.changing():
+        with uninterrupted(), self.access.poisoning():
             give()
             self._empty_hot()
             self.size, self.step = self.size + added, max(self.step, step)
@@ -470,7 +436,7 @@ class TieredStorage:
     def end(self, state: StoreState) -> None:
         """Refuse every call from now on as this state does; a call in progress ends first, or is refused."""
         with self.closing():
-            self.state = self._access.state = state
+            self.state = self.access.state = state
 
     def refresh(
         self, cold: ColdStore, size: int, step: int, optimizer_steps: int, renewed: RefreshedState | None
@@ -499,12 +465,11 @@ class TieredStorage:
 
     def advance(self, step: int, optimizer_steps: int) -> None:
         """Raise the step counts to these, where these are larger."""
-        with self._access.held():
+        with self.access.held():
             self.step = max(self.step, step)
             if optimizer_steps > self.optimizer_steps:
-                self.optimizer_steps = optimizer_steps
-                with self.changing():
-                    self.log.counted(optimizer_steps, self.step)
+                with self.access.poisoning():
+                    self.count_optimizer_step(optimizer_steps)
 
     def record(self, keys: Keys) -> None:
         """Record that these rows are about to change in the cold store. Takes no lock."""
@@ -519,14 +484,14 @@ class TieredStorage:
 
     def check(self) -> list[str]:
         """Return a line for each inconsistency of the two tiers, after writing the dirty rows. Takes the lock."""
-        with self._access.held_without_snapshot():
+        with self.access.held_without_snapshot():
             self.state.check_writable()
             self.write_dirty()
             return list(tier_findings(self.hot_tables, self.cold, self.size, self.schema))
 
     def stats(self) -> Stats:
         """Return a copy of the counts so far, with the present size of each tier. Takes the lock."""
-        with self._access.held():
+        with self.access.held():
             hot, waiting, tiers = self.hot_tables.size, self._spill.rows, self.hot_tables.sizes()
             disk_bytes = 0 if self.state.closed else self.cold.disk_bytes()
             return replace(

@@ -1,6 +1,6 @@
 """Appending the rows that a call has just changed to the log of writes, if the store has one.
 
-The variable's lock guards every method but commit(); all are called within TieredStorage.changing().
+The variable's lock guards every method but commit(); the others are called within TableAccess.poisoning().
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from kvemb.contracts import WriteLog
 from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import order_keys
 from kvemb.rows.hashing import Keys, Positions, Unique
+from kvemb.tiers.access import TableAccess
 from kvemb.tiers.hot_tables import HotTables
 from kvemb.tiers.located import Located
 from kvemb.tiers.partition import Owners, owners_at
@@ -19,8 +20,8 @@ from kvemb.tiers.partition import Owners, owners_at
 class WriteLogging:
     """Logs the writes of one variable. log: None: the store has no log, and every method does nothing."""
 
-    def __init__(self, log: WriteLog | None, hot_tables: HotTables) -> None:
-        self._log, self._hot_tables = log, hot_tables
+    def __init__(self, log: WriteLog | None, hot_tables: HotTables, access: TableAccess) -> None:
+        self._log, self._hot_tables, self._access = log, hot_tables, access
         self.active = log is not None
 
     def located(self, found: Located, step: int) -> None:
@@ -60,6 +61,7 @@ class WriteLogging:
             self._log.cleared(step)
 
     def commit(self) -> None:
-        """Wait until everything logged is on disk. Takes no lock. Raises ColdStoreError."""
+        """Wait until everything logged is on disk. Not under the lock. Raises Poisoned."""
         if self._log is not None:
-            self._log.commit()
+            with self._access.poisoning():
+                self._log.commit()

@@ -93,7 +93,7 @@ def test_callers_of_the_last_variable_do_not_wait_until_the_others_are_written(m
     first, last = (store.get_variable(name, dim=2, hot_rows=4_000) for name in ("first", "last"))
     for variable in (first, last):
         variable.upsert(ids, np.ones((len(ids), 2), np.float32))
-    access = inside(last).storage._access
+    access = inside(last).storage.access
     changing = threading.Thread(target=lambda: [last.upsert(ids[at : at + 50], [[2, 2]] * 50) for at in ids[::50]])
     real_take, real_add = DirtySnapshot._take, GrowingFile.add
     snapshots: list[DirtySnapshot] = []

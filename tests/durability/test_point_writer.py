@@ -146,7 +146,7 @@ def test_a_variable_is_not_locked_for_the_writing_of_others(store):
         put(store, [1], 1.0, name)
     writer = writer_of(store)
     begin(store, writer)
-    accesses = [inside(store).tables[name].storage._access for name in names]
+    accesses = [inside(store).tables[name].storage.access for name in names]
     before = [access.acquisitions for access in accesses]
     writer.write()
     taken = [access.acquisitions - number for access, number in zip(accesses, before, strict=True)]

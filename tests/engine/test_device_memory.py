@@ -34,7 +34,7 @@ def test_a_store_takes_device_memory_and_no_more(tmp_path: Path, monkeypatch: py
             var.lookup(there(keys))
             var.apply_gradients(there(keys), there(np.ones((count, DIM), np.float32)))
         var.size(), var.lookup(there(keys[:1]))
-        with inside(var).storage.held():  # so that no thread moves rows
+        with inside(var).storage.access.held():  # so that no thread moves rows
             assert table.capacity_rows < cells
             assert device.taken <= limit
             assert budget.free == limit - table.nbytes - table.cells.buffers.nbytes

@@ -166,7 +166,7 @@ def test_a_store_that_is_opened_warm_has_what_was_hot_at_its_close(open_store, t
     table = fill(store)
     some = np.arange(0, 200, 7)
     table.lookup(some)
-    with inside(table).storage.held():  # what the lookup left in flight goes hot first
+    with inside(table).storage.access.held():  # what the lookup left in flight goes hot first
         hot = inside(table).hot_tables.keys().tolist()
     store.close()
     for warm in (True, False):

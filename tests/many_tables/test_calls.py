@@ -142,7 +142,7 @@ def test_arrays_that_are_given_are_filled_and_returned(store, tables):
 def test_a_variable_that_is_in_use_is_waited_for(store, tables):
     """The others are entered at once; this one when the thread that works on it has ended."""
     storage, counts, found = inside(tables[1]).storage, inside(tables[2]).storage.counts, []
-    with storage.held():
+    with storage.access.held():
         waiting = threading.Thread(target=lambda: found.append(store.lookup({table: [7] for table in tables})))
         waiting.start()
         while counts.hits + counts.misses == 0:  # not through stats, which enters the variable

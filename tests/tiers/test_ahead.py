@@ -70,7 +70,7 @@ def test_rows_that_are_found_are_counted_wherever_they_were_read():
 
     def change():
         place.cold.meanwhile = lambda: None
-        with place.storage.held():
+        with place.storage.access.held():
             place.storage._forget_reads(np.array([4]))
 
     place.cold.meanwhile = change
@@ -279,7 +279,7 @@ def test_a_reader_does_not_wait_for_a_variable_that_is_in_use_for_long():
     place = Place(readers)
     place.prefetch(9, after_lookup=True)
     place.lookup(1)
-    with place.storage.held():
+    with place.storage.access.held():
         thread = threading.Thread(target=readers.go)
         thread.start()
         thread.join(60)
@@ -290,7 +290,7 @@ def test_a_reader_does_not_wait_for_a_variable_that_is_in_use_for_long():
 
 def test_a_lookup_during_a_snapshot_makes_its_rows_hot_itself():
     place = Place(Later())
-    with place.storage.held():
+    with place.storage.access.held():
         place.storage.snapshot.begin()
     place.prefetch(9, after_lookup=True)
     place.lookup(1, 2)

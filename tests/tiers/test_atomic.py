@@ -107,7 +107,7 @@ def test_memory_that_is_short_while_rows_go_hot(
         if call == "lookup":  # its rows land at the next call
             CALLS[call](variable)
             assert store.state.cause is None
-            with inside(variable).storage.held():
+            with inside(variable).storage.access.held():
                 pass
             assert isinstance(store.state.cause, MemoryError)
         else:

@@ -235,7 +235,7 @@ CHANGES: dict[str, Callable[[Place], object]] = {
 def crowd_out(place: Place) -> None:
     for start in range(200, 600, 100):
         place.train(range(start, start + 100))
-    with place.storage.held():
+    with place.storage.access.held():
         place.storage.write_dirty()
 
 
@@ -266,9 +266,9 @@ def test_what_changes_while_it_is_read_ahead_is_not_made_hot_as_it_was(how: str)
 
 def test_nothing_is_moved_where_a_snapshot_has_no_room_for_copies() -> None:
     place = Place()
-    with place.storage.held():
+    with place.storage.access.held():
         place.storage.snapshot.begin()
-        place.storage._access.set_room(False)
+        place.storage.access.set_room(False)
     place.storage._mover.move(np.arange(10))
     assert place.on_device == []
     place.storage.snapshot.end()
@@ -279,7 +279,7 @@ def test_nothing_is_moved_where_a_snapshot_has_no_room_for_copies() -> None:
 def test_a_snapshot_has_rows_that_moves_evict_as_they_were() -> None:
     place = Place(below=0)
     place.train(range(128))
-    with place.storage.held():
+    with place.storage.access.held():
         snapshot = place.storage.snapshot.begin()
     place.prefetch(range(200, 328))
     assert place.on_device == list(range(200, 328))
@@ -295,7 +295,7 @@ def test_a_poisoned_or_closed_store_moves_nothing() -> None:
         place.prefetch(FEW)
         end(place)
         readers.go()
-        with place.storage._access.held():
+        with place.storage.access.held():
             assert place.hot.tables[0].size == 0
 
 

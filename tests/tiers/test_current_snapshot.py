@@ -15,7 +15,7 @@ def test_what_a_snapshot_holds_is_owed_until_it_ends_and_keeps_no_thread_busy():
     storage = storage_of(
         executor=executor, lease=budget.lease(), limits=Limits(**{**small_spill(8), "copied_rows": 100})
     )
-    with storage.held():
+    with storage.access.held():
         storage.snapshot.begin()
     assert storage.snapshot.under_way
     assert storage.lease.held > 0

@@ -171,12 +171,12 @@ class Trained:
 
     def cold(self) -> Any:
         """The keys that are in no memory."""
-        with self.storage.held():
+        with self.storage.access.held():
             return self.storage._locator.unknown(ROWS)
 
     def waiting(self) -> Any:
         """The keys that wait to be spilled."""
-        with self.storage.held():
+        with self.storage.access.held():
             at = self.storage._locator._look(ROWS)
         return at.rows.keys[at.known]
 
@@ -547,7 +547,7 @@ def test_a_follower_sees_new_rows_of_keys_that_had_none(open_store, tmp_path):
     with kvemb.open(tmp_path / "store", follow=True, memory_budget="4MiB") as follower:
         table = follower.variables["table"]
         storage = inside(table).storage
-        with storage.held():  # so that the thread that reads ahead does not land them
+        with storage.access.held():  # so that the thread that reads ahead does not land them
             table.prefetch(at.keys, after_lookup=True)
         storage.ahead._readers = type("Never", (), {"submit": lambda *_: None})()
         assert not table.lookup(MISSING, return_exists=True)[1].any()
@@ -592,7 +592,7 @@ def test_chunks_of_a_large_lookup_are_landed_one_after_the_other(open_store, tmp
 
 def test_dirty_rows_in_flight_are_not_clean_when_they_land(at):
     at.look()
-    with at.storage.held():
+    with at.storage.access.held():
         pass
     owners = at.storage.hot_tables.owners(at.keys)
     (rows,) = at.storage.hot_tables.read(at.storage.hot_tables.find(at.keys, owners), owners)

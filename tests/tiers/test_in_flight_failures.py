@@ -84,7 +84,7 @@ def test_rows_that_cannot_be_kept_for_lack_of_memory_go_hot_and_what_was_paid_fo
         patched.setattr(Located, "cold_only", fail)
         place.lookup(1, 2)
     assert place.storage.state.cause is None
-    with place.storage.held():
+    with place.storage.access.held():
         assert (place.storage.in_flight.left, place.lease.reads.held) == (0, 0)
     assert place.storage.hot_tables.size == 2
     assert place.storage.check() == []

@@ -151,7 +151,7 @@ def test_memory_follows_a_popularity_that_changes_half_way(open_store: Opener, t
         assert fixed.tables[0].capacity_rows == 512
         with ExitStack() as still:  # so that no thread moves memory
             for table in tables:
-                still.enter_context(inside(table).storage.held())
+                still.enter_context(inside(table).storage.access.held())
             held = sum(share.held for share in shares_of(store))
             assert held == sum(inside(table).hot_tables.nbytes for table in tables), "what is counted is there"
         assert held > 0.5 * (8 << 20)

@@ -94,7 +94,7 @@ def test_what_was_read_ahead_is_forgotten_when_the_row_is_written():
     storage = storage_of()
     storage.cold.write(rows_of([7], 1.0))
     storage.size = 1
-    storage.read_ahead(lambda: np.array([7]), after_lookup=False)
+    storage.ahead.start(lambda: np.array([7]), after_lookup=False)
     put(storage, [7], 2.0)
     with storage.writing():
         storage.write_dirty()
@@ -106,13 +106,13 @@ def test_what_was_read_ahead_is_forgotten_when_the_row_is_written():
 def test_every_change_is_told_to_the_log_and_acknowledged_after():
     log = Told()
     storage = storage_of(log=log)
-    with storage.writing(), storage.changing():
+    with storage.writing(), storage.access.poisoning():
         storage.log.located(storage.locate(np.array([1])), 1)
     with storage.writing():
         storage.remove(np.array([], np.int64))
     with storage.writing(without_snapshot=True):
         storage.clear()
-    storage.acknowledge()
+    storage.log.commit()
     assert log.lines == ["rows", "removed", "cleared", "commit"]
 
 
@@ -140,7 +140,7 @@ def test_the_state_of_the_store_is_asked_for_every_call():
     ended.close()
     storage.end(ended)
     with pytest.raises(Closed, match="ended"):
-        storage.read_ahead(lambda: np.array([1]), after_lookup=True)
+        storage.ahead.start(lambda: np.array([1]), after_lookup=True)
 
 
 def test_the_rows_of_another_cold_store_are_shown_from_then_on():

@@ -243,7 +243,7 @@ def assert_exact(store: kvemb.Store, variable: Any, rounds: int = ROUNDS) -> Non
     wanted = len(COUNTERS) + int(born.sum()) + int(won.sum()) + int(stamped.sum()) + kept
     assert variable.size() == wanted == len(variable.export()[0])
     storage = inside(variable).storage
-    with storage.held():
+    with storage.access.held():
         ahead = sum(len(fetch.keys) for fetch in storage.ahead._kept)
         assert storage.lease.reads.held == ahead * RowBlock.bytes_per_row(storage.schema)
     assert variable.size() == sum(

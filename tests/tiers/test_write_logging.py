@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from blocks import hot_tables_of, rows_of
+from blocks import InFlight, hot_tables_of, rows_of
 
+from kvemb.store_state import StoreState
+from kvemb.tiers.access import TableAccess
 from kvemb.tiers.located import Located
 from kvemb.tiers.write_logging import WriteLogging
 
@@ -34,7 +36,7 @@ class Place:
         self.hot, self.log = hot_tables_of(tables=tables), Log()
         for key in range(5):
             list(self.hot.insert(rows_of([key], float(key)), self.hot.owners(np.array([key]))))
-        self.logging = WriteLogging(self.log if logged else None, self.hot)
+        self.logging = WriteLogging(self.log if logged else None, self.hot, TableAccess(StoreState("test"), InFlight()))
 
 
 def located(hot, keys):
