@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from blocks import InFlight, hot_tables_of, rows_of
 
+from kvemb.errors import ColdStoreError, Poisoned
 from kvemb.store_state import StoreState
 from kvemb.tiers.access import TableAccess
 from kvemb.tiers.located import Located
@@ -36,7 +37,9 @@ class Place:
         self.hot, self.log = hot_tables_of(tables=tables), Log()
         for key in range(5):
             list(self.hot.insert(rows_of([key], float(key)), self.hot.owners(np.array([key]))))
-        self.logging = WriteLogging(self.log if logged else None, self.hot, TableAccess(StoreState("test"), InFlight()))
+        self.state = StoreState("test")
+        access = TableAccess(self.state, InFlight())
+        self.logging = WriteLogging(self.log if logged else None, self.hot, access)
 
 
 def located(hot, keys):
@@ -75,3 +78,15 @@ def test_a_store_without_a_log_is_read_for_none(monkeypatch):
     place.logging.removed(keys, 1)
     place.logging.cleared(1)
     place.logging.commit()
+
+
+def test_a_log_that_cannot_be_written_poisons_the_store():
+    place, failure = Place(), ColdStoreError("full")
+
+    def commit():
+        raise failure
+
+    place.log.commit = commit
+    with pytest.raises(Poisoned):
+        place.logging.commit()
+    assert place.state.cause is failure
