@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 from blocks import SCHEMA, Later, Now, Watched, hot_tables_of, let_rows_wait, rows_of
+from quick import quick
 
+import kvemb
 from kvemb.errors import ColdStoreError
+from kvemb.handle import inside
 from kvemb.limits import Limits
 from kvemb.memory.budget import Budget
 from kvemb.operations.reads import TableReads
@@ -22,6 +28,7 @@ from kvemb.tiers.storage import TieredStorage
 from tests.histories import small_spill
 
 ROW_BYTES = RowBlock.bytes_per_row(SCHEMA)
+TABLES, ROWS, BATCH = 6, 20_000, 500
 
 
 class Place:
@@ -296,3 +303,25 @@ def test_a_lookup_during_a_snapshot_makes_its_rows_hot_itself():
     place.lookup(1, 2)
     assert place.hot.size == 2
     place.storage.snapshot.end()
+
+
+@pytest.mark.parametrize("hot_rows", quick([None, 1000]))
+def test_reads_ahead_get_memory_while_rows_wait_for_the_disk(
+    open_store: Callable[..., kvemb.Store], tmp_path: Path, hot_rows: int | None
+) -> None:
+    """Hot tables that grow have all memory, or those of a fixed size, which are never asked for it."""
+    store, chance = open_store(tmp_path / "store", memory_budget="4MiB"), np.random.default_rng(0)
+    tables = [store.get_variable(f"field{number}", dim=16, hot_rows=hot_rows) for number in range(TABLES)]
+    for start in range(0, ROWS, 1000):
+        for table in tables:
+            table.upsert(range(start, start + 1000), np.full((1000, 16), start, np.float32))
+    given, until = 0, time.monotonic() + 300
+    while given < 20 * TABLES and time.monotonic() < until:
+        for table in tables:
+            batch, ahead = chance.choice(ROWS, BATCH, replace=False), inside(table).storage.ahead
+            table.prefetch(batch)
+            given = given + 1 if sum(len(fetch.keys) for fetch in ahead._kept) > BATCH // 2 else 0
+            rows = table.lookup(batch)
+            assert (rows == (batch // 1000 * 1000)[:, None]).all()
+            table.upsert(batch, rows)
+    assert given >= 20 * TABLES
