@@ -143,11 +143,11 @@ def test_a_partitioner_out_of_range(table):
         *(lambda: table.accum(keys, rows, rows, [True, False, True]), lambda: table.remove(keys)),
         *(lambda: policy.apply_update(keys), lambda: table.prefetch(keys)),
     ):
-        good, before = inside(table).hot_tables._partitioner, state_of(table)
-        inside(table).hot_tables._partitioner = lambda keys, n: keys % n + 1
+        partition, before = inside(table).hot_tables.partition, state_of(table)
+        good, partition._partitioner = partition._partitioner, lambda keys, n: keys % n + 1
         with pytest.raises(ValueError, match="partitioner must return"):
             call()
-        inside(table).hot_tables._partitioner = good
+        partition._partitioner = good
         np.testing.assert_equal(state_of(table), before)
 
 
