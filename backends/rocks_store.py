@@ -124,13 +124,12 @@ class RocksStore(ColdStore):
         get: Any = self.family.get
         records: list[bytes | None] = []
         for start in range(0, len(encoded), GET_KEYS):
-            left = encoded[start:]
-            many = len(left) >= self._limits.cold_parallel_keys
-            if many and (threads := min(self._threads, free_cores())) > 1:
-                step = -(-len(left) // threads)
-                pieces = [left[at : at + step] for at in range(0, len(left), step)]
+            left = len(encoded) - start
+            if left >= self._limits.cold_parallel_keys and (threads := min(self._threads, free_cores())) > 1:
+                step = -(-left // threads)
+                pieces = [encoded[at : at + step] for at in range(start, len(encoded), step)]
                 return list(chain(records, *self._readers.map(get, pieces)))
-            records += get(left[:GET_KEYS])
+            records += get(encoded[start : start + GET_KEYS])
         return records
 
     def write(self, rows: RowBlock) -> None:

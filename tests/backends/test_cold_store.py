@@ -6,11 +6,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from schemas import schema_of
 
+from kvemb.backends import rocks_store
 from kvemb.backends.memory import MemoryStore
 from kvemb.backends.rocks import RocksDatabase
 from kvemb.contracts import Family
@@ -296,3 +298,24 @@ def test_variables_share_a_database_and_nothing_else(tmp_path):
         with pytest.raises(ColdStoreError, match="open"):
             again.attach(gone, schemas[gone])
     again.close()
+
+
+@pytest.mark.parametrize("free", [1, 2, [1, 1, 2], [1, 2]], ids=["never", "at once", "for the last keys", "after some"])
+def test_a_large_read_is_shared_as_soon_as_cores_are_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int | list[int]
+) -> None:
+    schema, keys = schema_of(), np.arange(-6000, 6000, 2)
+    monkeypatch.setattr(rocks_store, "free_cores", Mock(side_effect=free) if isinstance(free, list) else lambda: free)
+    opened = database(tmp_path / "rows")
+    opened.threads = 2
+    try:
+        store = opened.create("rows", schema, RocksDBCreator())
+        store.write(rows_of(schema, keys))
+        shared = Mock(wraps=opened.readers.map)
+        monkeypatch.setattr(opened.readers, "map", shared)
+        rows, found = store.read(wanted := np.arange(-6000, 6000))
+        np.testing.assert_array_equal(found, wanted % 2 == 0)
+        assert_same(rows, rows_of(schema, keys))
+        assert shared.call_count == (free != 1)
+    finally:
+        opened.close()

@@ -12,6 +12,7 @@ from small_tables import NAMES, make_table
 import kvemb
 from kvemb.errors import Closed, ColdStoreError, ReadOnly
 from kvemb.handle import inside
+from kvemb.many_tables import calls
 
 
 def draw(seed):
@@ -151,3 +152,19 @@ def test_a_variable_that_is_in_use_is_waited_for(store, tables):
     waiting.join()
     assert [row.tolist()[0][0] for row in found[0].values()] == [14, 21, 28]
     assert [table.stats.hits + table.stats.misses for table in tables] == [1, 1, 1]
+
+
+@pytest.mark.limits(hot_parallel_keys=1, step_parallel_keys=41)
+def test_a_step_with_few_keys_of_each_variable_takes_one_thread(store, tables, monkeypatch):
+    """And a lookup of the same keys takes several."""
+    spread = Mock(wraps=calls.run_each)
+    monkeypatch.setattr(calls, "run_each", spread)
+    monkeypatch.setattr(calls, "cores", lambda: 2)
+    for count, threads in ((40, 1), (41, 2)):
+        keys = np.arange(count)
+        rows = store.lookup(dict.fromkeys(tables, keys))
+        assert spread.call_args_list[0].args[1] == 2
+        spread.reset_mock()
+        store.apply_gradients({table: (keys, rows[table]) for table in tables})
+        assert spread.call_args.args[1] == threads
+        spread.reset_mock()
