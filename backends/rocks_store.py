@@ -106,11 +106,12 @@ class RocksStore(ColdStore):
             del self._handles, self.family
 
     def read(self, keys: Keys) -> tuple[RowBlock, Mask]:
-        if not self.made:
-            return decode_records(keys[:0], [], self._schema), np.zeros(len(keys), np.bool_)
-        encoded = encode_keys(keys, self._schema)
-        with translated(f"read {self._name!r}"):
-            records = self._get(encoded)
+        records: list[bytes | None] = []
+        if self.made:
+            with translated(f"read {self._name!r}"):
+                records = self._get(encode_keys(keys, self._schema))
+        if not any(records):
+            return RowBlock(self._schema, 0), np.zeros(len(keys), np.bool_)
         if all(records):
             return decode_records(keys, records, self._schema), np.ones(len(records), np.bool_)  # type: ignore[arg-type]
         found = np.fromiter(map(bool, records), np.bool_, len(records))

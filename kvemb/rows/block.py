@@ -24,17 +24,15 @@ MEMORY_FLAGS = 0x0F
 # Bytes of a cell beside its row: key, score, step of last change, flags.
 CELL_OVERHEAD_BYTES = 8 + 8 + 8 + 1
 
-# Below this, the largest size that malloc keeps for reuse, malloc is cheaper than a separate mapping.
+# Below this size of its rows, the largest that malloc keeps for reuse, malloc is cheaper than separate mappings.
 _MAPPED_BYTES = 32 << 20
 _HUGE_PAGE_BYTES = 2 << 20
 _INT64, _FLOAT64, _UINT8, _UINT64 = np.dtype(np.int64), np.dtype(np.float64), np.dtype(np.uint8), np.dtype(np.uint64)
 
 
-def _allocate(count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return zeroed memory; if it is large, it is page-aligned and committed only as it is touched."""
+def _mapped(count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return zeroed memory that is page-aligned and committed only as it is touched."""
     nbytes = count * dtype.itemsize
-    if nbytes < _MAPPED_BYTES:
-        return np.zeros(count, dtype)
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -52,11 +50,12 @@ class RowBlock:
 
     def __init__(self, schema: Schema, length: int) -> None:
         self.schema, self.length = schema, length
-        self.keys: npt.NDArray[np.int64] = _allocate(length, _INT64)
-        self.scores: npt.NDArray[np.float64] = _allocate(length, _FLOAT64)
-        self.steps: npt.NDArray[np.int64] = _allocate(length, _INT64)
-        self.flags: npt.NDArray[np.uint8] = _allocate(length, _UINT8)
-        words = _allocate(length * schema.row_words, _UINT64).reshape(length, schema.row_words)
+        zeros = np.zeros if 8 * schema.row_words * length < _MAPPED_BYTES else _mapped
+        self.keys: npt.NDArray[np.int64] = zeros(length, _INT64)
+        self.scores: npt.NDArray[np.float64] = zeros(length, _FLOAT64)
+        self.steps: npt.NDArray[np.int64] = zeros(length, _INT64)
+        self.flags: npt.NDArray[np.uint8] = zeros(length, _UINT8)
+        words = zeros(length * schema.row_words, _UINT64).reshape(length, schema.row_words)
         self.words: npt.NDArray[np.uint64] = words
         self.values: npt.NDArray[Any] = words.view(schema.kernel_dtype)
         self.slots: npt.NDArray[Any] = words.view(schema.slot_dtype)

@@ -12,6 +12,8 @@ import numpy as np
 
 from kvemb.kernels.compiling import inlined, kernel
 
+EMPTY = -1
+
 
 @inlined
 def mix(key: int) -> Any:
@@ -27,10 +29,9 @@ def mix(key: int) -> Any:
 
 @kernel
 def unique(keys: Any, cells: Any, first: Any, last: Any, counts: Any, inverse: Any, following: Any) -> int:
-    """Fill the arrays of kvemb.rows.hashing.Unique, and return how many distinct keys there are.
-
-    Before the call, cells and following are EMPTY.
-    """
+    """Fill the arrays of kvemb.rows.hashing.Unique, and return how many distinct keys there are."""
+    cells[:] = EMPTY
+    following[:] = EMPTY
     mask = np.uint64(len(cells) - 1)
     found = 0
     for i in range(len(keys)):
@@ -93,13 +94,15 @@ def index_put_at(cells: Any, keys: Any, positions: Any) -> None:
 
 
 @kernel
-def index_find(cells: Any, keys: Any, wanted: Any, positions: Any) -> None:
-    """Write the position of each wanted key that has one to positions."""
+def index_find(cells: Any, keys: Any, valid: Any, wanted: Any, positions: Any) -> None:
+    """Fill positions with that of each wanted key, or EMPTY. valid: which positions count; of no elements: all."""
     mask = np.uint64(len(cells) - 1)
     for i in range(len(wanted)):
+        positions[i] = EMPTY
         at = mix(wanted[i]) & mask
         while cells[at] >= 0:
             if keys[cells[at]] == wanted[i]:
-                positions[i] = cells[at]
+                if len(valid) == 0 or valid[cells[at]]:
+                    positions[i] = cells[at]
                 break
             at = (at + np.uint64(1)) & mask

@@ -16,6 +16,7 @@ Keys = npt.NDArray[np.int64]
 Positions = npt.NDArray[np.int64]
 
 EMPTY = -1
+_ALL = np.empty(0, np.bool_)
 
 
 @cache
@@ -81,10 +82,9 @@ class Unique:
 
     def _compare(self, batch: Keys) -> None:
         n = len(batch)
-        cells = np.full(table_size(n), EMPTY, np.int32)
+        cells = np.empty(table_size(n), np.int32)
         first, last, counts = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
-        self.inverse = np.empty(n, np.int64)
-        following = np.full(n, EMPTY, np.int64)
+        self.inverse, following = np.empty(n, np.int64), np.empty(n, np.int64)
         m = _kernels().unique(batch, cells, first, last, counts, self.inverse, following)
         self.repeated = m < n
         self.keys = batch[first[:m]] if self.repeated else batch
@@ -112,7 +112,8 @@ class KeyIndex:
     """
 
     def __init__(self, capacity: int) -> None:
-        self._cells = np.full(table_size(capacity), EMPTY, np.int32)
+        self._cells = np.empty(table_size(capacity), np.int32)
+        self._cells.fill(EMPTY)  # np.full would take longer than a small index
         self._room = capacity
 
     def has_room(self, puts: int) -> bool:
@@ -129,8 +130,8 @@ class KeyIndex:
         _kernels().index_put_at(self._cells, keys, positions)
         self._room -= len(positions)
 
-    def find(self, keys: Keys, wanted: Keys) -> Positions:
-        """Return the position of each wanted key (n,) int64, -1 if it has none."""
-        positions = np.full(len(wanted), EMPTY, np.int64)
-        _kernels().index_find(self._cells, keys, wanted, positions)
+    def find(self, keys: Keys, wanted: Keys, valid: npt.NDArray[np.bool_] = _ALL) -> Positions:
+        """Return the position of each wanted key (n,) int64, -1 if it has none, or one that is not valid."""
+        positions = np.empty(len(wanted), np.int64)
+        _kernels().index_find(self._cells, keys, valid, wanted, positions)
         return positions

@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import cache
 
 from kvemb.threads.interrupts import result_of, uninterrupted
@@ -25,9 +26,26 @@ def cores() -> int:
 
 
 def free_cores() -> int:
-    """Return how many cores a call on this thread may use: those on which no other thread runs works of run_each()."""
-    others = len(_working) - (threading.get_ident() in _working)
+    """Return how many cores a call on this thread may use, at least one: those on which no other thread works.
+
+    Threads work that run works of run_each() or are ahead_of_caller(), and the callers of the latter.
+    """
+    thread = threading.get_ident()
+    others = len(_working) - (thread in _working) + (thread in _ahead)
     return max(1, cores() - others)
+
+
+@contextmanager
+def ahead_of_caller() -> Iterator[None]:
+    """In this block, this thread does what a caller will need, while that caller itself computes."""
+    thread = threading.get_ident()
+    _working.add(thread)
+    _ahead.add(thread)
+    try:
+        yield
+    finally:
+        _working.discard(thread)
+        _ahead.discard(thread)
 
 
 def run_each(works: list[Callable[[], None]], threads: int) -> list[Exception | None]:
@@ -73,10 +91,12 @@ def _pool() -> Threads:
     return Threads(MAX_THREADS, thread_name_prefix="kvemb-variables")
 
 
-# The threads that run works now. Adding and discarding are atomic under the GIL.
+# The threads that work now, and those of them that are ahead of callers. Changes are atomic under the GIL.
 _working: set[int] = set()
+_ahead: set[int] = set()
 
 if hasattr(os, "register_at_fork"):
     # These threads exist in the parent only.
     os.register_at_fork(after_in_child=_pool.cache_clear)
     os.register_at_fork(after_in_child=_working.clear)
+    os.register_at_fork(after_in_child=_ahead.clear)

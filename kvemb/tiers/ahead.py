@@ -19,6 +19,7 @@ from kvemb.memory.lease import Lease
 from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import Keys, Unique
 from kvemb.rows.schema import Schema
+from kvemb.threads.parallel import ahead_of_caller
 from kvemb.tiers.access import TableAccess
 from kvemb.tiers.background_mover import TURN_SECONDS, BackgroundMover
 from kvemb.tiers.fetch import Fetch
@@ -165,7 +166,8 @@ class ReadsAhead:
 
     def _read(self, fetch: Fetch) -> None:
         try:
-            self._locator.read(fetch)
+            with ahead_of_caller():
+                self._locator.read(fetch)
         except Exception:
             fetch.invalidate()
         if self._lease.owed:  # it could not be given back while the read was in progress

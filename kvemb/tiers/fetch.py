@@ -83,11 +83,9 @@ class Fetch:
 
     def covers(self, keys: Keys) -> Positions:
         """Return the position of each key in this read, -1 if it is not in it or invalidated, or if the read failed."""
-        positions = self._index.find(self.keys, keys)
         if self._block is None and not self.reading:
-            positions[:] = -1
-        positions[(positions >= 0) & ~self._fresh[positions]] = -1
-        return positions
+            return np.full(len(keys), -1, np.int64)
+        return self._index.find(self.keys, keys, self._fresh)
 
     def copy(self, positions: Positions, into: RowBlock, to: Positions) -> Mask:
         """Copy the rows at positions to rows `to` of into; returns exists (n,) bool."""

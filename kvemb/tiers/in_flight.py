@@ -151,9 +151,7 @@ class RowsInFlight:
             index = KeyIndex(len(rows))
             index.put(rows.keys, 0, len(rows))
             self._index = index  # complete, or else rows here would be passed over
-        positions = self._index.find(rows.keys, keys)
-        positions[(positions >= 0) & ~self._here[positions]] = -1
-        return positions
+        return self._index.find(rows.keys, keys, self._here)
 
     def land(self) -> None:
         """Promote the rows that are left. If no update followed the lookup, none is expected from now on.

@@ -138,7 +138,7 @@ class SpillBuffer:
 
     def _new_index(self) -> KeyIndex:
         """Return an index of the live rows only, made for twice as many rows, a slot included."""
-        live = np.flatnonzero(self._live)
+        live = self._live[: self._slots.leased * self._slot_rows].nonzero()[0]
         index = KeyIndex(2 * (len(live) + self._slot_rows))
         index.put_at(self._block.keys, live)
         return index
@@ -147,9 +147,7 @@ class SpillBuffer:
         """Return the position of each key's row in the block, -1 if it is not here."""
         if not self._held:
             return np.full(len(keys), -1, np.int64)
-        positions = self._index.find(self._block.keys, keys)
-        positions[(positions >= 0) & ~self._live[positions]] = -1
-        return positions
+        return self._index.find(self._block.keys, keys, self._live)
 
     def read(self, keys: Keys, into: RowBlock) -> tuple[np.ndarray, np.ndarray]:
         """Copy the rows of distinct keys that are here to the same positions of `into`.

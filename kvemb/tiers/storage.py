@@ -259,7 +259,7 @@ class TieredStorage:
             if (moved or updated) and not self.snapshot.under_way:
                 with suppress(MemoryError):  # then they are offered to the hot tier at once
                     left = self.in_flight.keep(found, by_score, unpaid=moved)
-            if left is not None:
+            if left is not None and np.count_nonzero(left.exists):
                 self._promote(left.only(left.exists), by_score)
             if not (moved or by_score):
                 self.in_flight.looked_up(found)

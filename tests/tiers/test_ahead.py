@@ -23,6 +23,8 @@ from kvemb.operations.scoring import Scorer
 from kvemb.restrict import FrequencyRestrictPolicy
 from kvemb.rows.block import RowBlock
 from kvemb.store_state import DroppedState, StoreState
+from kvemb.threads import parallel
+from kvemb.threads.parallel import free_cores
 from kvemb.tiers.ahead import READS_AHEAD
 from kvemb.tiers.storage import TieredStorage
 from tests.histories import small_spill
@@ -66,6 +68,16 @@ def test_what_was_read_ahead_is_not_read_again_until_it_changes():
     place.storage._forget_reads(np.array([3]))
     place.lookup(1, 3)
     assert place.cold.reads == [[1, 3, 200], [3]]
+
+
+def test_a_read_ahead_leaves_its_caller_a_core(monkeypatch):
+    monkeypatch.setattr(parallel, "cores", lambda: 8)
+    place, free = Place(), []
+    place.cold.meanwhile = lambda: free.append(free_cores())
+    place.prefetch(1, 2)
+    assert free == [7]
+    place.lookup(3)
+    assert free == [7, 8]
 
 
 def test_rows_that_are_found_are_counted_wherever_they_were_read():

@@ -51,7 +51,8 @@ def test_the_demo_prints_json_and_leaves_nothing(
     assert summary["reopened"] == summary["checkpoint"]
     assert summary["rows"] > 100
     # Not compared: in this process it may fill memory that earlier tests have freed.
-    assert summary["anonymous_bytes"] > 0 and summary["before_bytes"] > 0
+    assert summary["anonymous_bytes"] > 0
+    assert summary["before_bytes"] > 0
     assert summary["budget_bytes"] == 8 << 20
     assert list(tmp_path.iterdir()) == []
 
