@@ -98,12 +98,11 @@ class CpuTable(HotTable):
         how = cpu_probe.NO_TOUCH if rule is None or rule is ScoreRule.CUSTOM else int(rule)
         seen = out.view(rows.schema.kernel_dtype)
         cells = self._buckets, self._tags, rows.keys, rows.values, rows.scores, rows.flags
-        times = missing[:0] if counts is None else counts
         if not self._worth_threads(n):
-            uses = how, now, False, times
+            uses = how, now, False, counts
             return missing[: cpu_probe.lookup(keys, 0, n, cpu_probe.rings(), cells, uses, seen, missing)]
         bounds, absent, rings = even_bounds(n), np.empty(part_count(), np.int64), cpu_probe.rings_of_parts(part_count())
-        uses = how, now, True, times
+        uses = how, now, True, counts
         run_parts(cpu_probe.lookup_in_parts, keys, bounds, rings, cells, uses, seen, missing, absent)
         return joined_parts(missing, bounds, absent)
 

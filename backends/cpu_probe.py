@@ -17,6 +17,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numba import types
+from numba.extending import overload
 
 from kvemb.backends.cpu_copies import copy_row
 from kvemb.backends.cpu_threads import in_parts
@@ -164,6 +166,23 @@ def split(wanted: Any, chosen: Any, counts: Any) -> None:
         counts[part] += 1
 
 
+def uses_at(counts: Any, position: int) -> float:
+    """Return the number of uses at a position. counts: None if it is one everywhere."""
+    raise TypeError("uses_at is compiled, not called")
+
+
+@overload(uses_at, inline="always")
+def _uses_at(counts: Any, position: Any) -> Any:
+    # Decided when a kernel is compiled: a branch for every row would make lookups a tenth slower.
+    def given(counts: Any, position: Any) -> Any:
+        return float(counts[position])
+
+    def one(counts: Any, position: Any) -> Any:
+        return 1.0
+
+    return one if isinstance(counts, types.NoneType) else given
+
+
 @kernel
 def lookup(
     wanted: Any,
@@ -179,8 +198,8 @@ def lookup(
 
     A pipeline: digests, key and row, copy. cells: (buckets, tags, keys, values, scores, flags). uses: (rule, now,
     shared, counts): the rule, the time, whether other threads run other ranges of the batch, which may contain the same
-    keys, so that uses must be counted atomically, and the number of uses at each position, or an empty array for one
-    each. Plain tuples, because a named one adds half a microsecond to a call.
+    keys, so that uses must be counted atomically, and the number of uses at each position (uses_at). Plain tuples,
+    because a named one adds half a microsecond to a call.
 
     Writes the positions of keys that are not found to missing[start:], and returns their number.
     """
@@ -191,7 +210,6 @@ def lookup(
     width = values.shape[1]
     line = LINE_BYTES // item_bytes(values)
     absent = 0
-    more = 1.0
     for t in range(start, stop + FAR + NEAR):
         if t < stop:
             h = mix(wanted[t])
@@ -215,14 +233,12 @@ def lookup(
             if c >= 0:
                 copy_row(out, i * dim, values, c * width, dim)
                 if rule >= 0:
-                    if len(counts):
-                        more = float(counts[i])
                     if rule == LAST_USE:
                         scores[c] = max(scores[c], now)
                     elif shared:
-                        atomic_add(scores, c, more)
+                        atomic_add(scores, c, uses_at(counts, i))
                     else:
-                        scores[c] += more
+                        scores[c] += uses_at(counts, i)
                     flags[c] |= DIRTY
             else:
                 missing[start + absent] = i
