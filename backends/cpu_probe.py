@@ -17,12 +17,18 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import types
-from numba.extending import overload
 
 from kvemb.backends.cpu_copies import copy_row
 from kvemb.backends.cpu_threads import in_parts
-from kvemb.backends.intrinsics import LINE_BYTES, atomic_add, equal_bytes, item_bytes, prefetch, trailing_zeros
+from kvemb.backends.intrinsics import (
+    LINE_BYTES,
+    atomic_add,
+    equal_bytes,
+    item_bytes,
+    prefetch,
+    trailing_zeros,
+    uses_at,
+)
 from kvemb.kernels.compiling import inlined, kernel
 from kvemb.rows.block import DIRTY
 from kvemb.rows.hash_kernels import mix
@@ -164,23 +170,6 @@ def split(wanted: Any, chosen: Any, counts: Any) -> None:
         part = np.int64(mix(wanted[i]) >> np.uint64(16)) & np.int64(len(counts) - 1)
         chosen[part, counts[part]] = i
         counts[part] += 1
-
-
-def uses_at(counts: Any, position: int) -> float:
-    """Return the number of uses at a position. counts: None if it is one everywhere."""
-    raise TypeError("uses_at is compiled, not called")
-
-
-@overload(uses_at, inline="always")
-def _uses_at(counts: Any, position: Any) -> Any:
-    # Decided when a kernel is compiled: a branch for every row would make lookups a tenth slower.
-    def given(counts: Any, position: Any) -> Any:
-        return float(counts[position])
-
-    def one(counts: Any, position: Any) -> Any:
-        return 1.0
-
-    return one if isinstance(counts, types.NoneType) else given
 
 
 @kernel

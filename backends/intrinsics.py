@@ -1,4 +1,4 @@
-"""Operations that numba lacks: on bytes, bits and cache lines, atomic additions, and loads and stores of 16-bit floats.
+"""Operations that numba lacks: on bytes, bits and cache lines, atomic additions, and 16-bit floats and optional counts.
 
 Kernels see float16 as uint16 and bfloat16 as int16 (kvemb.rows.block); arithmetic is done in float32, and the result is
 rounded once, to nearest even, as NumPy and ml_dtypes do.
@@ -217,6 +217,23 @@ def _store(value: Any, element: Any) -> Any:
         return value
 
     return {types.uint16: to_half, types.int16: to_bfloat}.get(element, same)
+
+
+def uses_at(counts: Any, position: int) -> float:
+    """Return the number of uses at a position. counts: None if it is one everywhere."""
+    raise TypeError("uses_at is compiled, not called")
+
+
+@overload(uses_at, inline="always")
+def _uses_at(counts: Any, position: Any) -> Any:
+    # Decided when a kernel is compiled: a branch for every row would make lookups a tenth slower.
+    def given(counts: Any, position: Any) -> Any:
+        return float(counts[position])
+
+    def one(counts: Any, position: Any) -> Any:
+        return 1.0
+
+    return one if isinstance(counts, types.NoneType) else given
 
 
 @compiled
