@@ -34,6 +34,7 @@ from kvemb.options import format_time, parse_budget, parse_device_memory
 from kvemb.rows.codec import Ordered
 from kvemb.store_state import StoreState
 from kvemb.threads.interrupts import result_of
+from kvemb.threads.parallel import cores
 from kvemb.threads.pool import Threads
 
 Result = TypeVar("Result")
@@ -94,7 +95,8 @@ class Engine:
                     self.database = self.open_database(self.points.live / layout.ROWS, self.opened_manifest)
                 undo.callback(self.database.close)
             self.spiller = Threads(1, thread_name_prefix="kvemb-spill", started=True)
-            self.readers = Threads(2, thread_name_prefix="kvemb-prefetch", started=True)
+            # Two, unless the caller would have to share its core with one of them.
+            self.readers = Threads(max(1, min(2, cores() - 1)), thread_name_prefix="kvemb-prefetch", started=True)
             if not read_only:
                 self.changes = ChangeLog(self.points.live / layout.CHANGES, self.opened_manifest.changes, self.limits)
                 self.recovery = self._recover()

@@ -7,7 +7,6 @@ lock longer than TURN_SECONDS: a variable may be locked for hours by a bulk load
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -27,8 +26,6 @@ from kvemb.tiers.locate import Locator
 
 # How many reads ahead are kept, and how many may wait: one for the present call, one for the next.
 READS_AHEAD = 2
-# From the end of a lookup to the read that waited for it: the caller needs the GIL to pass its rows on.
-PAUSE_SECONDS = 0.001
 
 
 class ReadsAhead:
@@ -97,7 +94,7 @@ class ReadsAhead:
         """
         if self._waiting:
             with suppress(IndexError, RuntimeError):  # another thread took it; the store is being closed
-                self._readers.submit(self._start_late, self._waiting.popleft(), time.monotonic() + PAUSE_SECONDS)
+                self._readers.submit(self._start_late, self._waiting.popleft())
         elif self._mover.active:
             self._mover.after_lookup(spent=bool(self._kept))
         elif self._kept:
@@ -143,8 +140,7 @@ class ReadsAhead:
         with suppress(IndexError):  # it was dropped
             self._start(Unique(self._queued.popleft()()).keys)
 
-    def _start_late(self, given: Callable[[], Keys], when: float) -> None:
-        time.sleep(max(0.0, when - time.monotonic()))
+    def _start_late(self, given: Callable[[], Keys]) -> None:
         keys = given()
         found = Unique(keys)
         self._compared.append((keys, found))
