@@ -34,8 +34,8 @@ from kvemb.options import format_time, parse_budget, parse_device_memory
 from kvemb.rows.codec import Ordered
 from kvemb.store_state import StoreState
 from kvemb.threads.interrupts import result_of
-from kvemb.threads.parallel import cores
 from kvemb.threads.pool import Threads
+from kvemb.tiers.ahead import reading_threads
 
 Result = TypeVar("Result")
 _logger = logging.getLogger("kvemb")
@@ -44,14 +44,13 @@ _logger = logging.getLogger("kvemb")
 class Engine:
     """An open store.
 
-    path: its directory. warm: whether opening a variable loads the rows that were hot when the durable point was made.
-    recovery: the state recovered after a crash, None if there was no crash. database: the cold rows. opened_manifest:
-    the manifest of the durable point from which they were opened. view: the links through which a read-only store
-    reads, and what holds the history that it follows; closed with the store. has_history: whether that is still the
-    store's. tables: the open tables, by name. collections: the collections, by name. spiller: the one thread that
-    writes to the database. Only a writable store has points, changes, log (None unless every write is durable) and
-    checkpointer. hot_rows: if warm, how many rows of each variable were hot when the durable point was made. closing:
-    set as close() begins. shared: whether another process may train the store at the same time.
+    path: its directory. warm: whether opening a variable loads the rows that were hot at the durable point. recovery:
+    the state recovered after a crash, or None. database: the cold rows. opened_manifest: the manifest of the point from
+    which they were opened. view: the links through which a read-only store reads, and what holds the history that it
+    follows; closed with the store. has_history: whether that is still the store's. tables, collections: the open ones,
+    by name. spiller: the one thread that writes to the database. Only a writable store has points, changes, log (None
+    unless every write is durable) and checkpointer. hot_rows: if warm, how many rows of each variable were hot at that
+    point. closing: set as close() begins. shared: whether another process may train the store at the same time.
     """
 
     shared = False
@@ -95,8 +94,7 @@ class Engine:
                     self.database = self.open_database(self.points.live / layout.ROWS, self.opened_manifest)
                 undo.callback(self.database.close)
             self.spiller = Threads(1, thread_name_prefix="kvemb-spill", started=True)
-            # Two, unless the caller would have to share its core with one of them.
-            self.readers = Threads(max(1, min(2, cores() - 1)), thread_name_prefix="kvemb-prefetch", started=True)
+            self.readers = reading_threads()
             if not read_only:
                 self.changes = ChangeLog(self.points.live / layout.CHANGES, self.opened_manifest.changes, self.limits)
                 self.recovery = self._recover()

@@ -18,7 +18,8 @@ from kvemb.memory.lease import Lease
 from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import Keys, Unique
 from kvemb.rows.schema import Schema
-from kvemb.threads.parallel import ahead_of_caller
+from kvemb.threads.parallel import ahead_of_caller, cores
+from kvemb.threads.pool import Threads
 from kvemb.tiers.access import TableAccess
 from kvemb.tiers.background_mover import TURN_SECONDS, BackgroundMover
 from kvemb.tiers.fetch import Fetch
@@ -26,6 +27,11 @@ from kvemb.tiers.locate import Locator
 
 # How many reads ahead are kept, and how many may wait: one for the present call, one for the next.
 READS_AHEAD = 2
+
+
+def reading_threads() -> Threads:
+    """Return the threads of a store that read ahead: two, unless these and their caller would have to share cores."""
+    return Threads(max(1, min(2, cores() - 1)), thread_name_prefix="kvemb-prefetch", started=True)
 
 
 class ReadsAhead:
