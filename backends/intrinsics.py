@@ -1,4 +1,4 @@
-"""Operations that numba lacks: on bytes, bits and cache lines, atomic additions, and 16-bit floats and optional counts.
+"""What numba lacks: operations on bytes, bits and cache lines, atomic additions, 16-bit floats, optional counts.
 
 Kernels see float16 as uint16 and bfloat16 as int16 (kvemb.rows.block); arithmetic is done in float32, and the result is
 rounded once, to nearest even, as NumPy and ml_dtypes do.

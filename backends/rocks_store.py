@@ -108,8 +108,9 @@ class RocksStore(ColdStore):
     def read(self, keys: Keys) -> tuple[RowBlock, Mask]:
         records: list[bytes | None] = []
         if self.made:
+            encoded = encode_keys(keys, self._schema)
             with translated(f"read {self._name!r}"):
-                records = self._get(encode_keys(keys, self._schema))
+                records = self._get(encoded)
         if not any(records):
             return RowBlock(self._schema, 0), np.zeros(len(keys), np.bool_)
         if all(records):

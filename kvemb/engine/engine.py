@@ -47,10 +47,10 @@ class Engine:
     path: its directory. warm: whether opening a variable loads the rows that were hot at the durable point. recovery:
     the state recovered after a crash, or None. database: the cold rows. opened_manifest: the manifest of the point from
     which they were opened. view: the links through which a read-only store reads, and what holds the history that it
-    follows; closed with the store. has_history: whether that is still the store's. tables, collections: the open ones,
-    by name. spiller: the one thread that writes to the database. Only a writable store has points, changes, log (None
-    unless every write is durable) and checkpointer. hot_rows: if warm, how many rows of each variable were hot at that
-    point. closing: set as close() begins. shared: whether another process may train the store at the same time.
+    follows; closed with the store. has_history: whether that is still the store's. tables, collections: by name.
+    spiller: the one thread that writes to the database. Only a writable store has points, changes, log (None unless
+    every write is durable) and checkpointer. hot_rows: if warm, how many rows of each variable were hot at that point.
+    closing: set as close() begins. shared: whether another process may train the store at the same time.
     """
 
     shared = False

@@ -24,7 +24,7 @@ MEMORY_FLAGS = 0x0F
 # Bytes of a cell beside its row: key, score, step of last change, flags.
 CELL_OVERHEAD_BYTES = 8 + 8 + 8 + 1
 
-# Below this size of its rows, the largest that malloc keeps for reuse, malloc is cheaper than separate mappings.
+# The largest memory that malloc keeps for reuse. If a block's rows take less, malloc is cheaper than mappings.
 _MAPPED_BYTES = 32 << 20
 _HUGE_PAGE_BYTES = 2 << 20
 _INT64, _FLOAT64, _UINT8, _UINT64 = np.dtype(np.int64), np.dtype(np.float64), np.dtype(np.uint8), np.dtype(np.uint64)

@@ -95,7 +95,7 @@ def index_put_at(cells: Any, keys: Any, positions: Any) -> None:
 
 @kernel
 def index_find(cells: Any, keys: Any, valid: Any, wanted: Any, positions: Any) -> None:
-    """Fill positions with that of each wanted key, or EMPTY. valid: which positions count; of no elements: all."""
+    """Set positions[i] to the position of wanted[i], or EMPTY. valid: which positions count; if it is empty, all do."""
     mask = np.uint64(len(cells) - 1)
     for i in range(len(wanted)):
         positions[i] = EMPTY

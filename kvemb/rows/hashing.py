@@ -131,7 +131,10 @@ class KeyIndex:
         self._room -= len(positions)
 
     def find(self, keys: Keys, wanted: Keys, valid: npt.NDArray[np.bool_] = _ALL) -> Positions:
-        """Return the position of each wanted key (n,) int64, -1 if it has none, or one that is not valid."""
+        """Return the position of each wanted key (n,) int64, -1 if it has none or its position is not valid.
+
+        valid: a flag for each position. By default all are valid.
+        """
         positions = np.empty(len(wanted), np.int64)
         _kernels().index_find(self._cells, keys, valid, wanted, positions)
         return positions

@@ -28,7 +28,8 @@ def cores() -> int:
 def free_cores() -> int:
     """Return how many cores a call on this thread may use, at least one: those on which no other thread works.
 
-    Threads work that run works of run_each() or are ahead_of_caller(), and the callers of the latter.
+    A thread works while it runs works of run_each() or is ahead_of_caller(). The caller that this thread is ahead of
+    works, too.
     """
     thread = threading.get_ident()
     others = len(_working) - (thread in _working) + (thread in _ahead)
@@ -39,13 +40,15 @@ def free_cores() -> int:
 def ahead_of_caller() -> Iterator[None]:
     """In this block, this thread does what a caller will need, while that caller itself computes."""
     thread = threading.get_ident()
-    _working.add(thread)
-    _ahead.add(thread)
+    nested = thread in _working
     try:
+        _working.add(thread)
+        _ahead.add(thread)
         yield
     finally:
-        _working.discard(thread)
         _ahead.discard(thread)
+        if not nested:
+            _working.discard(thread)
 
 
 def run_each(works: list[Callable[[], None]], threads: int) -> list[Exception | None]:

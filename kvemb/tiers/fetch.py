@@ -1,7 +1,7 @@
 """A read of cold rows that runs without the variable's lock.
 
 Between the start of the read and the use of its rows, another call may change a row and write it to the cold store; it
-then calls invalidate(), and that row is read again. All methods but read() and wait() are called under that lock.
+then calls invalidate(), and that row is read again. Only begin(), read() and wait() are called without that lock.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Fetch:
         self._block: RowBlock | None = None
         self._found: Mask | None = None
         self.reading = True
-        self._under_way = threading.Lock()
+        self._to_begin, self._under_way = threading.Lock(), threading.Lock()
         self._under_way.acquire()
 
     # Created only when another call needs them, because most reads end before that.
@@ -57,6 +57,10 @@ class Fetch:
     def rows(self) -> int:
         """The number of rows that were read; 0 before."""
         return 0 if self._block is None else len(self._block)
+
+    def begin(self) -> bool:
+        """Return whether the caller is the first one, which then must read()."""
+        return self._to_begin.acquire(blocking=False)
 
     def read(self, cold: ColdStore) -> None:
         """Read the rows, without the lock. Raises what cold.read() raises, and Corruption if a score is NaN."""

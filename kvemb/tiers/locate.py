@@ -56,6 +56,7 @@ class Locator:
                 unknown, awaited = self._take_fetched(found, own)
                 if awaited is not None:
                     with self._access.released() as released:
+                        self.read(awaited)  # it may be waiting for a thread
                         awaited.wait()
                     alone = released.alone
                 elif len(unknown) == 0:
@@ -157,7 +158,12 @@ class Locator:
         return positions[np.argsort(order_keys(keys[positions], self._schema))]
 
     def read(self, fetch: Fetch) -> None:
-        """Read the rows of fetch, without the variable's lock. Raises Corruption, ColdStoreError."""
+        """Read the rows of fetch, unless another thread has begun to; without the variable's lock.
+
+        Raises Corruption, ColdStoreError.
+        """
+        if not fetch.begin():
+            return
         began = time.perf_counter()
         try:
             fetch.read(self._cold)

@@ -70,6 +70,37 @@ def test_what_was_read_ahead_is_not_read_again_until_it_changes():
     assert place.cold.reads == [[1, 3, 200], [3]]
 
 
+def test_a_lookup_does_a_read_ahead_that_waits_for_a_thread():
+    busy = Later()
+    place = Place(busy)
+    place.prefetch(1, 2)
+    assert place.cold.reads == []
+    place.lookup(1)
+    assert place.cold.reads == [[1, 2]]
+    busy.go()
+    assert place.cold.reads == [[1, 2]], "once"
+    assert place.storage.stats().cold_reads == 2
+    place.lookup(2)
+    assert place.kept == []
+
+
+def test_a_lookup_raises_the_error_of_a_read_ahead_that_waited_for_a_thread():
+    busy = Later()
+    place = Place(busy)
+    place.prefetch(1, 2)
+
+    def fail():
+        raise ColdStoreError("gone")
+
+    place.cold.meanwhile = fail
+    with pytest.raises(ColdStoreError, match="gone"):
+        place.lookup(1)
+    place.cold.meanwhile = lambda: None
+    busy.go()
+    place.lookup(1, 2)
+    assert place.kept == []
+
+
 def test_a_read_ahead_leaves_its_caller_a_core(monkeypatch):
     monkeypatch.setattr(parallel, "cores", lambda: 8)
     place, free = Place(), []
