@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from kvemb.memory.lease import Lease
 from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import Keys, Unique
 from kvemb.rows.schema import Schema
+from kvemb.threads.disk_waits import ReadThreads
 from kvemb.threads.parallel import ahead_of_caller, cores
 from kvemb.threads.pool import Threads
 from kvemb.tiers.access import TableAccess
@@ -27,6 +28,7 @@ from kvemb.tiers.locate import Locator
 
 # How many reads ahead are kept, and how many may wait: one for the present call, one for the next.
 READS_AHEAD = 2
+_read_threads = ReadThreads()
 
 
 def reading_threads() -> Threads:
@@ -168,7 +170,11 @@ class ReadsAhead:
 
     def _read(self, fetch: Fetch) -> None:
         try:
-            with ahead_of_caller():
+            with (
+                _read_threads.reading(len(fetch.keys)) as threads,
+                # While reads wait for a disk, cores are free.
+                nullcontext() if threads > cores() else ahead_of_caller(),
+            ):
                 self._locator.read(fetch)
         except Exception:
             fetch.invalidate()

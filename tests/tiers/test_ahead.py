@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -23,8 +24,10 @@ from kvemb.operations.scoring import Scorer
 from kvemb.restrict import FrequencyRestrictPolicy
 from kvemb.rows.block import RowBlock
 from kvemb.store_state import DroppedState, StoreState
-from kvemb.threads import parallel
+from kvemb.threads import disk_waits, parallel
+from kvemb.threads.disk_waits import ReadThreads
 from kvemb.threads.parallel import free_cores
+from kvemb.tiers import ahead
 from kvemb.tiers.ahead import READS_AHEAD
 from kvemb.tiers.storage import TieredStorage
 from tests.histories import small_spill
@@ -101,14 +104,18 @@ def test_a_lookup_raises_the_error_of_a_read_ahead_that_waited_for_a_thread():
     assert place.kept == []
 
 
-def test_a_read_ahead_leaves_its_caller_a_core(monkeypatch):
-    monkeypatch.setattr(parallel, "cores", lambda: 8)
+@pytest.mark.parametrize(("waits", "expected"), [(0, [2, 1, 2]), (1, [2, 2, 2])])
+def test_a_read_ahead_leaves_its_caller_a_core_unless_it_waits_for_the_disk(monkeypatch, waits, expected):
+    counted = itertools.count(step=waits)
+    monkeypatch.setattr(ahead, "_read_threads", ReadThreads(lambda: next(counted)))
+    for module in (parallel, ahead, disk_waits):
+        monkeypatch.setattr(module, "cores", lambda: 2)
     place, free = Place(), []
     place.cold.meanwhile = lambda: free.append(free_cores())
     place.prefetch(1, 2)
-    assert free == [7]
-    place.lookup(3)
-    assert free == [7, 8]
+    place.prefetch(3)
+    place.lookup(4)
+    assert free == expected
 
 
 def test_rows_that_are_found_are_counted_wherever_they_were_read():
