@@ -13,12 +13,13 @@ from typing import Literal
 from kvemb.checks import few_files
 from kvemb.checks.machine import memory_bytes
 from kvemb.durability import layout, paths
-from kvemb.durability.installing import install
-from kvemb.durability.points import delete_store
+from kvemb.durability.installing import discard, install
 from kvemb.engine.engine import Engine
+from kvemb.engine.open_arguments import OpenArguments
 from kvemb.engine.periodic_flush import as_flush_every, run_flushes
+from kvemb.errors import Locked
 from kvemb.limits import Limits
-from kvemb.options import format_bytes, parse_budget, parse_device_memory
+from kvemb.options import format_bytes
 from kvemb.store import Store
 from kvemb.store_state import StoreState
 
@@ -85,30 +86,38 @@ def open(
         1
     """
     place = paths.local(path)
+    how = OpenArguments(
+        memory_budget=memory_budget,
+        device_memory=device_memory,
+        read_only=read_only,
+        follow=follow,
+        warm=warm,
+        durability=durability,
+        flush_every=flush_every,
+        limits=limits,
+    )
     if follow and layout.is_checkpoint(place):
         raise ValueError(f"{path} is a checkpoint, which never changes; follow the store, or use read_only=True")
-    if durability not in ("checkpoint", "write"):
-        raise ValueError(f"durability must be 'checkpoint' or 'write', got {durability!r}")
-    if durability == "write" and (read_only or follow):
-        raise ValueError("durability='write' needs a writable store; remove it, or remove read_only and follow")
-    seconds = as_flush_every(flush_every)
-    if seconds is not None and (read_only or follow):
-        raise ValueError("flush_every needs a writable store; remove it, or remove read_only and follow")
+    return open_at(place, how)
+
+
+def open_at(path: Path, how: OpenArguments) -> Store:
+    """Open the store at a path. See open()."""
     with few_files.told(f"open {path}"):
         engine = Engine(
-            place,
-            memory_budget=memory_budget,
-            device_memory=device_memory,
-            read_only=bool(read_only or follow),
-            follow=bool(follow),
-            durability=durability,
-            limits=limits,
-            warm=bool(warm),
+            path,
+            memory_budget=how.memory_budget,
+            device_memory=how.device_memory,
+            read_only=how.reads,
+            follow=bool(how.follow),
+            durability=how.durability,
+            limits=how.limits,
+            warm=bool(how.warm),
         )
     store = Store(engine)
-    if seconds is not None:
+    if (seconds := as_flush_every(how.flush_every)) is not None:
         run_flushes(engine, seconds, engine.closing.wait)
-    if durability == "checkpoint" and not store.state.read_only:
+    if how.durability == "checkpoint" and not store.state.read_only:
         weakref.finalize(engine, _warn_if_open, store.state)
     if (asked := store.budget.total) > (there := memory_bytes()):
         _logger.warning(
@@ -121,37 +130,14 @@ def open(
     return store
 
 
-def restore(
-    checkpoint: Path,
-    path: Path,
-    *,
-    memory_budget: int | str = "1GiB",
-    device_memory: int | str | None = None,
-    variables: Collection[str] | None = None,
-    warm: bool = False,
-    durability: Literal["checkpoint", "write"] = "checkpoint",
-    flush_every: float | None = None,
-    limits: Limits = Limits(),  # noqa: B008 -- a frozen value
-) -> Store:
+def restore(checkpoint: Path, path: Path, how: OpenArguments, variables: Collection[str] | None = None) -> Store:
     """Make a new store at path from a checkpoint on this machine, and open it. See kvemb.restore."""
-    parse_budget(memory_budget)
-    parse_device_memory(device_memory)
-    as_flush_every(flush_every)
     install(checkpoint, path, variables)
     try:
-        return open(
-            path,
-            memory_budget=memory_budget,
-            device_memory=device_memory,
-            warm=warm,
-            durability=durability,
-            flush_every=flush_every,
-            limits=limits,
-        )
+        return open_at(path, how)
     except BaseException:
-        with suppress(OSError):
-            delete_store(path)
-            path.rmdir()
+        with suppress(Locked, OSError), layout.lock(path):  # another process may have opened it meanwhile
+            discard(path)
         raise
 
 

@@ -16,6 +16,7 @@ from kvemb.cluster.durability.series import Published
 from kvemb.cluster.durability.shard_checkpoints import ShardCheckpoints
 from kvemb.cluster.ledger import StoredCalls
 from kvemb.cluster.shard import Shard
+from kvemb.engine.open_arguments import OpenArguments
 from kvemb.errors import ColdStoreError, Poisoned
 from kvemb.progress import Meter
 
@@ -47,13 +48,13 @@ class Plan:
             raise ColdStoreError(text) from error
 
     def _made(self, number: int, folder: Path, meter: Meter) -> Shard:
-        calls, kept = StoredCalls(), folder / "checkpoints"
+        calls, kept, how = StoredCalls(), folder / "checkpoints", OpenArguments(**self.how)
         series = None if self.url is None else ClusterRemote(self.url, self.options)
         if series is None or self.checkpoint is None:
-            store = opening.open(folder / "store", **self.how)
+            store = opening.open_at(folder / "store", how)
         else:
             calls, buckets = self.checkpoint.described.calls, ranges(self.shards)[number]
-            store = restored(series, self.checkpoint, buckets, folder / "store", kept, meter, **self.how)
+            store = restored(series, self.checkpoint, buckets, folder / "store", kept, meter, how)
         with ExitStack() as undo:
             undo.callback(store.close, flush=False)
             saved = None if series is None else ShardCheckpoints(store, series.of_shard(store.id), kept)

@@ -27,9 +27,9 @@ from kvemb.cluster.local import DirectTransport, make_in_process
 from kvemb.cluster.router import BUCKETS
 from kvemb.cluster.store import Store
 from kvemb.durability import paths
+from kvemb.engine.open_arguments import OpenArguments
 from kvemb.errors import BackendUnavailable, Closed
 from kvemb.limits import Limits
-from kvemb.options import parse_budget, parse_device_memory
 from kvemb.progress import Progress
 from kvemb.store_state import StoreState
 
@@ -100,8 +100,8 @@ def open(
         ...     cluster.shards, cluster.variables["items"].size()
         (2, 3)
     """
-    parse_budget(memory_budget)
-    parse_device_memory(device_memory)
+    how: dict[str, Any] = {"memory_budget": memory_budget, "device_memory": device_memory, "limits": limits}
+    OpenArguments(**how)  # checks them here, before a shard is made
     each = float(device_memory is not None) if gpus is None else as_float(gpus, "gpus", least=0, most=_MAX_GPUS)
     if each > 1 and each != int(each):
         raise ValueError(f"gpus must be a whole number or less than 1, got {brief(gpus)}")
@@ -119,7 +119,6 @@ def open(
     if series is not None and transport == "ray" and series.is_in_memory:
         raise ValueError(f"{series.url} is in this process's memory, which Ray's shards cannot reach; name another URL")
     root = Path(tempfile.gettempdir()) if scratch is None else paths.local(scratch, "scratch").absolute()
-    how: dict[str, Any] = {"memory_budget": memory_budget, "device_memory": device_memory, "limits": limits}
     of_series = series.options if series else {}
     request = OpenRequest(series.url if series else None, of_series, wanted, how, each, seconds, number=earlier)
     if transport == "ray":

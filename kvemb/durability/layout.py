@@ -36,7 +36,9 @@ from kvemb.errors import CheckpointNotFound, ColdStoreError, Corruption, KvembEr
 LOCK, CURRENT, POINTS, LOG, LIVE = "LOCK", "CURRENT", "points", "log", "live"
 ROWS, CHANGES, HOT, SIGHTINGS, FILES = "rows", "changes", "hot", "sightings", "files"
 PULLED = ".pulled"  # in a series: the files received by a pull that has not completed
-_OURS = {LOCK, CURRENT, CURRENT + ".tmp", POINTS, LOG, LIVE}
+# On disk; do not change. A store that goes back to a checkpoint continues at the next multiple of so many points, so
+# that a follower knows by the number that changes which it has read may have been undone.
+POINTS_OF_HISTORY = 10**6
 _LOGGED = " log"  # on disk, in CURRENT
 # At most this many bytes of a file CURRENT, kvemb's or RocksDB's, are read: more than it has.
 _MAX_CURRENT = 64
@@ -90,28 +92,9 @@ def check_outside_stores(path: Path, what: str) -> None:
         raise ValueError(f"{path} is inside the store {store}; name a directory beside it for the {what}")
 
 
-def check_store_path(path: Path) -> None:
-    """Raise StoreNotFound unless path is a store or can become one: missing, empty, or left by a crash during its
-    creation. Raises Corruption if only CURRENT is missing.
-    """
-    if not path.exists() or is_store(path):
-        return
-    if not path.is_dir():
-        raise StoreNotFound(f"{path} is a file, not a store; name a directory")
-    if is_checkpoint(path):
-        raise StoreNotFound(
-            f"{path} is a checkpoint, not a store; open it with read_only=True, or kvemb.restore it to another path"
-        )
-    if points := [
-        point for point in (path / POINTS).glob("[!.]*") if is_checkpoint(point) and manifest.read(point).variables
-    ]:
-        raise Corruption(f"{path / CURRENT} is missing, but {points[0]} exists; run kvemb repair")
-    if not (path / LOCK).exists() and any((path / POINTS).glob("*")):
-        # A new store has its lock before any point; an empty store in place of the restored one would lose its rows.
-        raise StoreNotFound(f"{path} was left by an interrupted restore; delete it, and restore again")
-    strange = sorted(entry.name for entry in path.iterdir() if entry.name not in _OURS)
-    if strange:
-        raise StoreNotFound(f"{path} is not a store: it contains {strange[0]!r}; name a store, or an empty directory")
+def history(point: int) -> int:
+    """Return the number of the history to which a durable point belongs: how often its store has gone back."""
+    return point // POINTS_OF_HISTORY
 
 
 def current_point(store: Path) -> Path:
@@ -124,6 +107,11 @@ def current(store: Path) -> tuple[Path, bool]:
     text, before = _read_current(store), None
     while (named := _POINT.fullmatch(text)) is None or not (store / POINTS / named[1]).is_dir():
         # A store's owner may have replaced the point since its name was read.
+        if text == before and not os.path.lexists(store / POINTS):
+            raise Corruption(
+                f"{store} has {CURRENT} and no {POINTS}: its deletion by CheckpointManager.resume was interrupted; "
+                "call resume again, which completes it, or restore to another path"
+            )
         if text == before:
             raise Corruption(
                 f"{store / CURRENT} is damaged: it names {brief(text)}, which is not in {store / POINTS}; "

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import time
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -159,6 +160,14 @@ class Manifest:
     def attached(self) -> set[str]:
         """The paths, below the directory, of the files that the caller attached."""
         return {name for name in self.files if name.startswith("files/")}
+
+
+def created_now() -> float:
+    """Return the time for a manifest's `created`: that of the clock, if it is between 1970 and the year 10000.
+
+    Otherwise the nearest such time: a wrong clock must not make a point that no opening accepts.
+    """
+    return min(max(time.time(), 0.0), END_OF_TIME - 1.0)
 
 
 def write(manifest: Manifest, directory: Path) -> None:

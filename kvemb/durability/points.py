@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 import uuid
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -19,6 +18,7 @@ from typing import TypeVar
 from kvemb.contracts import ColdDatabase
 from kvemb.durability import fresh_files, inventory, journal_segments, layout, manifest, paths
 from kvemb.durability.checkpoint import DirectoryDraft, warn_if_not_closed
+from kvemb.durability.installing import check_store_path
 from kvemb.durability.manifest import Epoch, Manifest
 from kvemb.durability.readable import database_in_place
 from kvemb.durability.sightings.point_files import Adopted, Stored
@@ -42,7 +42,7 @@ class Points:
         self.adopted_sightings: Adopted = {}
         paths.check_not_in_series(store)
         try:
-            layout.check_store_path(store)
+            check_store_path(store)
         except StoreNotFound as error:
             if "is a series" in (message := paths.describe(store)):
                 raise StoreNotFound(f"{message}, and restore it; a store is another directory") from error
@@ -67,7 +67,7 @@ class Points:
             self.drop_others()
         else:
             identity, self.logged = uuid.uuid4().hex, False
-            self.current = Manifest(identity, identity, None, 0, time.time(), changes=[Epoch(identity)])
+            self.current = Manifest(identity, identity, None, 0, manifest.created_now(), changes=[Epoch(identity)])
             fresh_files.remove(store / layout.POINTS)
             (self.live / layout.ROWS).mkdir(parents=True)
         (self.live / layout.CHANGES).mkdir(exist_ok=True)
@@ -101,7 +101,7 @@ class Points:
             self.current,
             id=uuid.uuid4().hex,
             point=number,
-            created=time.time(),
+            created=manifest.created_now(),
             variables=_without({**self.current.variables, **variables}, without),
             hot=_without(self.current.hot, without),
             sightings=_without(self.current.sightings, without),
@@ -178,31 +178,14 @@ def reading(
         yield database, described
 
 
-def delete_store(store: Path) -> None:
-    """Delete the content of a store. If a crash or an error interrupts this, calling it again completes it.
-
-    While anything is left, so is CURRENT, which shows that the directory is a store's. Raises OSError.
-    """
-    live, points = store / layout.LIVE, store / layout.POINTS
-    if live.is_dir():
-        shutil.rmtree(live)
-    with suppress(OSError):  # there are none, or the disk does no more than delete
-        os.rename(points, live)  # so that a deletion which stops halfway leaves no half point
-    for entry in sorted(store.iterdir(), key=lambda entry: entry.name == layout.CURRENT):
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink(missing_ok=True)
-
-
 @contextmanager
 def held_history(store: Path) -> Iterator[Callable[[], bool]]:
     """Yield a function that says whether the store at a path still has the history of durable points that it has now.
 
-    A store that was restored in place of another begins a new history: numbers of points and names of key files may be
-    those of the old one, with other content. Its directory of points is then another one. It is held open, because
-    filesystems give the inode number of a deleted directory to the next one. Without such a directory there is no
-    history.
+    A store that was deleted and restored begins a new history: numbers of points and names of key files may be those of
+    the old one, with other content. Its directory of points is then another one. It is held open, because filesystems
+    give the inode number of a deleted directory to the next one. Without such a directory there is no history. A store
+    that goes back in its place is told by the numbers of its points instead (layout.history).
     """
     points = store / layout.POINTS
     try:

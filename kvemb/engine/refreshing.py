@@ -39,8 +39,8 @@ def refresh(engine: Engine) -> bool:
         path = engine.path
         if path.is_dir() and not (layout.is_store(path) and (path / layout.POINTS).is_dir()):
             raise StoreNotFound(
-                f"{path} is being restored from a checkpoint, as CheckpointManager.resume does, or is damaged; "
-                "this reader keeps showing its last point; call refresh() again later"
+                f"{path} is being restored from a checkpoint, or is damaged; this reader keeps showing its last point; "
+                "call refresh() again later"
             ) from error
         raise
 
@@ -55,8 +55,8 @@ def _refresh(engine: Engine) -> bool:
                 f"{engine.path} was not opened with follow=True, so it shows {shown}; to refresh it, open it with "
                 "follow=True"
             )
-        present = layout.point(engine.path, engine.opened_manifest.point)
-        if engine.has_history() and layout.current_point(engine.path) == present:
+        present = engine.opened_manifest.point
+        if engine.has_history() and layout.current_point(engine.path) == layout.point(engine.path, present):
             return False
         with ExitStack() as kept, ExitStack() as view:
             # Before the point, and asked after it, because the store may be restored at any time.
@@ -70,7 +70,7 @@ def _refresh(engine: Engine) -> bool:
                 raise StoreNotFound(
                     f"another store has taken the place of this one at {engine.path}; close this one, and open that"
                 )
-            follows_on = engine.has_history()
+            follows_on = engine.has_history() and layout.history(present) == layout.history(described.point)
             for table in _move_tables(engine, database, described, follows_on=follows_on):
                 end_variable(engine, table)
             engine.database, engine.opened_manifest, engine.has_history = database, described, has_history

@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 from kvemb import opening
 from kvemb.durability import fresh_files, layout, paths
-from kvemb.engine.periodic_flush import as_flush_every
+from kvemb.durability.installing import check_is_new, check_names
+from kvemb.engine.open_arguments import OpenArguments, as_names
 from kvemb.limits import Limits
 from kvemb.offline.places import Place
-from kvemb.options import parse_budget, parse_device_memory
 from kvemb.progress import Progress
 from kvemb.shared_docs import described_as
 from kvemb.store import Store
@@ -60,7 +60,7 @@ def restore(
 
     Raises:
         CheckpointNotFound: There is no such checkpoint.
-        FileExistsError: ``path`` is not empty.
+        FileExistsError: ``path`` is not empty, and what it has was not left by a killed call of ``restore``.
         KeyError: The checkpoint has no variable of a name in ``variables``.
         TransferError: The URL could not be read.
         Corruption: Bytes on disk, or at the URL, differ from what was written.
@@ -77,27 +77,25 @@ def restore(
         ...     restored.variables["users"].size()
         3
     """
-    parse_budget(memory_budget)
-    parse_device_memory(device_memory)
-    as_flush_every(flush_every)
-    target = paths.local(path)
+    how = OpenArguments(
+        memory_budget=memory_budget,
+        device_memory=device_memory,
+        warm=warm,
+        durability=durability,
+        flush_every=flush_every,
+        limits=limits,
+    )
+    names, target = as_names(variables), paths.local(path)
     place = Place(checkpoint, options, what="checkpoint")
     if place.newest:
         _logger.info("restoring %s, the newest checkpoint of %s", place.name, checkpoint)
-    how: dict[str, Any] = {"memory_budget": memory_budget, "device_memory": device_memory, "variables": variables}
-    how |= {"warm": warm, "durability": durability, "flush_every": flush_every, "limits": limits}
     if place.here is not None:
-        return opening.restore(place.here, target, **how)
+        return opening.restore(place.here, target, how, names)
     target = target.absolute()
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise FileExistsError(f"{target} exists and is not empty; name a new directory to restore to")
-    layout.check_outside_stores(target, "new store")
-    known = place.described().variables
-    if unknown := sorted(set(variables or ()) - set(known)):
-        they = ", ".join(sorted(known))
-        raise KeyError(f"the checkpoint at {place.name} has no variable {unknown[0]!r}; it has {they}")
+    check_is_new(target)
+    check_names(place.described().variables, names, f"the checkpoint at {place.name}")
     with ExitStack() as stack:
         with layout.as_cold_store_error(f"write to {target.parent}"):
             fresh_files.make_directory(target.parent)
             source = stack.enter_context(place.readable(within=target.parent, progress=progress))
-        return opening.restore(source, target, **how)
+        return opening.restore(source, target, how, names)

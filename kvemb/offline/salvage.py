@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -168,7 +167,9 @@ def _repair(
         layout.check_not_deleted(source)
     done = Repair(source, out, damages)
     identity = uuid.uuid4().hex
-    fresh = Manifest(identity, uuid.uuid4().hex, None, described.point, time.time(), changes=[Epoch(identity)])
+    fresh = Manifest(
+        identity, uuid.uuid4().hex, None, described.point, manifest.created_now(), changes=[Epoch(identity)]
+    )
     with layout.as_cold_store_error(f"write {out}"):
         if out.exists():
             out.rmdir()  # it is empty

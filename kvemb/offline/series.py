@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from typing import Any, Literal, overload
+from collections.abc import Collection
+from typing import Literal, overload
 
 from kvemb.checks.brief import brief
 from kvemb.checks.seconds import as_seconds
@@ -14,9 +15,12 @@ from kvemb.durability.attachments import Attachments, Extra, Files
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.checkpointer import PendingCheckpoint
 from kvemb.durability.layout import series_name
+from kvemb.engine.open_arguments import OpenArguments, as_names
 from kvemb.handle import inside
+from kvemb.limits import DEFAULT, Limits
 from kvemb.offline import leftovers
 from kvemb.offline.numbered import NumberedCheckpoints
+from kvemb.offline.restoring import restore
 from kvemb.offline.resuming import resume
 from kvemb.shared_docs import described_as
 from kvemb.store import Store
@@ -136,25 +140,39 @@ class CheckpointManager(NumberedCheckpoints):
         waiting = 0 <= time.time() - self._begun < self.every
         return None if waiting else self.save(store, block=block, files=files, extra=extra)
 
-    def resume(self, path: str | os.PathLike[str], **arguments: Any) -> tuple[Store, Checkpoint | None]:
+    @described_as(restore)
+    def resume(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        memory_budget: int | str = "1GiB",
+        device_memory: int | str | None = None,
+        variables: Collection[str] | None = None,
+        warm: bool = True,
+        durability: Literal["checkpoint", "write"] = "checkpoint",
+        flush_every: None = None,
+        limits: Limits = DEFAULT,
+    ) -> tuple[Store, Checkpoint | None]:
         """Open a store in the state of the newest checkpoint, to continue training after a crash.
 
-        A store that is at the path is deleted first, if it was restored from this series or saved to it. Training after
-        the newest checkpoint is lost, so that the rows fit the dense parameters in it. What a killed call of ``resume``
-        left there is deleted, too. If a save was killed just before the checkpoint got its name, the checkpoint is
-        completed.
+        A store that is at the path goes back to the checkpoint, if it was restored from this series or saved to it.
+        Training after the newest checkpoint is lost, so that the rows fit the dense parameters in it. If the call
+        raises, or is killed, the store is as it was, or as in the checkpoint, and may be resumed again. What a killed
+        call left at a new path is replaced. If a save was killed just before the checkpoint got its name, the
+        checkpoint is completed.
 
         Args:
             path: The directory of the store.
-            **arguments: Those of ``kvemb.restore`` and ``kvemb.open``, such as ``memory_budget``, ``durability`` and
-                ``limits``. Rows that were hot are loaded, unless ``warm=False``. ``flush_every`` is refused: call
-                ``save_if_due``.
+            variables: Names of the variables to take from the checkpoint; the store loses the others. None: all.
+            warm: When a variable is opened, load the rows that were hot when the checkpoint was made.
+            flush_every: Must be None, because ``resume`` goes back to a checkpoint: call ``save_if_due``.
 
         Returns:
-            The open store and the checkpoint. If there is no checkpoint: a new store and None.
+            The open store and the checkpoint. If there is no checkpoint: a store without variables, and None.
 
         Raises:
             FileExistsError: There is something else at ``path``, or the root is not a series.
+            KeyError: The checkpoint has no variable of a name in ``variables``.
             Locked: The store is open.
             ValueError: An argument is not valid.
             TypeError: An argument has the wrong type.
@@ -172,10 +190,16 @@ class CheckpointManager(NumberedCheckpoints):
             >>> last.extra
             {'step': 10}
         """
+        if flush_every is not None:
+            raise ValueError("flush_every has no effect with resume, which goes back to a checkpoint; call save_if_due")
+        how = OpenArguments(
+            memory_budget=memory_budget, device_memory=device_memory, warm=warm, durability=durability, limits=limits
+        )
+        store, names = paths.local(path), as_names(variables)
         paths.check_series_root(self.root)
-        store = paths.local(path)
         leftovers.complete(self.root, store)
-        return resume(self.latest(), store, **arguments)
+        newest = self.latest()
+        return resume(newest, store, how, names), newest
 
     def close(self) -> None:
         """Wait for the checkpoint being written, and release the series' lock. Calling it again does nothing.

@@ -11,8 +11,8 @@ import pytest
 
 import kvemb
 from kvemb.durability import layout
-from kvemb.durability.installing import left_by_restore, restoring
-from kvemb.errors import ColdStoreError, Corruption, Locked
+from kvemb.durability.installing import check_store_path, left_by_restore, restoring
+from kvemb.errors import ColdStoreError, Corruption, Locked, StoreNotFound
 from tests.histories import DIM, KEYS
 
 
@@ -69,12 +69,57 @@ def test_a_disk_that_is_full_at_the_end_of_a_restore_is_told_and_leaves_nothing(
     assert not (tmp_path / "restored").exists()
 
 
+@pytest.mark.parametrize("entries", [[], ["LOCK"], ["LOCK", "live", "points"], ["CURRENT.tmp"], ["CURRENT", "any"]])
+def test_a_place_for_a_store(tmp_path, entries):
+    for name in entries:
+        (tmp_path / name).touch()
+    check_store_path(tmp_path)
+    check_store_path(tmp_path / "missing")
+
+
+def test_a_draft_of_a_crash_during_creation_is_no_point(tmp_path):
+    """Its manifest may be empty still; that was called damage."""
+    draft = tmp_path / "points" / ".000001.1-1.tmp"
+    draft.mkdir(parents=True)
+    (draft / "manifest.json").touch()
+    (tmp_path / "LOCK").touch()
+    check_store_path(tmp_path)
+
+
+def test_what_a_restore_that_was_killed_left_does_not_open_as_an_empty_store(tmp_path):
+    """A program that restores unless the store is there would have gone on without its rows."""
+    (tmp_path / "points" / ".000007.1-1.tmp" / "rows").mkdir(parents=True)
+    with pytest.raises(StoreNotFound, match=r"left by an interrupted restore, .* call kvemb\.restore, .* again"):
+        check_store_path(tmp_path)
+    (tmp_path / "live").mkdir()
+    with pytest.raises(StoreNotFound, match="it has points, but neither CURRENT nor LOCK"):
+        check_store_path(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("made", "left"),
-    [(["points"], True), (["points", "CURRENT.tmp"], True), (["points", "LOCK"], False), (["live"], False)],
+    [
+        (["points"], True),
+        (["points", "log"], True),
+        (["points", "CURRENT.tmp"], True),
+        (["points", "LOCK"], False),
+        (["points", "CURRENT"], False),
+        (["live"], False),
+    ],
 )
 def test_only_what_a_restore_makes_is_left_by_one(tmp_path, made, left):
     for name in made:
         (tmp_path / name).mkdir()
     assert left_by_restore(tmp_path) == left
     assert not left_by_restore(tmp_path / "missing")
+
+
+def test_no_place_for_a_store(tmp_path):
+    (tmp_path / "photo.jpg").touch()
+    with pytest.raises(StoreNotFound, match=r"it contains 'photo\.jpg'"):
+        check_store_path(tmp_path)
+    with pytest.raises(StoreNotFound, match="is a file"):
+        check_store_path(tmp_path / "photo.jpg")
+    (tmp_path / "manifest.json").touch()
+    with pytest.raises(StoreNotFound, match=r"is a checkpoint, not a store.*restore"):
+        check_store_path(tmp_path)

@@ -15,41 +15,6 @@ from kvemb.errors import ColdStoreError, Corruption, Locked, StoreNotFound
 no_link = Mock(side_effect=OSError(18, "Invalid cross-device link"))
 
 
-@pytest.mark.parametrize("entries", [[], ["LOCK"], ["LOCK", "live", "points"], ["CURRENT.tmp"], ["CURRENT", "any"]])
-def test_a_place_for_a_store(tmp_path, entries):
-    for name in entries:
-        (tmp_path / name).touch()
-    layout.check_store_path(tmp_path)
-    layout.check_store_path(tmp_path / "missing")
-
-
-def test_a_draft_of_a_crash_during_creation_is_no_point(tmp_path):
-    """Its manifest may be empty still; that was called damage."""
-    draft = tmp_path / "points" / ".000001.1-1.tmp"
-    draft.mkdir(parents=True)
-    (draft / "manifest.json").touch()
-    (tmp_path / "LOCK").touch()
-    layout.check_store_path(tmp_path)
-
-
-def test_what_a_restore_that_was_killed_left_does_not_open_as_an_empty_store(tmp_path):
-    """A program that restores unless the store is there would have gone on without its rows."""
-    (tmp_path / "points" / ".000007.1-1.tmp" / "rows").mkdir(parents=True)
-    with pytest.raises(StoreNotFound, match="left by an interrupted restore; delete it"):
-        layout.check_store_path(tmp_path)
-
-
-def test_no_place_for_a_store(tmp_path):
-    (tmp_path / "photo.jpg").touch()
-    with pytest.raises(StoreNotFound, match=r"it contains 'photo\.jpg'"):
-        layout.check_store_path(tmp_path)
-    with pytest.raises(StoreNotFound, match="is a file"):
-        layout.check_store_path(tmp_path / "photo.jpg")
-    (tmp_path / "manifest.json").touch()
-    with pytest.raises(StoreNotFound, match=r"is a checkpoint, not a store.*restore"):
-        layout.check_store_path(tmp_path)
-
-
 def test_current_names_a_point(tmp_path):
     with pytest.raises(StoreNotFound, match="no store"):
         layout.current_point(tmp_path)
@@ -60,6 +25,20 @@ def test_current_names_a_point(tmp_path):
     assert (tmp_path / "CURRENT").read_bytes() == b"000012\n"
     assert layout.current_point(tmp_path) == tmp_path / "points" / "000012"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["CURRENT", "points"]
+
+
+def test_a_store_whose_deletion_was_killed_says_so_and_how_to_complete_it(tmp_path):
+    """Earlier versions deleted a store that resumed. It was told as damage, and kvemb repair cannot help."""
+    (tmp_path / "live").mkdir()
+    layout.set_current(tmp_path, 12)
+    with pytest.raises(
+        Corruption, match=r"its deletion by CheckpointManager\.resume was interrupted; call resume again"
+    ):
+        layout.current_point(tmp_path)
+
+
+def test_points_belong_to_a_history():
+    assert [layout.history(number) for number in (1, 999_999, 1_000_000, 1_000_001, 5_000_000)] == [0, 0, 1, 1, 5]
 
 
 @pytest.mark.parametrize("text", [b"", b"\n", b"000013\n", b"../points/000012\n", b"/etc", b"\xff\xfe", b"12x"])

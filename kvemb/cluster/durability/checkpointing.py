@@ -7,7 +7,6 @@ calls run.
 from __future__ import annotations
 
 import threading
-import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from kvemb.cluster.durability.series import ClusterSeries, Published
 from kvemb.cluster.ledger import StoredCalls, joined_calls
 from kvemb.cluster.messages import PushedPart
 from kvemb.durability.lock_file import LockFile
+from kvemb.durability.manifest import created_now
 from kvemb.durability.variable_entry import VariableEntry, rows_in_words
 from kvemb.threads.interrupts import result_of, uninterrupted
 from kvemb.threads.pool import Threads
@@ -165,7 +165,7 @@ class Checkpointing:
     def _snapshot(self, open_steps: OpenSteps, calls: Calls, request: CheckpointRequest) -> _Snapshot:
         """Let every shard take its snapshot for the next checkpoint. REQUIRES: a cut."""
         number = self._tried = max(self.series.next_number(), self._tried + 1)
-        id, created, changes = uuid.uuid4().hex, time.time(), calls.all("changes")
+        id, created, changes = uuid.uuid4().hex, created_now(), calls.all("changes")
         numbers, steps = range(calls.transport.shards), dict(open_steps.values())
         with calls.stamped(numbers) as stamp:
             given = (stamp, number, id, steps)

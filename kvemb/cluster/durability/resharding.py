@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
 import uuid
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -28,6 +27,7 @@ from kvemb.cluster.durability.restoring import ClusterRemote
 from kvemb.cluster.durability.series import ClusterSeries, Published
 from kvemb.cluster.router import BUCKETS, Router
 from kvemb.durability import fresh_files, layout, paths
+from kvemb.durability.manifest import created_now
 from kvemb.durability.readable import opened
 from kvemb.handle import inside
 from kvemb.limits import Limits
@@ -95,7 +95,7 @@ def reshard(
     with ExitStack() as undo:
         undo.callback(target.lock().close)
         folder = new_folder(root, "kvemb-reshard-", undo)
-        described = replace(wanted.described, id=uuid.uuid4().hex, created=time.time(), shards=(), follows=())
+        described = replace(wanted.described, id=uuid.uuid4().hex, created=created_now(), shards=(), follows=())
         work = _Resharding(source, wanted, target, Published(target.next_number(), described), folder, limits)
         entries = work.written(ranges(count), Meter(wanted.rows, progress))
         target.publish(work.new.number, replace(described, shards=tuple(entries)))

@@ -22,6 +22,7 @@ from kvemb.durability import fresh_files, inventory, layout, manifest, paths
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.layout import series_name
 from kvemb.durability.sightings.counter_file import SightingsSize
+from kvemb.engine.open_arguments import OpenArguments
 from kvemb.errors import Corruption
 from kvemb.handle import inside
 from kvemb.offline.places import Source
@@ -127,11 +128,11 @@ def restored(
     path: Path,
     scratch: Path,
     meter: Meter,
-    **how: Any,
+    how: OpenArguments,
 ) -> Store:
     """Make and open a store at path with the rows of these buckets, first and last, of a checkpoint.
 
-    scratch: a folder for pulled files. meter: counts rows. how: arguments of kvemb.open. If a shard has exactly these
+    scratch: a folder for pulled files. meter: counts rows. how: the store is opened. If a shard has exactly these
     buckets, its pulled checkpoint stays in scratch, so that the next push shares its files.
     """
     sources = wanted.described.overlapping(*buckets)
@@ -141,11 +142,11 @@ def restored(
         os.rename(part.path, kept)
         fresh_files.remove(scratch / RECEIVED)
         meter(sum(entry.rows for entry in part.described.variables.values()))
-        return opening.restore(kept, path, **how)
+        return opening.restore(kept, path, how)
     parts = series.pulled(wanted, sources, scratch / RECEIVED)
     made = gather_buckets(parts, wanted.described, buckets, scratch / "gathered", meter)
     fresh_files.remove(scratch / RECEIVED)
-    store = opening.restore(made.path, path, **how)
+    store = opening.restore(made.path, path, how)
     fresh_files.remove(made.path)
     return store
 

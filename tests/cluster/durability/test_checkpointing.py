@@ -410,8 +410,8 @@ def test_hostile_calls_are_damage_and_every_store_is_closed(open_cluster, tmp_pa
     with open_cluster(2, url=tmp_path / "series") as cluster:
         cluster.get_variable("table", dim=1).upsert([1, 2], [[1.0], [2.0]])
     manifest = tmp_path / "series" / "checkpoints" / "00000001.json"
-    whole, opened, make = json.loads(manifest.read_text())["calls"], [], opening.open
-    monkeypatch.setattr(opening, "open", lambda *given, **how: opened.append(make(*given, **how)) or opened[-1])
+    whole, opened, make = json.loads(manifest.read_text())["calls"], [], opening.open_at
+    monkeypatch.setattr(opening, "open_at", lambda *given, **how: opened.append(make(*given, **how)) or opened[-1])
     put_calls(manifest, {"a" * 32: [3, 2]})
     for shards in (2, 3):
         with pytest.raises(Corruption, match=r"00000001\.json is damaged: calls.* must .*; use another checkpoint"):
