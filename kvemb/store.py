@@ -169,7 +169,7 @@ class Store(ManyTables[Engine]):
     def drop_variable(self, name: str) -> None:
         """Drop a variable with all its rows, durably.
 
-        Its memory and its disk space are freed, and every later use of the ``Variable`` raises Closed. Earlier
+        Its memory and its disk space are freed, and every later call of the ``Variable`` raises Closed. Earlier
         checkpoints keep the variable. Deltas record the drop (``Checkpoint.changes``, ``Store.apply_delta``). The call
         waits for a checkpoint in progress. After a crash the variable is either unchanged or gone.
 
@@ -327,7 +327,7 @@ class Store(ManyTables[Engine]):
 
         All variables move at once, and a lookup in progress starts again. Hot rows stay hot, and those that changed are
         read again. The hot tier is emptied if the point does not record what changed, or if the store was restored from
-        a checkpoint since. A scan in progress raises Closed, and so does every use of a variable that was dropped
+        a checkpoint since. A scan in progress raises Closed, and so does every call of a variable that was dropped
         there, even if a new variable has its name. Without a newer point the call costs microseconds.
 
         After an error the reader stays at its point, and you may call again.
@@ -337,7 +337,7 @@ class Store(ManyTables[Engine]):
 
         Raises:
             ValueError: The store was not opened with ``follow=True``.
-            StoreNotFound: The store is gone, for example while ``CheckpointManager.resume`` replaces it.
+            StoreNotFound: The store is gone, for example while it is restored again.
             Corruption: Bytes on disk differ from what was written.
             ColdStoreError: The disk could not be read.
             Closed: This reader is closed.

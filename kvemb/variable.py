@@ -66,8 +66,10 @@ class Variable(Handle[Table]):
     A call with more distinct keys than ``Limits.call_rows`` is processed in parts of that size. Each part is atomic. If
     one fails, the parts before it have been applied.
 
-    Once the store is closed, calls raise ``Closed``. Calls that change rows raise ``ReadOnly`` if the store is
-    read-only, and ``Poisoned`` if a write to disk failed, in this call or earlier.
+    Once the store is closed, or the variable is dropped, calls raise ``Closed``. Properties that describe the variable,
+    such as ``name``, ``dim`` and ``stats``, can still be read; ``optimizer`` and ``tables`` of a dropped variable raise
+    ``Closed``, too. Calls that change rows raise ``ReadOnly`` if the store is read-only, and ``Poisoned`` if a write to
+    disk failed, in this call or earlier.
 
     A variable on one GPU also accepts arrays in that GPU's memory: CuPy arrays, PyTorch tensors, and objects with
     ``__cuda_array_interface__`` or ``__dlpack__``. They must have the variable's dtypes and be C-contiguous. Results
@@ -194,7 +196,7 @@ class Variable(Handle[Table]):
 
     @property
     def stats(self) -> Stats:
-        """A copy of the counts since the variable was opened; after the store is closed, the counts at its close."""
+        """A copy of the counts since the variable was opened; of a closed or dropped one, those at its end."""
         return self._inside.stats()
 
     def __repr__(self) -> str:
@@ -206,6 +208,10 @@ class Variable(Handle[Table]):
             f"<kvemb.Variable {self.name!r} {kind}, {format_count(stats.rows, 'row')}, {stats.hot}, "
             f"{format_bytes(stats.bytes_cold)} cold, {stats.hit_rate_in_words}>"
         )
+
+    def _check_open(self) -> None:
+        """Raise Closed if the store is closed, or the variable was dropped. Other calls ask their tiers."""
+        self._inside.storage.state.check_open()
 
     # Calls.
 
@@ -331,6 +337,7 @@ class Variable(Handle[Table]):
         Returns:
             A tuple of ``SlotVariable``, in their order in a row; empty without an optimizer.
         """
+        self._check_open()
         return tuple(SlotVariable(self._inside, slot.name, slot.width) for slot in self._inside.schema.slots)
 
     def lookup_slot(self, name: str, keys: npt.ArrayLike) -> npt.NDArray[Any]:
@@ -398,6 +405,7 @@ class Variable(Handle[Table]):
             >>> users.restrict(2), users.export()[0].tolist()
             (1, [2, 3])
         """
+        self._check_open()
         reserved = as_int(num_reserved, "num_reserved", 0, MAX_ROWS)
         if self.restrict_policy is None:
             warnings.warn(
@@ -423,8 +431,8 @@ class Variable(Handle[Table]):
             IndexError: There is no device of this number.
             TypeError: ``index`` is not an int.
         """
+        self._check_open()
         if index is None:
-            self._inside.storage.state.check_open()
             return self._inside.storage.size
         number, count = as_int(index, "index"), len(self.devices)
         if not 0 <= number < count:
@@ -488,7 +496,7 @@ class Variable(Handle[Table]):
         return (self._batch(rows, with_slots, with_scores) for rows in scan)
 
     def _batch(self, rows: RowBlock, with_slots: bool, with_scores: bool) -> tuple[Any, ...]:
-        self._inside.storage.state.check_open()
+        self._check_open()
         batch: tuple[Any, ...] = (public_keys(rows.keys, self.key_dtype), rows.embeddings())
         if with_slots:
             batch += (rows.slots_by_name(),)

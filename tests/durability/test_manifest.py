@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 
 import hostile
 import pytest
 
+import kvemb
+from kvemb.checks.ranges import END_OF_TIME
 from kvemb.durability import manifest
 from kvemb.durability.manifest import Epoch, EpochChanges, FileEntry, HotRows, Manifest
 from kvemb.durability.sightings.counter_file import Counted
@@ -198,3 +201,19 @@ def test_every_flipped_bit_is_named_or_changes_nothing(tmp_path):
                 assert manifest.read(tmp_path) == EXAMPLE
             except (Corruption, UnsupportedFormat) as error:
                 assert "manifest.json" in str(error)  # noqa: PT017
+
+
+@pytest.mark.parametrize(
+    ("clock", "created"), [(-86_400.5, 0.0), (0.0, 0.0), (1e9 + 0.5, 1e9 + 0.5), (1e12, END_OF_TIME - 1.0)]
+)
+def test_a_clock_that_is_wrong_makes_no_manifest_that_cannot_be_read(tmp_path, monkeypatch, clock, created):
+    """A flush before 1970 wrote a point that no opening accepted."""
+    monkeypatch.setattr(time, "time", lambda: clock)
+    with kvemb.open(tmp_path / "store", memory_budget="4MiB") as store:
+        store.get_variable("users", dim=2).upsert([1], [[1.0, 2.0]])
+        store.checkpoint(tmp_path / "checkpoint")
+    kvemb.repair(tmp_path / "checkpoint", tmp_path / "repaired")
+    for path in ("store", "repaired"):
+        with kvemb.open(tmp_path / path, memory_budget="4MiB") as store:
+            assert store.variables["users"].lookup([1]).tolist() == [[1, 2]]
+        assert kvemb.Checkpoint.at(tmp_path / path).created == created

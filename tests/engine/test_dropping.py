@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
 import shutil
 import signal
 import threading
@@ -91,6 +92,52 @@ def test_a_dropped_variable_is_gone_and_all_it_took_is_free(open_store, tmp_path
         again.drop_variable("users")
     with kvemb.open(tmp_path / "store", memory_budget=BUDGET) as again:
         assert list(again.variables) == ["kept"]
+
+
+CALLS = {
+    "lookup": [1],
+    "upsert": ([1], [[1.0] * DIM]),
+    "accum": ([1], [[1.0] * DIM], [[1.0] * DIM], [True]),
+    "apply_gradients": ([1], [[1.0] * DIM]),
+    "get_slot_variables": (),
+    "lookup_slot": ("accumulator", [1]),
+    "remove": [1],
+    "clear": (),
+    "restrict": (1,),
+    "size": (),
+    "export": (),
+    "export_batches": (),
+    "prefetch": ([1],),
+}
+GONE, STAYING = {"optimizer", "tables"}, {"name", "dim", "key_dtype", "value_dtype", "devices", "partitioner"}
+STAYING |= {"restrict_policy", "trainable", "initializer", "bp_v2", "persistent", "resource_handle", "stats"}
+
+
+@pytest.mark.parametrize("how", ["dropped", "closed"])
+@pytest.mark.parametrize("policy", [None, kvemb.FrequencyRestrictPolicy()])
+def test_every_call_of_a_variable_that_is_gone_raises_closed_and_what_describes_it_stays(store, how, policy):
+    """restrict() without a policy warned, and get_slot_variables() returned slots."""
+    optimizer = kvemb.optimizers.Adagrad()
+    table = store.get_variable("users", dim=DIM, hot_rows=128, optimizer=optimizer, restrict_policy=policy)
+    (slot,) = table.get_slot_variables()
+    table.upsert([1], [[1.0] * DIM])
+    store.drop_variable("users") if how == "dropped" else store.close()
+    calls = [lambda name=name, given=given: getattr(table, name)(*given) for name, given in CALLS.items()]
+    calls += [lambda: slot.lookup([1]), slot.size, lambda: table.size(7), lambda: table.restrict(-1)]
+    calls += [lambda: setattr(table, "optimizer", optimizer), lambda: pickle.dumps(table)]
+    if policy is not None:
+        calls += [lambda: table.restrict_policy.status([1]), lambda: table.restrict_policy.apply_update([1])]
+    for call in calls:
+        with pytest.raises(Closed, match=f"is {how}|was {how}"):
+            call()
+    for name in STAYING | (GONE if how == "closed" else set()):
+        getattr(table, name)
+    for name in GONE if how == "dropped" else ():
+        with pytest.raises(Closed, match="'users' was dropped"):
+            getattr(table, name)
+    assert (table.name, table.dim, table.stats.rows) == ("users", DIM, 1)
+    public = {name for name in vars(kvemb.Variable) if not name.startswith("_")}
+    assert public == {*CALLS, *GONE, *STAYING}
 
 
 def test_a_variable_in_memory_is_dropped_without_a_point(store):
