@@ -1,16 +1,45 @@
-"""Copies an open store as a crash would leave it."""
+"""Copies an open store, or what a call changes, as a crash or a kill would leave it."""
 
 from __future__ import annotations
 
+import os
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 
 def copy_of_open(store: Path, target: Path) -> Path:
     """Copy an open store's directory to target, a new one; returns target."""
     shutil.copytree(store, target, copy_function=_copy_if_there)
     return target
+
+
+def killed_at_each(calls: list[str], run: Callable[[], Any], path: Path, copies: Path) -> list[Path]:
+    """What a kill before each of these calls of os leaves at a path, each in a new folder below copies."""
+    left: list[Path] = []
+    copying: list[bool] = []
+
+    def recorded(call: Any) -> Any:
+        def record(*arguments: Any, **how: Any) -> Any:
+            if copying:
+                return call(*arguments, **how)
+            copying.append(True)
+            if path.exists():
+                left.append(copy_of_open(path, copies / str(len(left)) / "store"))
+            copying.clear()
+            return call(*arguments, **how)
+
+        return record
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in calls:
+            patch.setattr(os, name, recorded(getattr(os, name)))
+        run()
+    return [*left, copy_of_open(path, copies / "ended" / "store")]
 
 
 def _copy_if_there(source: str, target: str) -> None:

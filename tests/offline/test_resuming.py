@@ -8,18 +8,18 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from crashes import copy_of_open
+from crashes import copy_of_open, killed_at_each
 from quick import quick
 
 import kvemb
 from kvemb import opening
+from kvemb.durability import layout
 from kvemb.durability.installing import restoring
 from kvemb.engine.engine import Engine
 from kvemb.errors import ColdStoreError, Corruption, Locked, StoreNotFound
@@ -268,33 +268,9 @@ def test_a_resume_at_a_wrong_path_changes_nothing(trained, monkeypatch, path, er
     assert content(trained) == before
 
 
-def killed_at_each(calls: list[str], run: Callable[[], Any], path: Path, copies: Path, monkeypatch: Any) -> list[Path]:
-    """What a kill before each of these calls of os leaves at a path, each in a new folder below copies."""
-    left: list[Path] = []
-    copying: list[bool] = []
-
-    def recorded(call: Any) -> Any:
-        def record(*arguments: Any, **how: Any) -> Any:
-            if copying:
-                return call(*arguments, **how)
-            copying.append(True)
-            if path.exists():
-                left.append(copy_of_open(path, copies / str(len(left)) / "store"))
-            copying.clear()
-            return call(*arguments, **how)
-
-        return record
-
-    with monkeypatch.context() as patch:
-        for name in calls:
-            patch.setattr(os, name, recorded(getattr(os, name)))
-        run()
-    return [*left, copy_of_open(path, copies / "ended" / "store")]
-
-
 @pytest.mark.parametrize("calls", quick([["rename", "replace"], ["link", "unlink", "rmdir", "mkdir"]]), ids=" ".join)
 @pytest.mark.parametrize("target", quick(["store", "new", "empty"]))
-def test_a_kill_at_any_change_of_a_name_leaves_one_state_or_the_other(tmp_path, trained, target, calls, monkeypatch):
+def test_a_kill_at_any_change_of_a_name_leaves_one_state_or_the_other(tmp_path, trained, target, calls):
     """And the next call succeeds."""
     place = Path(shutil.copytree(trained, tmp_path / "now"))
     (place / "empty").mkdir()
@@ -303,7 +279,7 @@ def test_a_kill_at_any_change_of_a_name_leaves_one_state_or_the_other(tmp_path, 
     def resume() -> None:
         series.resume(place / target, **BUDGET)[0].close()
 
-    left = killed_at_each(calls, resume, place / target, tmp_path / "killed", monkeypatch)
+    left = killed_at_each(calls, resume, place / target, tmp_path / "killed")
     seen = set()
     for store in left:
         shutil.copytree(store, again := store.with_name("again"))
@@ -420,3 +396,19 @@ def test_a_killed_restore_is_replaced_by_another_unless_it_may_be_a_store(tmp_pa
     with pytest.raises(FileExistsError, match=r"has no CURRENT, but .* run kvemb repair"):
         kvemb.restore(second, tmp_path / "new", **BUDGET)
     assert content(tmp_path / "new") == before
+
+
+@pytest.mark.parametrize("at", ["unpack", "set_current"])
+def test_a_full_disk_leaves_the_store_as_it_was(tmp_path, trained, monkeypatch, at):
+    store = Path(shutil.copytree(trained / "store", tmp_path / "store"))
+    before, series = content(store), kvemb.CheckpointManager(trained / "series")
+    monkeypatch.setattr(layout, at, Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+    with pytest.raises(ColdStoreError, match="No space left on device"):
+        series.resume(store, **BUDGET)
+    monkeypatch.undo()
+    if at == "unpack":
+        assert content(store) == before
+    with kvemb.open(store, **BUDGET) as opened:
+        assert rows(opened) == [1.0, 2.0]
+    with series.resume(store, **BUDGET)[0] as resumed:
+        assert rows(resumed) == [1.0, 0.0]
