@@ -92,6 +92,10 @@ def opened(place: Any, open_: Callable[..., kvemb.Store], *given: Any, **budget:
     open_(*given, place.path / f"opened {next(place.counter)}", **budget).close()
 
 
+def resumed(place: Any, **budget: Any) -> None:
+    place.series.resume(place.path / f"resumed {next(place.counter)}", **budget)[0].close()
+
+
 def drawn(make: Callable[..., Any], **given: Any) -> Callable[[Any], None]:
     """A variable whose missing keys read as an initializer's rows."""
     return lambda place: variable(place, initializer=make(**given))
@@ -197,6 +201,8 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     },
     "Checkpoint.changes.batch_rows": lambda p, v: list(p.checkpoint.changes(p.series.path(1), batch_rows=v)),
     "CheckpointManager.keep": lambda p, v: kvemb.CheckpointManager(p.path / "series", keep=v)._drop_old(),
+    "CheckpointManager.resume.memory_budget": lambda p, v: resumed(p, memory_budget=v),
+    "CheckpointManager.resume.device_memory": lambda p, v: resumed(p, device_memory=v),
     "CheckpointManager.every": lambda p, v: kvemb.CheckpointManager(p.path / "series", every=v),
     "NumberedCheckpoints.path.number": lambda p, v: p.series.path(v),
     "NumberedCheckpoints.push.number": lambda p, v: p.series.push(p.path / "there", number=v),
