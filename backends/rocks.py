@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 
 import rocksdict as rd
@@ -21,11 +22,15 @@ from kvemb.backends.rocks_options import DatabaseOptions, database_creator, hold
 from kvemb.backends.rocks_scan import translated
 from kvemb.backends.rocks_store import RocksStore
 from kvemb.contracts import ColdDatabase, Family
+from kvemb.errors import ColdStoreError
 from kvemb.limits import DEFAULT, Limits
 from kvemb.options import RocksDBCreator
 from kvemb.rows.schema import Schema
 from kvemb.threads.parallel import cores
 from kvemb.threads.pool import Threads
+
+# How long to wait for RocksDB to go on after a failure: two of its looks at the disk.
+RESUME_SECONDS, RESUME_TURN_SECONDS = 11.0, 0.1
 
 
 class RocksDatabase(ColdDatabase):
@@ -133,6 +138,21 @@ class RocksDatabase(ColdDatabase):
             if store.made:
                 with translated(f"flush {name!r}"):
                     store.family.flush(True)
+
+    def resume(self) -> None:
+        # RocksDB looks every 5 seconds whether there is space again, and then goes on by itself.
+        unlogged, until = rd.WriteOptions(), time.monotonic() + RESUME_SECONDS
+        unlogged.disable_wal = True  # type: ignore[method-assign, assignment]
+        while True:
+            try:
+                with translated(f"write to {self.path}"):
+                    # Refused as long as RocksDB is stopped, as a flush is only if there is something to flush.
+                    self.column_families.db.write(rd.WriteBatch(raw_mode=True), unlogged)
+                return self.flush()
+            except ColdStoreError:
+                if time.monotonic() > until:
+                    raise
+            time.sleep(RESUME_TURN_SECONDS)
 
     def sorted_file(self, path: Path, schema: Schema, creator: RocksDBCreator) -> RocksSortedFile:
         return RocksSortedFile(

@@ -18,13 +18,15 @@ from kvemb.errors import Closed, ColdStoreError, Corruption, KvembError
 from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import decode_rows
 from kvemb.rows.schema import Schema
+from kvemb.threads.native import native_code
 
 
 @contextmanager
 def translated(what: str) -> Iterator[None]:
     """Translate rocksdict's errors, which are plain Exceptions, into kvemb's. what: the operation, for messages."""
     try:
-        yield
+        with native_code():
+            yield
     except (KvembError, StopIteration):
         raise
     except Exception as error:

@@ -147,7 +147,7 @@ class ColdStoreError(KvembError, OSError):
 
     It is raised with the system's or RocksDB's reason. If a write of rows failed, later writes raise Poisoned.
 
-    Free what is short, then call again; a poisoned store must be closed and opened again.
+    Free what is short, then call again; for a poisoned store, call `Store.recover` first.
     """
 
 
@@ -163,12 +163,14 @@ class TransferError(KvembError, OSError):
 
 
 class Poisoned(KvembError, RuntimeError):
-    """An earlier write to disk failed, so writes are refused; reads still work.
+    """Something failed while rows were written or changed, so writes are refused; reads still work.
 
-    It is raised by every call that would change rows, and by checkpoints, because memory may hold changes that the disk
-    lost. The failed write is the `__cause__`.
+    It is raised by every call that would change rows, and by checkpoints, so that none contains half of a change. The
+    failure is the `__cause__`.
 
-    Free what is short, such as disk space. Then close the store and open it again: it recovers what was durable.
+    Free what is short, such as disk space. If the message says that every row can still be read, as after a full disk,
+    call `Store.recover`: it tries again what failed, and no row is lost. If rows may be half-way between two states,
+    close the store and open it again: it recovers what was durable.
     """
 
 

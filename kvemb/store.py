@@ -23,6 +23,7 @@ from kvemb.durability.recovery import Recovery
 from kvemb.engine.arguments import Arguments, GraphKeys
 from kvemb.engine.dropping import drop
 from kvemb.engine.engine import Engine
+from kvemb.engine.recovering import recover
 from kvemb.engine.refreshing import refresh
 from kvemb.errors import Corruption
 from kvemb.limits import Limits
@@ -132,7 +133,9 @@ class Store(ManyTables[Engine]):
                 joins the collection ``REGULARIZATION_LOSSES``.
             constraint: ``fn(values)``, which gets the rows (n, dim) that an optimizer has just changed, and returns
                 them projected. Each result must depend on its own row only, because rows come in any combination. It is
-                called under the variable's lock. If it raises, the step is undone.
+                called under the variable's lock, once for each part of a step: a step on more rows than
+                ``limits.call_rows``, 65,536, is made in parts of so many. If it raises, its part is undone, earlier
+                parts stay made, and later ones are not begun.
             collections: Names of the collections that the variable joins. None: ``GLOBAL_VARIABLES``.
             custom_getter: ``fn(getter, name, **arguments)``, called instead; see ``variable_scope``.
             caching_device: Must be None, because the hot tier is the cache.
@@ -237,6 +240,30 @@ class Store(ManyTables[Engine]):
             >>> store.flush()
         """
         self._inside.flush()
+
+    def recover(self) -> None:
+        """Take writes again after a write to disk has failed, once its cause is gone.
+
+        A store whose write failed, for example because the disk is full, is poisoned: every row can still be read, and
+        writes raise ``Poisoned``. Free the space, then call ``recover()``. It tries again what failed and makes a
+        durable point, as ``flush()`` does; then writes work again, and no row is lost. Other calls that write are
+        refused until then. If nothing has failed, it does nothing.
+
+        The call that raised ``Poisoned`` was made for all of its keys, some or none; each row is either as before it or
+        as after it. Look the rows up to decide whether to repeat it.
+
+        After a full disk RocksDB looks for free space every 5 seconds, so the call may take that long.
+
+        Raises:
+            Poisoned: It failed again: the ``__cause__`` says why, and you can call it again. Or rows may be half-way
+                between two states, because the failure was of another kind, such as lack of memory while rows moved;
+                then close the store and open it again.
+            Closed: The store is closed.
+
+        Example:
+            >>> store.recover()  # nothing has failed
+        """
+        recover(self._inside)
 
     @overload
     def checkpoint(

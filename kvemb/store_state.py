@@ -5,8 +5,10 @@ variables.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from kvemb.errors import Closed, Poisoned, ReadOnly
+from kvemb.errors import Closed, ColdStoreError, Poisoned, ReadOnly
 
 # The id of this process, cached because every call needs it and a system call takes longer.
 _here = [os.getpid()]
@@ -17,13 +19,19 @@ if hasattr(os, "register_at_fork"):
 class StoreState:
     """Hold the state of a store: open, read-only, poisoned or closed.
 
-    Each attribute changes at most once, so reading it needs no lock.
+    Reading an attribute needs no lock. Only ``cause`` can return to what it was, in ``recovering()``.
+
+    A store is poisoned by a failure of one of two kinds. If rows stayed whole, as when a full disk refused to write
+    rows, which stay in memory until they are written, every row can be read and the write can be tried again. If rows
+    or files may be half-way from one state to another, as after an error while rows moved, only the last durable point
+    is known to be whole.
 
     Attributes:
         name: The store's path, for messages.
         read_only: Whether the store was opened with ``read_only=True`` or ``follow=True``.
         closed: Whether ``close()`` was called.
-        cause: The write to disk that failed, after which writes are refused; None: none failed.
+        cause: The failure after which writes are refused; None: there was none, or it was recovered from.
+        halfway: The first failure that may have left something half-way; None: there was none.
         process: The id of the process that opened the store.
         of_shard: Whether the store is scratch of a cluster, which saves the rows elsewhere.
     """
@@ -34,6 +42,8 @@ class StoreState:
         self.closed = self.of_shard = False
         self._why = f"the store {name} is closed; open it again with kvemb.open"
         self.cause: BaseException | None = None
+        self.halfway: BaseException | None = None
+        self._recovering = self._failed_again = False
 
     @property
     def forked(self) -> bool:
@@ -72,13 +82,23 @@ class StoreState:
             raise ReadOnly(f"the store {self.name} is read-only; open it without read_only or follow to change it")
         self.check_sound()
 
+    def check_may_flush(self) -> None:
+        """Raise what check_writable() raises, but not while recover() tries again. REQUIRES: the store's lock."""
+        if not self._recovering:
+            self.check_writable()
+
     def check_sound(self) -> None:
-        """Raise Poisoned if a write to disk has failed, also after ``close()``."""
-        if self.cause is not None:
-            cause = str(self.cause) or repr(self.cause)
+        """Raise Poisoned if a write has failed, also after ``close()``."""
+        if self.halfway is not None:
             raise Poisoned(
-                f"the store {self.name} refuses writes, because one failed: {cause}; reads still work. Free what is "
-                "short, such as disk space, then close the store and open it again: it recovers what was durable"
+                f"the store {self.name} refuses writes, because a change failed: {_told(self.halfway)}; rows may be "
+                "half-way between two states, so recover() cannot help. Reads still work. Free what is short, if "
+                "anything is, then close the store and open it again: it recovers what was durable"
+            ) from self.halfway
+        if self.cause is not None:
+            raise Poisoned(
+                f"the store {self.name} refuses writes, because one failed: {_told(self.cause)}; every row can still "
+                "be read. Free what is short, such as disk space, then call recover(), which loses nothing"
             ) from self.cause
 
     @property
@@ -90,10 +110,68 @@ class StoreState:
         """Refuse every call from now on. Only the store calls it."""
         self.closed = True
 
-    def poison(self, cause: BaseException) -> None:
-        """Refuse writes from now on, because of the write that failed. The first cause is kept."""
-        if self.cause is None:
-            self.cause = cause
+    def poison(self, cause: BaseException, *, intact: bool = False) -> None:
+        """Refuse writes from now on, because of what failed. The first cause is kept, and the latest of recover().
+
+        intact: whether every row can still be read as the calls left it, so that recover() can try again.
+        """
+        if isinstance(cause, Poisoned) and self.cause is not None:
+            cause = self.cause  # which it tells of
+        if not intact and self.halfway is None:
+            self.halfway = cause
+        if self.cause is None or self._recovering:
+            self.cause, self._failed_again = cause, True
+
+    def keeping_rows(self) -> KeepingRows:
+        """A block that may fail at any place without a row being lost or half changed, such as a write of rows that
+        stay in memory until it has succeeded. If it fails, the store is poisoned, and recover() can try again.
+
+        A ColdStoreError is raised as Poisoned; other errors are raised unchanged.
+        """
+        return KeepingRows(self)
+
+    @contextmanager
+    def recovering(self) -> Iterator[None]:
+        """Try again in this block what failed; if it succeeds, writes are taken again. Raises Poisoned if it fails.
+
+        REQUIRES: the store's lock.
+        """
+        if self.halfway is not None:
+            self.check_sound()
+        try:
+            self._recovering, self._failed_again = True, False
+            yield
+            if not self._failed_again:
+                self.cause = None
+        except Exception as error:
+            if not self._failed_again:
+                self.poison(error, intact=True)
+        finally:
+            self._recovering = False
+        self.check_sound()
+
+
+class KeepingRows:
+    """The block of StoreState.keeping_rows()."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self, state: StoreState) -> None:
+        self._state = state
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self._state.poison(error, intact=isinstance(error, Exception))
+            if isinstance(error, ColdStoreError):
+                self._state.check_open()
+                self._state.check_sound()
+
+
+def _told(error: BaseException) -> str:
+    return str(error) or repr(error)
 
 
 class DroppedState(StoreState):

@@ -107,6 +107,9 @@ class WriteLog(Protocol):
     def counted(self, optimizer_steps: int, step: int) -> None:
         """Log the number of steps that the optimizer has taken. Raises ColdStoreError."""
 
+    def fail(self, error: Exception) -> None:
+        """Let every commit() from now on raise ColdStoreError, because a write could not be logged."""
+
     def commit(self) -> None:
         """Wait until what was logged is on disk. Not under the tier's lock. Raises ColdStoreError."""
 
@@ -173,6 +176,9 @@ class ColdDatabase(Protocol):
 
     def flush(self) -> None:
         """Write the rows in memory to files, so that the next checkpoint() is quick. Raises ColdStoreError."""
+
+    def resume(self) -> None:
+        """Go on after a failure, such as of a full disk, and do what flush() does. Raises ColdStoreError."""
 
     def sorted_file(self, path: Path, schema: Schema, creator: Any) -> SortedFile:
         """Create an empty file for rows in key order."""

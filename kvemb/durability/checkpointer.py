@@ -127,6 +127,15 @@ class Checkpointer:
                 begun.result()
         self._begun = []  # only now: after Ctrl-C above it is still being written
 
+    def wait_for_end(self) -> None:
+        """Wait for the point being written. A failure that has poisoned the store is not reported to a later call."""
+        for begun in self._begun:
+            try:
+                result_of(inside(begun))
+            except Exception as error:
+                poisoned = self._state.cause is not None and self._state.cause in (error, error.__cause__)
+                begun.reported = begun.reported or poisoned
+
     @property
     def is_idle(self) -> bool:
         """Whether no point is being written."""
@@ -175,8 +184,9 @@ class Checkpointer:
             if self._log is not None and closing is None:
                 self._log.prepare(number)  # the segment must exist before CURRENT refers to it
         except ColdStoreError as error:
-            self._state.poison(error)
-        self._state.check_writable()
+            self._state.poison(error, intact=True)
+            self._state.check_sound()
+        self._state.check_may_flush()
         made = self._database, self._points, self._changes, self._log, without, attached
         writer = PointWriter(number, parts, target, *made)
         self._attaching = True
@@ -197,12 +207,11 @@ class Checkpointer:
             checkpoint = writer.write()
         except TargetFailed as failed:
             raise failed.error from failed.error.__cause__
-        except ColdStoreError as error:
-            self._state.poison(error)
-            self._state.check_sound()
-            raise
-        except Exception as error:
-            self._state.poison(error)  # its rows are in the open database, but in no point
+        except BaseException as error:
+            # Some of its rows may be in the open database, clean, but in no point.
+            self._state.poison(error, intact=isinstance(error, Exception) and writer.undone)
+            if isinstance(error, ColdStoreError):
+                self._state.check_sound()
             raise
         if completed is not None:
             with suppress(KvembError):

@@ -70,12 +70,14 @@ class Journal:
         try:
             _write(self._file, b"".join((head, name, payload, CHECKSUM.pack(checksum))))
         except OSError as error:
-            self._fail(error)
+            raise self._failed(error) from error
         self._appended = number
 
     def commit(self) -> None:
         """Wait until all that was appended so far is on disk. Raises ColdStoreError, and on every later call."""
-        wanted = self._appended
+        with self._lock:
+            self._check()  # the call's own entry may be the one that could not be appended
+            wanted = self._appended
         with self._syncing:
             if self._synced >= wanted:
                 return
@@ -89,7 +91,7 @@ class Journal:
                     os.fdatasync(file)
             except OSError as error:
                 with self._lock:
-                    self._fail(error)
+                    raise self._failed(error) from error
             # Only now: if this thread is interrupted above, the next commit syncs them.
             with self._lock:
                 del self._unsynced[: len(before)]
@@ -109,17 +111,33 @@ class Journal:
         self._next = self._new_segment(number), number
 
     def rotate(self) -> None:
-        """End the current segment with the next one's number, and switch to that. Raises ColdStoreError."""
+        """End the current segment with the next one's number, and switch to that. Raises ColdStoreError.
+
+        After a failure the current segment is left as it is: a crash before the durable point that the next one follows
+        is one in the middle of a write.
+        """
         with self._lock:
             assert self._next is not None
             file, number = self._next
-            self._append(CONTINUED, b"", 0, 0, NUMBER.pack(number))
+            if self._failure is None:
+                self._append(CONTINUED, b"", 0, 0, NUMBER.pack(number))
             try:
                 os.pwrite(file, note(self._appended, self._synced), HEAD.size)
             except OSError as error:
-                self._fail(error)
+                raise self._failed(error) from error
             self._unsynced.append((self._file, self._number))
             self._file, self._number, self._before, self._next = file, number, self._appended, None
+
+    def fail(self, error: Exception) -> None:
+        """See contracts.WriteLog."""
+        with self._lock:
+            if self._failure is None:
+                self._failed(error)
+
+    def resume(self) -> None:
+        """Take entries again after a failure. REQUIRES: the durable point that the current segment follows exists."""
+        with self._lock:
+            self._failure = None
 
     def delete_before(self, number: int) -> None:
         """Delete the segments before the durable point of this number: what they have is in the point."""
@@ -159,10 +177,12 @@ class Journal:
         if self._failure is not None:
             raise self._failure
 
-    def _fail(self, error: OSError) -> None:
+    def _failed(self, error: Exception) -> ColdStoreError:
         # After a failed fsync it is unknown what reached the disk, and entries after a torn one cannot be read.
-        self._failure = ColdStoreError(error.errno, f"cannot write the log in {self._directory}: {error}")
-        raise self._failure from error
+        said = f"cannot write the log in {self._directory}: {str(error) or repr(error)}"
+        self._failure = ColdStoreError(error.errno, said) if isinstance(error, OSError) else ColdStoreError(said)
+        self._failure.__cause__ = error
+        return self._failure
 
 
 class WriteLog:
@@ -186,6 +206,10 @@ class WriteLog:
     def counted(self, optimizer_steps: int, step: int) -> None:
         """See contracts.WriteLog."""
         self._journal.append(COUNTED, self._variable, 0, step, NUMBER.pack(optimizer_steps))
+
+    def fail(self, error: Exception) -> None:
+        """See contracts.WriteLog."""
+        self._journal.fail(error)
 
     def commit(self) -> None:
         """See contracts.WriteLog."""

@@ -35,7 +35,7 @@ from kvemb.durability.manifest import Epoch, HotRows, Manifest
 from kvemb.durability.points import Points
 from kvemb.durability.sightings.point_files import write_sightings
 from kvemb.durability.variable_entry import VariableEntry
-from kvemb.errors import CheckpointNotFound, ColdStoreError, KvembError
+from kvemb.errors import CheckpointNotFound, KvembError
 from kvemb.operations.sightings import Counters, Sightings
 from kvemb.rows.codec import Ordered, order_keys
 from kvemb.rows.schema import Schema
@@ -76,8 +76,11 @@ class PointWriter:
 
     without: variables of the cold database that the point leaves out. attached: files and values to save in it.
     If a step fails, the snapshots end, the directories are deleted, and the previous point stays current, unless it was
-    the last step, in which the checkpoint gets its name.
+    the last step, in which the checkpoint gets its name. undone: whether that has been done, and another point can be
+    written instead; not if variables are left out, because they may have been recorded as dropped.
     """
+
+    undone = False
 
     def __init__(
         self,
@@ -117,7 +120,7 @@ class PointWriter:
             with ExitStack() as held:
                 for part in self._parts:
                     held.enter_context(part.storage.access.held())
-                state.check_writable()
+                state.check_may_flush()
                 self._last = closing is not None
                 self._rotate(state)
                 entries = {part.name: part.entry() for part in self._parts}
@@ -141,12 +144,9 @@ class PointWriter:
 
     def _rotate(self, state: StoreState) -> None:
         """Begin the segment of the log that follows the point. Raises Poisoned."""
-        try:
-            if self._log is not None and not self._last:
+        if self._log is not None and not self._last:
+            with state.keeping_rows():
                 self._log.rotate()
-        except ColdStoreError as error:
-            state.poison(error)
-            state.check_writable()
 
     def write(self) -> Checkpoint | None:
         """Write the snapshot, and make it the current point. Raises ColdStoreError, TargetFailed."""
@@ -279,6 +279,7 @@ class PointWriter:
         self._draft.discard()
         if self._checkpoint is not None:
             self._checkpoint.discard()
+        self.undone = not self._without
 
 
 @contextmanager

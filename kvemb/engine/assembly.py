@@ -157,14 +157,14 @@ def poison_if_there(engine: Engine, name: str, cause: ColdStoreError) -> None:
     """Poison the store if its database has a cold store that should not be there.
 
     RocksDB may have failed after creating it, or while deleting it. The next durable point's manifest would not name
-    it, so that point could not be opened.
+    it, so that point could not be opened. kvemb.engine.recovering drops it.
     """
     try:
         there = name in cold_databases.families(engine.points.live / layout.ROWS)
     except ColdStoreError:
         there = True
     if there:
-        engine.state.poison(cause)
+        engine.state.poison(cause, intact=True)
 
 
 def _record_whole(engine: Engine, specification: Specification, cold: ColdStore) -> None:

@@ -1,7 +1,7 @@
 """A durable point every few seconds, begun on a thread of its own: what kvemb.open(flush_every=) asks for.
 
 The thread refers to its store weakly, so a store that nothing else refers to is still found not closed. It ends with
-the store, or when the store refuses writes.
+the store. While the store is poisoned it flushes nothing: recover() is for who has removed the cause.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ def run_flushes(engine: Engine, seconds: float, wait: Callable[[float], bool]) -
 def begin_flush(engine: Engine) -> bool:
     """Begin a durable point, unless one is being written or nothing changed since the last one.
 
-    Returns whether the store can still be written to. A failure while the point is written is reported as that of a
-    checkpoint with block=False.
+    Returns whether the store is open. A failure while the point is written is reported as that of a checkpoint with
+    block=False.
     """
     with engine.lock:
-        if engine.state.gone or engine.state.cause is not None:
+        if engine.state.gone:
             return False
         try:
-            if engine.checkpointer.is_idle:
+            if engine.state.cause is None and engine.checkpointer.is_idle:
                 engine.checkpointer.flush(engine.parts())
         except Exception as error:
             if engine.state.cause is not None:
-                return False  # the next write raises Poisoned
+                return True  # the next write raises Poisoned
             if threading.main_thread().is_alive():  # otherwise Python ends, and starts no thread
                 _logger.warning("the background flush of %s failed, and will be tried again: %r", engine.path, error)
         return True

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -102,7 +101,8 @@ class TableFiles:
         if self._open is not None:
             self._open.finish()
             self._done.append(self._open.path)
-            self._background.submit(_sync, self._open.path)  # so that the disk works while the next file is made
+            # So that the disk works while the next file is made.
+            self._recorded.append(self._background.submit(_sync, self._open.path))
             self._open = None
 
     def close(self) -> None:
@@ -111,7 +111,7 @@ class TableFiles:
 
     def ingest(self) -> None:
         """Ingest all rows into the cold store. Raises ColdStoreError."""
-        with layout.as_cold_store_error("record which keys change"):
+        with layout.as_cold_store_error("write rows to files, or record their keys"):
             for recorded in self._recorded:
                 result_of(recorded)
         self._recorded = []
@@ -124,5 +124,6 @@ class TableFiles:
 
 
 def _sync(path: Path) -> None:
-    with suppress(OSError), open(path, "rb") as file:  # an error here recurs when the point is written
+    # The system may report an error of a file to the first sync alone, so this one must not be ignored.
+    with open(path, "rb") as file:
         os.fsync(file.fileno())

@@ -1,4 +1,4 @@
-"""A variable's constraint: it projects the rows that an optimizer changed; if it fails, the step is undone.
+"""A variable's constraint: it projects the rows that an optimizer changed; if it fails, their step is undone.
 
 The variable's lock guards everything here. The constraint is the user's function, so its errors do not poison the
 store.

@@ -19,6 +19,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
 from kvemb.threads.interrupts import uninterrupted
+from kvemb.threads.native import end_native_code
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -151,6 +152,7 @@ def _end_all() -> None:
     for _, pool in sorted(_pools.items(), reverse=True):
         pool.shutdown()
     _program_ended = True  # a pool that is made from now on has ended
+    end_native_code()
 
 
 if hasattr(os, "register_at_fork"):

@@ -51,9 +51,8 @@ class CurrentSnapshot:
     # For a checkpoint (kvemb.durability.checkpointer).
 
     def prepare(self) -> None:
-        """Free the spill buffer's idle slots, so that copied rows find memory. REQUIRES: held(). Raises Poisoned."""
-        with self._access.poisoning():
-            self._spill.give_back_idle()
+        """Free the spill buffer's idle slots, so that copied rows find memory. REQUIRES: held()."""
+        self._spill.give_back_idle()
 
     def begin(self, sharing: int = 1) -> DirtySnapshot:
         """Begin a snapshot of the dirty rows, kept until end(). REQUIRES: held(), and no other snapshot.
@@ -61,7 +60,7 @@ class CurrentSnapshot:
         sharing: the number of variables, this one included, that have yet to begin; they share the memory for copies.
         On return, all rows that wait to be spilled have been queued on the executor.
         """
-        with self._access.poisoning():
+        with self._access.state.keeping_rows():
             spilling = self._spill.start_write()
         self._snapshot = DirtySnapshot(
             self._hot_tables.tables[0].schema,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
 
-from kvemb.errors import ColdStoreError, Poisoned
+from kvemb.errors import Poisoned
 from kvemb.memory.lease import Lease
 from kvemb.rows.block import RowBlock
 from kvemb.tiers.access import TableAccess
@@ -47,7 +47,7 @@ class Reclaimer:
     def reclaim(self) -> None:
         """Measure the worth of the hot cells, and give back some of the cells that are owed. REQUIRES: held().
 
-        A failure poisons the store. If a write fails, the rows stay in memory and no error is raised.
+        A failure poisons the store.
         """
         if self._access.state.cause is None:
             with suppress(MemoryError):  # the worth stays as it was
@@ -103,8 +103,7 @@ class Reclaimer:
         state = self._access.state
         if not state.closed and state.cause is None:
             self._ahead.give_back_owed()
-            with suppress(ColdStoreError):
-                self._spill.poll()
+            self._spill.poll()
             # Other memory that is owed, such as a snapshot's copies, is given back when its use ends.
             if self._lease.owed and self._spill.writing:
                 self._return_leased_soon()

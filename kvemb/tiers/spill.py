@@ -4,8 +4,9 @@ Rows wait in slots, in the order in which they left the hot tier, as long as mem
 Lease): a row that becomes hot again meanwhile is never written, and one that is updated is changed in its slot. When
 most of the available memory is taken, the oldest slots are written in the background, in one sorted run; more rows than
 the slots could hold are written at once, and the caller waits. Rows stay readable here until the cold store has them.
-The variable's lock guards every method; the writing thread reads only slots that do not change. Longer than 300 lines:
-rows wait, are found and are written in the same slots.
+A failure to write them, or to take them over, loses none and interrupts no call: they stay in memory, nothing more is
+written, and the store is poisoned, until retry(). The variable's lock guards every method; the writing thread reads
+only slots that do not change. Longer than 300 lines: rows wait, are found and are written in the same slots.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
@@ -45,7 +47,7 @@ class SpillBuffer:
 
     lease: pays for the slots (kvemb.tiers.spill_slots). write: puts rows into the cold store, on a thread of
     `executor`, one call at a time. written: called under the lock with the keys of rows that the cold store has taken
-    and that leave memory.
+    and that leave memory. failed: called under the lock with the first error, which poisons the store.
     """
 
     def __init__(
@@ -57,10 +59,11 @@ class SpillBuffer:
         executor: Executor,
         write: Callable[[RowBlock], None],
         written: Callable[[Keys], None],
+        failed: Callable[[BaseException], None],
     ) -> None:
         self._schema, self._slot_rows, self._lease = schema, slot_rows, lease
         self._slots = SpillSlots(schema, slot_rows, slots, lease)
-        self._executor, self._write, self._written = executor, write, written
+        self._executor, self._write, self._written, self._failed = executor, write, written, failed
         self._block = self._slots.block
         self._live = np.zeros(len(self._block), np.bool_)
         self._index = KeyIndex(slot_rows)
@@ -68,8 +71,8 @@ class SpillBuffer:
         self._filled = slot_rows  # rows in the last one
         self._writes: deque[_Write] = deque()  # of the oldest slots, in order; one runs, the others wait
         self._in_writes = np.zeros(self._slots.most, np.bool_)  # which slots are in these
-        self._failure: Exception | None = None  # the error of an append
-        self._kept: list[RowBlock] = []  # the rows of that append and of later ones
+        self._failure: BaseException | None = None
+        self._kept: list[RowBlock] = []  # the rows of an append that failed, and of all later ones
 
     @property
     def rows(self) -> int:
@@ -90,28 +93,55 @@ class SpillBuffer:
     def append(self, blocks: list[RowBlock]) -> None:
         """Take over rows that left the hot tier, or removals (flagged REMOVED). Waits if no slot is available.
 
-        If this fails, the error is raised, here and on every later call except read() and discard(). These rows and
-        those of later calls are kept in memory, and nothing more is written.
+        If this fails, these rows and those of later calls are kept in memory.
         """
-        try:
-            self._check_sound()
-            for rows in blocks:
-                self.discard(rows.keys)
-                if not self._slots.can_hold(len(rows)):
-                    self._write_through(rows)
-                    continue
-                at = 0
-                while at < len(rows):
-                    if self._filled == self._slot_rows:
-                        self._begin_slot()
-                    stop = min(len(rows), at + self._slot_rows - self._filled)
-                    self._put(rows.part(at, stop))
-                    at = stop
-        except Exception as error:
-            # All of them, also those already in a slot: finding out which are could fail, too.
-            self._failure = error
+        if self._failure is not None:
             self._kept.extend(blocks)
-            raise
+            return
+        try:
+            for rows in blocks:
+                self._append(rows)
+        except BaseException as error:
+            # All of them, also those already in a slot: finding out which are could fail, too.
+            self._kept.extend(blocks)
+            self._fail(error)
+            if not isinstance(error, Exception):
+                raise
+
+    def _append(self, rows: RowBlock) -> None:
+        self.discard(rows.keys)
+        if not self._slots.can_hold(len(rows)):
+            self._write_through(rows)
+            return
+        at = 0
+        while at < len(rows):
+            if self._filled == self._slot_rows:
+                self._begin_slot()
+            stop = min(len(rows), at + self._slot_rows - self._filled)
+            self._put(rows.part(at, stop))
+            at = stop
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = error
+        self._failed(error)
+
+    def retry(self, are_hot: Callable[[Keys], Mask]) -> None:
+        """Go on after a failure: rows whose write failed wait again, and kept rows are taken over again.
+
+        are_hot: says which of the kept rows are newer in the hot tier. A write may have failed without that any call
+        noticed. If this fails, it is as if it had not been called.
+        """
+        for write in self._writes:
+            with suppress(Exception):
+                write.done.result()  # no longer runs
+        self._index, self._filled = self._new_index(), self._slot_rows
+        kept = [rows.select(~are_hot(rows.keys)) for rows in self._kept]
+        while self._writes and self._writes[0].done.exception() is None:
+            self._finish()
+        self._writes.clear()
+        self._in_writes[:] = False
+        self._failure, self._kept = None, []
+        self.append(kept)
 
     def _write_through(self, rows: RowBlock) -> None:
         """Write rows for which there are too few slots, all at once, and wait for it; they enter no slot.
@@ -131,10 +161,6 @@ class SpillBuffer:
         self._index.put(self._block.keys, start, stop)
         self._live[start:stop] = True
         self._filled += len(rows)
-
-    def _check_sound(self) -> None:
-        if self._failure is not None:
-            raise self._failure
 
     def _new_index(self) -> KeyIndex:
         """Return an index of the live rows only, made for twice as many rows, a slot included."""
@@ -174,8 +200,7 @@ class SpillBuffer:
 
         chosen (n,): the rows to overwrite, if they are here.
         """
-        self._check_sound()
-        if not self._held:
+        if not self._held or self._failure is not None:
             return np.zeros(len(rows), np.bool_)
         positions = self._find(rows.keys)
         here = chosen & (positions >= 0) & ~self._in_writes[positions // self._slot_rows]
@@ -204,7 +229,7 @@ class SpillBuffer:
 
     def _begin_slot(self) -> None:
         """Begin a new slot; start to write the oldest slots if few more are available. Raises a write's error."""
-        self.poll()
+        self._poll()
         while (slot := self._slots.take()) is None:
             if not self._writes:
                 self._start_write(self._oldest())
@@ -224,9 +249,10 @@ class SpillBuffer:
         self._slots.free.append(slot)
 
     def give_back_idle(self) -> None:
-        """Give back the highest-numbered slots if they are free, even if none are owed. Raises a write's error."""
+        """Give back the highest-numbered slots if they are free, even if none are owed."""
         self.poll()
-        self._give_back(all_idle=True)
+        if self._failure is None:
+            self._give_back(all_idle=True)
 
     def _give_back(self, *, all_idle: bool = False) -> None:
         """Give back free slots (SpillSlots.give_back)."""
@@ -238,7 +264,14 @@ class SpillBuffer:
     # Writing.
 
     def poll(self) -> None:
-        """Release slots that were written; if memory is owed, start to write the others. Raises a write's error."""
+        """Release slots that were written; if memory is owed, start to write the others."""
+        if self._failure is None:
+            try:
+                self._poll()
+            except Exception as error:
+                self._fail(error)
+
+    def _poll(self) -> None:
         self._finish_done()
         if self._lease.owed > 0:
             self._give_back()
@@ -246,7 +279,7 @@ class SpillBuffer:
                 self._start_write(len(self._held))
 
     def drain(self) -> None:
-        """Write everything and wait for it. If a write fails, raises its error and keeps the rows."""
+        """Write everything and wait for it. If a write fails, or has failed, raises its error and keeps the rows."""
         self.start_write()
         self.wait_for_write()
 
@@ -264,9 +297,13 @@ class SpillBuffer:
 
     def wait_for_write(self) -> None:
         """Wait until all writes in progress have ended. Raises the first error."""
-        self._check_sound()
+        self._check()
         while self._writes:
             self._finish()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     def _slots_in_writes(self) -> int:
         return sum(len(write.slots) for write in self._writes)
@@ -277,10 +314,10 @@ class SpillBuffer:
         slots = list(islice(self._held, begin, begin + count))
         if begin + count == len(self._held):
             self._filled = self._slot_rows  # later rows go to another slot
-        self._in_writes[slots] = True
         live = self._live.reshape(self._slots.most, self._slot_rows)[slots]
         before = self._writes[-1].done if self._writes else None
         self._writes.append(_Write(slots, self._executor.submit(self._write_slots, slots, live, before)))
+        self._in_writes[slots] = True
 
     def _write_slots(self, slots: list[int], live: npt.NDArray[np.bool_], before: Future[Keys] | None) -> Keys:
         """Write the live rows of slots, (slots, slot_rows), in key order; returns their keys.
@@ -300,12 +337,12 @@ class SpillBuffer:
         return block.keys[places]
 
     def _finish_done(self) -> None:
-        self._check_sound()
+        self._check()
         while self._writes and self._writes[0].done.done():
             self._finish()
 
     def _finish(self) -> None:
-        """Wait for the oldest write, and release its slots. If it failed, raises its error and keeps it."""
+        """Wait for the oldest write, and release its slots. If it failed, raises its error and keeps the rows."""
         write = self._writes[0]
         self._written(write.done.result())
         for slot in write.slots:

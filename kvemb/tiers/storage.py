@@ -94,7 +94,9 @@ class TieredStorage:
         self.access = TableAccess(state, self.in_flight)
         self.log = WriteLogging(log, hot_tables, self.access)
         slots = min(limits.spill_rows // slot_rows, lease.budget.total // slot_bytes(schema, slot_rows))
-        self._spill = SpillBuffer(schema, slot_rows, slots, lease, executor, self._write, self._forget_reads)
+        self._spill = SpillBuffer(
+            schema, slot_rows, slots, lease, executor, self._write, self._forget_reads, self._spill_failed
+        )
         self.snapshot = CurrentSnapshot(
             hot_tables, self._spill, self.access, executor, self._forget_reads, slot_rows, lease, limits
         )
@@ -138,10 +140,7 @@ class TieredStorage:
     def _begin_reading(self) -> None:
         self.state.check_open()
         if self.state.keeps_uses:
-            try:
-                self._spill.poll()
-            except ColdStoreError as error:
-                self.state.poison(error)
+            self._spill.poll()
         self._move_used_up()
         if self.hot_tables.memory.has_work:
             self._reclaimer.reclaim()
@@ -177,12 +176,11 @@ class TieredStorage:
         self.state.check_writable()
         if (moment := current_moment()) is not None:
             self.step = max(self.step, moment.step)
-        with self.access.poisoning():
-            self._spill.poll()
+        self._spill.poll()
         self._move_used_up()
         if self.hot_tables.memory.has_work:
             self._reclaimer.reclaim()
-            self.state.check_writable()
+        self.state.check_sound()
 
     def _move_used_up(self) -> None:
         """Move used rows from the host's table up to their devices' tables. A failure poisons the store."""
@@ -267,7 +265,6 @@ class TieredStorage:
     def _promote(self, found: Located, by_score: bool) -> None:
         """Offer existing rows to the hot tier, unless the store is poisoned."""
         if self.state.cause is None:
-            # If a spill fails here, the store is poisoned, but its rows stay in memory and can be read.
             with suppress(Poisoned):
                 self.admit(found, by_score=by_score)
 
@@ -299,7 +296,11 @@ class TieredStorage:
             self.log.rows(rows, self.step)
 
     def remove(self, keys: Keys) -> None:
-        """Drop the rows of distinct keys, which all exist. Removals reach the cold store in order with spilled rows."""
+        """Drop the rows of distinct keys, which all exist. Removals reach the cold store in order with spilled rows.
+
+        Raises Poisoned if a write of spilled rows has failed since the call on the variable began.
+        """
+        self.state.check_sound()
         removals = RowBlock(self.schema, len(keys))
         removals.keys[:] = keys
         removals.flags[:] = DIRTY | REMOVED
@@ -307,7 +308,7 @@ class TieredStorage:
         self.hot_tables.prepare(owners, len(keys), PlannedChange())
         with self.access.poisoning():
             self.hot_tables.remove(keys, owners)
-            # Counted first, because the spill buffer keeps the removals even if a write fails.
+            # Counted first, because the spill buffer keeps the removals even if it is interrupted.
             self.size -= len(keys)
             self._spill.append([removals])
             self.in_flight.discard(keys)
@@ -315,10 +316,10 @@ class TieredStorage:
 
     def clear(self) -> None:
         """Drop every row. REQUIRES: writing(without_snapshot=True)."""
-        with self.access.poisoning():
-            # In this order a failure loses nothing.
+        with self.state.keeping_rows():
             self._spill.wait_for_write()
             self.cold.clear()
+        with self.access.poisoning():
             if self._recorder is not None:
                 self._recorder.record_cleared()
             self._spill.clear()
@@ -343,12 +344,12 @@ class TieredStorage:
 
     def write_dirty(self) -> None:
         """Write all dirty rows to the cold store. REQUIRES: no snapshot is being written."""
-        with self.access.poisoning():
+        with self.state.keeping_rows():
             self._spill.drain()
         for table in self.hot_tables.tables:
             # If a table cannot read or mark rows, none are lost: they stay dirty.
             for cells, rows in table.dirty_batches(self.limits.write_rows):
-                with self.access.poisoning():
+                with self.state.keeping_rows():
                     self._write(rows)
                 self._forget_reads(rows.keys)
                 table.mark_clean(cells)
@@ -365,6 +366,17 @@ class TieredStorage:
         except Exception as error:
             # Whatever failed, these rows are not in the cold store, so they must stay in memory.
             raise ColdStoreError(f"cannot write {len(rows):,} rows to the cold store: {error}") from error
+
+    def _spill_failed(self, error: BaseException) -> None:
+        self.state.poison(error, intact=isinstance(error, Exception))
+
+    def retry_spill(self) -> None:
+        """Take up again what failed of the rows on their way to the cold store. REQUIRES: the failure left rows whole.
+
+        If it fails again, the store is poisoned anew. Takes the lock.
+        """
+        with self.access.held():
+            self._spill.retry(lambda keys: self.hot_tables.find(keys, self.hot_tables.owners(keys)) >= 0)
 
     @contextmanager
     def counting_writes(self, rows: int) -> Iterator[None]:
@@ -389,10 +401,9 @@ class TieredStorage:
         self._locator.forget(None)
 
     def is_clean(self) -> bool:
-        """Whether the cold store has all rows, and all their changes are recorded. Takes the lock. Raises Poisoned."""
+        """Whether the cold store has all rows, and all their changes are recorded. Takes the lock."""
         with self.access.held():
-            with self.access.poisoning():
-                self._spill.poll()
+            self._spill.poll()
             if self._spill.writing or self._spill.rows:
                 return False
             return all(next(table.dirty_batches(1), None) is None for table in self.hot_tables.tables)

@@ -1,13 +1,18 @@
 """Appending the rows that a call has just changed to the log of writes, if the store has one.
 
-The variable's lock guards every method but commit(); the others are called within TableAccess.poisoning().
+A failure to append interrupts no call: the store is poisoned, and commit() says that the call is not durable. The
+variable's lock guards every method but commit().
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 
 from kvemb.contracts import WriteLog
+from kvemb.errors import ColdStoreError
 from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import order_keys
 from kvemb.rows.hashing import Keys, Positions, Unique
@@ -26,42 +31,59 @@ class WriteLogging:
 
     def located(self, found: Located, step: int) -> None:
         """Log located rows, hot or about to be."""
-        if self._log is not None:
-            for rows in self._hot_tables.read(found.cells, found.owners):
-                self.rows(rows, step)
-            self.rows(found.rows, step)
+        if (log := self._log) is not None:
+            with self._appending(log):
+                for rows in self._hot_tables.read(found.cells, found.owners):
+                    log.rows(rows, step)
+                log.rows(found.rows, step)
 
     def hot(self, keys: Keys, owners: Owners, missing: Positions, step: int) -> None:
         """Log each hot row of keys once. missing: the positions of keys that are not hot."""
-        if self._log is not None:
-            hot = np.delete(np.arange(len(keys)), missing)
-            hot = hot[Unique(keys[hot]).last]
-            keys, owners = keys[hot], owners_at(owners, hot)
-            for rows in self._hot_tables.read(self._hot_tables.find(keys, owners), owners):
-                self.rows(rows, step)
+        if (log := self._log) is not None:
+            with self._appending(log):
+                hot = np.delete(np.arange(len(keys)), missing)
+                hot = hot[Unique(keys[hot]).last]
+                keys, owners = keys[hot], owners_at(owners, hot)
+                for rows in self._hot_tables.read(self._hot_tables.find(keys, owners), owners):
+                    log.rows(rows, step)
 
     def rows(self, rows: RowBlock, step: int) -> None:
-        """Log whole rows. Raises ColdStoreError."""
-        if self._log is not None:
-            self._log.rows(rows, step)
+        """Log whole rows."""
+        if (log := self._log) is not None:
+            with self._appending(log):
+                log.rows(rows, step)
 
     def removed(self, keys: Keys, step: int) -> None:
-        """Log that rows were removed. Raises ColdStoreError."""
-        if self._log is not None:
-            self._log.removed(order_keys(keys, self._hot_tables.tables[0].schema), step)
+        """Log that rows were removed."""
+        if (log := self._log) is not None:
+            with self._appending(log):
+                log.removed(order_keys(keys, self._hot_tables.tables[0].schema), step)
 
     def counted(self, optimizer_steps: int, step: int) -> None:
-        """Log the number of optimizer steps counted so far. Raises ColdStoreError."""
-        if self._log is not None:
-            self._log.counted(optimizer_steps, step)
+        """Log the number of optimizer steps counted so far."""
+        if (log := self._log) is not None:
+            with self._appending(log):
+                log.counted(optimizer_steps, step)
 
     def cleared(self, step: int) -> None:
-        """Log that every row was removed. Raises ColdStoreError."""
-        if self._log is not None:
-            self._log.cleared(step)
+        """Log that every row was removed."""
+        if (log := self._log) is not None:
+            with self._appending(log):
+                log.cleared(step)
+
+    @contextmanager
+    def _appending(self, log: WriteLog) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            log.fail(error)
+            self._access.state.poison(error, intact=True)
 
     def commit(self) -> None:
         """Wait until everything logged is on disk. Not under the lock. Raises Poisoned."""
         if self._log is not None:
-            with self._access.poisoning():
+            try:
                 self._log.commit()
+            except ColdStoreError as error:
+                self._access.state.poison(error, intact=True)
+                self._access.state.check_writable()

@@ -110,11 +110,28 @@ def test_a_flush_that_fails_is_told_by_the_next_write_and_by_close(open_store, t
     with pytest.raises(Poisoned, match="No space left"):
         users.upsert([2], ones(1))
     assert users.lookup([1]).tolist() == [[1, 1]]
-    clock._turns.put(False)
-    thread.join()  # it has nothing left to do
+    clock.tick()
     with pytest.raises(Poisoned, match="No space left"):
         store.close()
     assert store.state.closed
+    clock._turns.put(False)
+    thread.join()  # it has nothing left to do
+
+
+def test_a_store_that_has_recovered_is_flushed_again(store, clock, monkeypatch):
+    users = store.get_variable("users", dim=2)
+    users.upsert([1], ones(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(layout, "set_current", Mock(side_effect=OSError(28, "No space left on device")))
+        clock.tick()
+        while inside(store).state.cause is None:
+            time.sleep(0.001)
+    clock.tick()
+    store.recover()
+    assert durable(store) == [1]
+    users.upsert([2], ones(1))
+    clock.tick()
+    assert durable(store) == [1, 2]
 
 
 def test_the_failure_of_a_users_checkpoint_is_still_told_to_the_user(store, clock, monkeypatch, tmp_path):

@@ -10,6 +10,7 @@ import pytest
 
 import kvemb
 from kvemb.handle import inside
+from kvemb.limits import Limits
 from kvemb.optimizers import Adam, Ftrl, Momentum, Optimizer
 
 KEYS, DIM, BUDGET = 1600, 5, "4MiB"
@@ -49,6 +50,28 @@ def test_a_step_whose_constraint_fails_is_not_counted(tmp_path):
         with pytest.raises(RuntimeError, match="no"):
             table.apply_gradients([1], np.ones((1, 3), np.float32))
         assert inside(table).storage.optimizer_steps == 0
+
+
+def test_a_constraint_that_fails_undoes_its_part_of_the_step_alone(tmp_path):
+    given: list[int] = []
+
+    def fails_the_second_time(rows: Any) -> Any:
+        given.append(len(rows))
+        if len(given) == 2:
+            raise RuntimeError("no")
+        return rows
+
+    limits, keys = Limits(call_rows=40), np.arange(100)
+    with kvemb.open(tmp_path / "store", memory_budget=BUDGET, limits=limits) as store:
+        optimizer = kvemb.optimizers.SGD(1.0)
+        table = store.get_variable("table", dim=1, hot_rows=16, optimizer=optimizer, constraint=fails_the_second_time)
+        table.upsert(keys, np.zeros((100, 1), np.float32))
+        with pytest.raises(RuntimeError, match="no"):
+            table.apply_gradients(keys, np.ones((100, 1), np.float32))
+        assert given == [40, 40]
+        assert sorted(table.lookup(keys)[:, 0].tolist()) == [-1.0] * 40 + [0.0] * 60
+        table.apply_gradients(keys[:1], np.ones((1, 1), np.float32))  # the store is not poisoned
+        store.check()
 
 
 @pytest.mark.parametrize("optimizer", [Adam(0.5), Momentum(0.5)], ids=repr)

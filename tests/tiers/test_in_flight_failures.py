@@ -68,6 +68,8 @@ def test_a_change_that_fails_to_be_spilled_is_read_although_older_rows_were_in_f
                 storage.replace(found, rows_of(keys, 7.0, flags=DIRTY), 1)
 
     place.meanwhile(*keys)
+    change()
+    assert place.storage.state.cause is not None
     with pytest.raises(Poisoned):
         change()
     assert place.values(*keys) == ({} if call == "remove" else dict.fromkeys(keys, 7.0))

@@ -29,7 +29,7 @@ class Place:
         lease = Budget(1 << 20).lease()
         self.in_flight = RowsInFlight(lease.reads, self.state, lambda found, by_score: None, DEFAULT)
         self.access = TableAccess(self.state, self.in_flight)
-        self.spill = SpillBuffer(SCHEMA, 8, 2, lease, Now(), self.cold.write, lambda keys: None)
+        self.spill = SpillBuffer(SCHEMA, 8, 2, lease, Now(), self.cold.write, lambda keys: None, self.state.poison)
         list(self.hot.insert(rows_of([1], 1.0), None))
         self.spill.append([rows_of([2], 2.0, flags=DIRTY), rows_of([4], flags=DIRTY | REMOVED)])
         self.cold.write(rows_of([2, 3, 4], 3.0))

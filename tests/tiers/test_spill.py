@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-from contextlib import suppress
 from itertools import count
 
 import numpy as np
@@ -33,13 +32,17 @@ class WhenWaitedFor(Later):
 
 
 class Spilled:
-    """A buffer of slots of four rows over a cold store. told: keys whose rows the cold store has taken."""
+    """A buffer of slots of four rows over a cold store. told: keys whose rows the cold store has taken; failures: the
+    errors that poison the store.
+    """
 
     def __init__(self, executor=None, slots=2, budget=None, slot_rows=4):
         self.cold, self.told, self.failure = MemoryStore(SCHEMA), [], None
         self.executor = executor or Now()
         self.lease = (budget or Budget(1 << 20)).lease()
-        self.buffer = SpillBuffer(SCHEMA, slot_rows, slots, self.lease, self.executor, self.write, self.tell)
+        self.failures = []
+        told = self.tell, self.failures.append
+        self.buffer = SpillBuffer(SCHEMA, slot_rows, slots, self.lease, self.executor, self.write, *told)
 
     def tell(self, keys):
         self.told.extend(keys.tolist())
@@ -117,7 +120,7 @@ def test_no_row_is_lost_whichever_allocation_fails(monkeypatch):
     for nth in count(1):
         spilled, model = Spilled(slots=6, budget=Budget(4 * slot_bytes(SCHEMA, 4))), {}
         short = ShortNumPy(nth)
-        with monkeypatch.context() as patched, suppress(MemoryError):
+        with monkeypatch.context() as patched:
             for module in (spill, hashing):
                 patched.setattr(module, "np", short)
             for start in range(60):
@@ -127,12 +130,16 @@ def test_no_row_is_lost_whichever_allocation_fails(monkeypatch):
         failed = short.calls_left <= 0
         if failed:
             model[3] = 99.0
-            with suppress(MemoryError):  # where a write failed, the next look at it says so
-                spilled.append([3], 99.0)
+            spilled.append([3], 99.0)
             check_refused(spilled, MemoryError)
         _, _, waiting = spilled.read(list(model))
         assert len(waiting) == spilled.buffer.rows
         assert values_of(spilled.cold.read(np.array(list(model)))[0]) | waiting == model
+        spilled.buffer.retry(lambda keys: keys == 2)  # which is hot, with another value
+        spilled.buffer.drain()
+        model.pop(2)
+        assert values_of(spilled.cold.read(np.array(list(model)))[0]) == model
+        assert len(spilled.failures) == failed
         if not failed:
             break
     assert nth > 100
@@ -211,8 +218,8 @@ def test_a_failure_to_write_rows_at_once_keeps_them_and_those_that_come():
     spilled.append([1, 2], 1.0)
     spilled.failure = ColdStoreError("full")
     for start, stop in ((2, 15), (15, 20)):
-        with pytest.raises(ColdStoreError, match="full"):
-            spilled.append(range(start, stop), 2.0)
+        spilled.append(range(start, stop), 2.0)
+    assert spilled.failures == [spilled.failure]
     known, exists, values = spilled.read(range(1, 20))
     assert all(known)
     assert all(exists)
@@ -223,9 +230,56 @@ def test_a_failure_to_write_rows_at_once_keeps_them_and_those_that_come():
 
 def check_refused(spilled, error):
     buffer = spilled.buffer
-    for write in (buffer.poll, buffer.drain, buffer.clear, buffer.start_write):
+    buffer.poll()
+    for write in (buffer.drain, buffer.clear, buffer.start_write):
         with pytest.raises(error):
             write()
+    (failure,) = spilled.failures
+    assert isinstance(failure, error)
+
+
+def test_what_failed_is_written_when_it_is_tried_again_and_the_newest_rows_count():
+    spilled = Spilled(Later(), slots=4)
+    spilled.append(range(8), 1.0)
+    spilled.buffer.start_write()
+    spilled.append([8, 9], 1.0)
+    spilled.failure = ColdStoreError("full")
+    spilled.executor.go()
+    spilled.buffer.poll()
+    spilled.append([2], 2.0)  # kept
+    spilled.append([2, 3], 3.0)
+    spilled.append([5], flags=DIRTY | REMOVED)
+    assert spilled.buffer.update(rows_of([8], 9.0, flags=DIRTY), np.array([True])).tolist() == [False]
+    spilled.buffer.retry(lambda keys: keys == 3)  # it is hot again, and newer
+    spilled.buffer.start_write()
+    spilled.executor.go()
+    spilled.buffer.poll()
+    assert len(spilled.failures) == 2  # still full
+    assert spilled.read([2, 3, 5, 9]) == ([True] * 4, [True, True, False, True], {2: 3.0, 3: 1.0, 9: 1.0})
+    spilled.failure = None
+    spilled.buffer.retry(lambda keys: keys == 3)
+    spilled.buffer.start_write()
+    spilled.executor.go()
+    spilled.buffer.drain()
+    assert values_of(spilled.cold.read(np.arange(10))[0]) == dict.fromkeys({*range(10)} - {5}, 1.0) | {2: 3.0}
+    assert spilled.buffer.rows == 0
+    spilled.append([7], 4.0)
+    assert spilled.read([7])[2] == {7: 4.0}
+
+
+def test_a_failure_that_no_call_has_noticed_is_tried_again_too():
+    spilled = Spilled(Later())
+    spilled.append([1, 2], 1.0)
+    spilled.buffer.start_write()
+    spilled.failure = ColdStoreError("full")
+    spilled.executor.go()
+    spilled.failure = None
+    spilled.buffer.retry(lambda keys: keys < 0)
+    spilled.buffer.start_write()
+    spilled.executor.go()
+    spilled.buffer.drain()
+    assert values_of(spilled.cold.read(np.arange(3))[0]) == {1: 1.0, 2: 1.0}
+    assert spilled.failures == []
 
 
 def test_memory_that_another_wants_is_written_and_given_back():
