@@ -29,6 +29,7 @@ from kvemb.initializers import (
     TruncatedNormal,
     Zeros,
 )
+from kvemb.installed import source_tree
 from kvemb.offline.pushing import Transfer
 from kvemb.offline.restoring import restore
 from kvemb.offline.salvage import Repair, Saved, repair
@@ -60,6 +61,7 @@ from kvemb.variable_scope import AUTO_REUSE, VariableScope, get_variable_scope, 
 from kvemb.version import VERSION
 
 __version__ = VERSION
+__path__ += source_tree(__path__[0])  # of backends and tools
 
 __all__ = [
     "AUTO_REUSE",

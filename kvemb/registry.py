@@ -7,6 +7,7 @@ from typing import Any
 
 from kvemb.contracts import HotTable, RowKernels
 from kvemb.errors import BackendUnavailable
+from kvemb.installed import pip_install
 from kvemb.limits import DEFAULT, Limits
 from kvemb.threads.interrupts import uninterrupted
 
@@ -66,4 +67,4 @@ def _load(place: str) -> Any:
         with uninterrupted():
             return getattr(importlib.import_module(module), name)
     except ImportError as error:
-        raise BackendUnavailable(f"{place} cannot be loaded: {error}; reinstall it with: pip install kvemb") from error
+        raise BackendUnavailable(f"{place} cannot be loaded: {error}; install it again: {pip_install()}") from error

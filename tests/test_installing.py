@@ -59,6 +59,10 @@ class Environment:
         """Where the kvemb lies that a program imports, which uses a table."""
         return Path(self.run(self.python, "-c", PROGRAM, cwd=self.place))
 
+    def used_in_checkout(self) -> Path:
+        """The same, where Python is started in the checkout."""
+        return Path(self.run(self.python, "-c", PROGRAM, cwd=self.checkout))
+
     def left(self) -> list[str]:
         """What of kvemb is in the environment."""
         return [path.name for path in self.packages.iterdir() if "kvemb" in path.name]
@@ -78,12 +82,31 @@ def test_a_wheel_holds_kvemb_and_nothing_else(environment: Environment) -> None:
     assert sorted(names) == sorted(expected)
 
 
+def test_an_installed_kvemb_has_no_parts_beside_it(environment: Environment) -> None:
+    """A folder backends/ or tools/ there is another package's, and so is a pyproject.toml."""
+    environment.pip("install", "--no-deps", "--no-compile", "--force-reinstall", str(environment.wheel))
+    others = [environment.packages / name / "__init__.py" for name in ("backends", "tools")]
+    for path in others:
+        path.parent.mkdir()
+        path.write_text("raise AssertionError")
+    (environment.packages / "pyproject.toml").write_text('[project]\nname = "of_somebody"\n')
+    assert environment.used().is_relative_to(environment.packages)
+    shutil.move(environment.packages / "kvemb" / "backends", environment.place / "moved")
+    with pytest.raises(AssertionError, match=r"No module named .kvemb\.backends"):
+        environment.used()
+    shutil.move(environment.place / "moved", environment.packages / "kvemb" / "backends")
+    for path in others:
+        shutil.rmtree(path.parent)
+    (environment.packages / "pyproject.toml").unlink()
+
+
 def test_one_way_of_installing_follows_another_and_removing_leaves_nothing(environment: Environment) -> None:
     """numba's files stayed in site-packages/kvemb, which Python then took for the package."""
     wheel = ((str(environment.wheel),), environment.packages)
     for words, place in [wheel, (("-e", "."), environment.checkout), wheel]:
         environment.pip("install", "--no-deps", "--no-compile", "--force-reinstall", *words)
         assert environment.used().is_relative_to(place)
+        assert environment.used_in_checkout().is_relative_to(environment.checkout)
     environment.pip("uninstall", "--yes", "kvemb")
     assert environment.left() == []
     kinds = {path.suffix for folder in FOLDERS for path in (environment.checkout / folder).rglob("*") if path.is_file()}
