@@ -314,7 +314,7 @@ class Store(ManyTables[Engine]):
             >>> saved.variables["users"].rows, saved.extra, saved.files["dense.bin"].read_bytes()
             (3, {'epoch': 1}, b'weights')
         """
-        target, attached = paths.local(path).absolute(), Attachments(files, extra)
+        target, attached = paths.local(path), Attachments(files, extra)
         pending: PendingCheckpoint[Checkpoint] = self._inside.start(target, attached=attached)
         return pending.result() if block else pending
 

@@ -118,7 +118,7 @@ def open(
     series = None if url is None else ClusterSeries(url, options)
     if series is not None and transport == "ray" and series.is_in_memory:
         raise ValueError(f"{series.url} is in this process's memory, which Ray's shards cannot reach; name another URL")
-    root = Path(tempfile.gettempdir()) if scratch is None else paths.local(scratch, "scratch").absolute()
+    root = Path(tempfile.gettempdir()) if scratch is None else paths.local(scratch, "scratch")
     of_series = series.options if series else {}
     request = OpenRequest(series.url if series else None, of_series, wanted, how, each, seconds, number=earlier)
     if transport == "ray":

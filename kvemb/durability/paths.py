@@ -23,21 +23,26 @@ def is_url(path: str | os.PathLike[str]) -> bool:
 
 
 def local(path: str | os.PathLike[str], what: str = "path") -> Path:
-    """Return a local path. what: its name in errors. Raises TypeError; ValueError for a URL."""
+    """Return a local path, absolute: it stays the same place when the working directory changes.
+
+    what: its name in errors. Raises TypeError; ValueError for a URL.
+    """
     text = text_of(path, what)
     if _URL.match(text):
         raise ValueError(
             f"{what} must be a local directory, got the URL {text!r}; kvemb pull copies a checkpoint from a URL, "
             "kvemb push to one"
         )
-    return Path(path)
+    return Path(path).absolute()
 
 
 def url_text(url: str | os.PathLike[str]) -> str:
-    """Return a URL or path as str, without a slash at its end. Raises TypeError, ValueError."""
+    """Return a URL, or a path made absolute, as str without a slash at its end. Raises TypeError, ValueError."""
     text = text_of(url, "url")
     if _URL.match(text) and "://" not in text:
         raise ValueError(f"url {text!r} has one slash after its colon; give it as a str with two, not as a Path")
+    if "://" not in text:
+        return str(Path(text).absolute())
     bare = text.rstrip("/")
     return bare if bare and not bare.endswith(":") else text
 
@@ -97,10 +102,9 @@ def cluster_message(path: Path) -> str | None:
 
 def missing_checkpoint_message(path: Path) -> str | None:
     """Return a message if path would be a checkpoint of an existing series and is missing, else None."""
-    absolute = path.absolute()
-    if re.fullmatch("[0-9]{8,18}", absolute.name) is None or absolute.name != series_name(int(absolute.name)):
+    if re.fullmatch("[0-9]{8,18}", path.name) is None or path.name != series_name(int(path.name)):
         return None
-    if layout.is_checkpoint(path) or layout.is_store(path) or not (numbers := series_numbers(absolute.parent)):
+    if layout.is_checkpoint(path) or layout.is_store(path) or not (numbers := series_numbers(path.parent)):
         return None
     existing = ", ".join(map(series_name, numbers))
     return f"the series {path.parent} has no checkpoint {path.name}; it has {existing}"
@@ -116,7 +120,7 @@ def check_not_in_series(path: Path) -> None:
 
 def check_series_root(root: Path) -> None:
     """Raise FileExistsError or ValueError if a path cannot be the root of a series, saying what it is."""
-    above = (each for each in root.absolute().parents if (each / layout.ROWS).is_dir())
+    above = (each for each in root.parents if (each / layout.ROWS).is_dir())
     if outer := next(filter(layout.is_checkpoint, above), None):
         raise ValueError(f"{root} is inside the checkpoint {outer}, which never changes; name another directory")
     if kind := "store" if layout.is_store(root) else "checkpoint" if layout.is_checkpoint(root) else None:

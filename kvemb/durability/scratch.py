@@ -39,7 +39,7 @@ def scratch(prefix: str, within: str | os.PathLike[str] | None = None) -> Iterat
     Raises:
         OSError: The directory could not be made.
     """
-    parent = Path(tempfile.gettempdir() if within is None else within)
+    parent = Path(tempfile.gettempdir() if within is None else within).absolute()
     folder, lock, process = None, None, os.getpid()
     try:
         with uninterrupted():

@@ -73,10 +73,10 @@ class Engine:
         warm: bool = False,
     ) -> None:
         self.limits, self.follows, self.warm = limits, follow, warm
-        self.state = StoreState(str(path), read_only=read_only)
+        self.path = path.absolute()
+        self.state = StoreState(str(self.path), read_only=read_only)
         bytes_here, of_devices = parse_budget(memory_budget), parse_device_memory(device_memory)
         self.budgets = Budgets(bytes_here, of_devices, check_giving=self.state.check_sound)
-        self.path = path.absolute()  # also after a change of the working directory
         self.lock = threading.RLock()
         self.tables: dict[str, Table] = {}
         self.collections: dict[str, list[Any]] = {}

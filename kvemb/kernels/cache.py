@@ -35,8 +35,14 @@ def root() -> Path:
     Raises OSError if the user has no home directory.
     """
     if given := os.environ.get("NUMBA_CACHE_DIR"):
-        return Path(given).absolute() / "kvemb"
+        return _as_first_used(given) / "kvemb"
     return _of_user()
+
+
+@cache
+def _as_first_used(given: str) -> Path:
+    """Return a path that may be relative, absolute: it stays the same folder when the working directory changes."""
+    return Path(given).absolute()
 
 
 @cache

@@ -83,7 +83,7 @@ class Place:
 
     Attributes:
         here: The local path, which may not exist. None: the checkpoint must be pulled.
-        name: The checkpoint's name, for messages.
+        name: The checkpoint's name, for messages: beginning as it was given.
         newest: Whether this is the newest checkpoint of a series that was given.
 
     Raises:
@@ -108,9 +108,10 @@ class Place:
             self.name = f"{paths.url_text(root)}/{series_name(self._number)}"
         else:
             paths.check_options(root, options)
-            self.here = paths.newest_of(paths.local(given, what))
-            self.newest = self.here != Path(given)
-            self.name = str(self.here)
+            named = paths.local(given, what)
+            self.here = paths.newest_of(named)
+            self.newest = self.here != named
+            self.name = str(Path(root, self.here.name) if self.newest else Path(root))
 
     def described(self) -> CheckpointDescription:
         """Read the description of the checkpoint or the store.

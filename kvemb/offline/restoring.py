@@ -91,7 +91,6 @@ def restore(
         _logger.info("restoring %s, the newest checkpoint of %s", place.name, checkpoint)
     if place.here is not None:
         return opening.restore(place.here, target, how, names)
-    target = target.absolute()
     check_is_new(target)
     check_names(place.described().variables, names, f"the checkpoint at {place.name}")
     with ExitStack() as stack:

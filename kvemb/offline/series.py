@@ -35,7 +35,7 @@ class CheckpointManager(NumberedCheckpoints):
     Not thread-safe.
 
     Args:
-        root: The directory of the series.
+        root: The directory of the series. A relative path is made absolute.
         keep: How many of the newest checkpoints a save keeps. None: all.
         every: Seconds between checkpoints of ``save_if_due``. None: ``save_if_due`` is not used.
 
@@ -98,7 +98,7 @@ class CheckpointManager(NumberedCheckpoints):
         if self._pending is not None and not self._pending.done():
             self._pending.result()
         self._drop_old()
-        path = self.path(max(self.numbers(), default=0) + 1).absolute()
+        path = self.path(max(self.numbers(), default=0) + 1)
         pending = inside(store).start(path, attached=Attachments(files, extra), completed=self._drop_old)
         self._pending, self._begun = pending, time.time()
         if not block:

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 import kvemb
+import kvemb.cluster
 from kvemb.durability import paths
+from kvemb.durability.scratch import scratch
 from kvemb.errors import StoreNotFound
+from kvemb.offline.transfer import Remote
 
 
 @pytest.fixture
@@ -45,12 +48,44 @@ def test_a_url_is_no_directory(series, tmp_path):
             with pytest.raises(TypeError, match="must be a str or a path, got"):
                 call(7)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["series", "store"]
-    assert paths.local("./s3:/x") == Path("s3:/x")
+    assert paths.local("./s3:/x") == tmp_path / "s3:/x"
+
+
+def test_what_was_opened_by_a_relative_path_stays_there_when_the_working_directory_changes(
+    open_store, tmp_path, monkeypatch
+):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(tmp_path)
+    store, series = open_store("store"), kvemb.CheckpointManager("series")
+    table = store.get_variable("table", dim=1)
+    table.upsert([1], np.ones((1, 1), np.float32))
+    checkpoint = store.checkpoint("checkpoint")
+    named, place, remote = kvemb.Checkpoint("checkpoint"), kvemb.bulk.Place("checkpoint"), Remote("pushed")
+    reader = open_store("store", follow=True)
+    cluster = kvemb.cluster.open("cluster", shards=1, scratch="scratch", memory_budget="4MiB", transport="local")
+    with series, cluster, scratch("working-", ".") as working:
+        monkeypatch.chdir(elsewhere)
+        table.upsert([2], np.ones((1, 1), np.float32))
+        saved = series.save(store, files={"notes": b"here"})
+        remote.push(saved, 1)
+        assert cluster.get_variable("table", dim=1).upsert([1], [[1.0]]) is None
+        cluster.checkpoint()
+        assert [each.path for each in series.list()] == [saved.path] == [tmp_path / "series" / "00000001"]
+        assert saved.files["notes"].read_bytes() == b"here"
+        assert [change.keys.tolist() for change in saved.changes(named)] == [[2]]
+        assert place.described().id == named.id == checkpoint.id
+        assert reader.refresh()
+        assert reader.variables["table"].size() == 2
+        assert working.is_dir()
+        assert remote.numbers() == [1]
+        assert list(elsewhere.iterdir()) == []
 
 
 def test_a_place_elsewhere_is_text():
+    here = Path.cwd() / "a/b"
     for given, place in (
-        *((Path("/a/b"), "/a/b"), ("a/b/", "a/b"), ("/", "/"), ("s3://b/x//", "s3://b/x"), ("memory://", "memory://")),
+        *((here, str(here)), ("a/b/", str(here)), ("/", "/"), ("s3://b/x//", "s3://b/x"), ("memory://", "memory://")),
     ):
         assert paths.url_text(given) == place
     for strange in (7, None, b"x"):

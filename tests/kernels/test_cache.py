@@ -91,6 +91,8 @@ def test_it_is_in_the_users_cache_directory_unless_told_otherwise(tmp_path, monk
     monkeypatch.setenv("NUMBA_CACHE_DIR", "relative")
     monkeypatch.chdir(tmp_path)
     assert cache.root() == tmp_path / "relative" / "kvemb"
+    monkeypatch.chdir("/")
+    assert cache.root() == tmp_path / "relative" / "kvemb"
     cache._of_user.cache_clear()
 
 

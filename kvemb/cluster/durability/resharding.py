@@ -91,7 +91,7 @@ def reshard(
     count = as_int(shards, "shards", 1, BUCKETS)
     source, target = ClusterRemote(url, options), ClusterSeries(out, options)
     wanted = found(source, number)
-    root = Path(tempfile.gettempdir()) if scratch is None else paths.local(scratch, "scratch").absolute()
+    root = Path(tempfile.gettempdir()) if scratch is None else paths.local(scratch, "scratch")
     with ExitStack() as undo:
         undo.callback(target.lock().close)
         folder = new_folder(root, "kvemb-reshard-", undo)

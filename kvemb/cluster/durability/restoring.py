@@ -186,6 +186,6 @@ def pull_files(
         >>> kvemb.cluster.pull_files("series", "dense")["dense.bin"].read_bytes()
         b'weights'
     """
-    series, place = ClusterRemote(url, options), paths.local(folder, "folder").absolute()
+    series, place = ClusterRemote(url, options), paths.local(folder, "folder")
     at, described = found(series, number)
     return series.of_shard(described.shards[0].store).pull_attached(at, place)

@@ -56,5 +56,5 @@ def test_of_a_series_the_newest_is_taken_and_told(series, capsys):
         assert run(["ls", "series", *options]) == 0
         told = capsys.readouterr()
         assert listed in told.out
-        assert told.err == "series/00000001, the newest checkpoint of series:\n"
+        assert told.err == f"{series / '00000001'}, the newest checkpoint of series:\n"
     assert json_of(capsys, "ls", "series") == {"items": 1, "users": 1000}
