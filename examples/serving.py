@@ -139,7 +139,7 @@ def main() -> None:
     option("--path", type=Path, default="serving", help="a new folder")
     options = parser.parse_args()
     if options.path.exists():
-        parser.error(f"{options.path} exists: delete it, or name another --path")
+        parser.error(f"{options.path} exists: name another --path")
 
     # Spawned: a process that was forked after a store had been opened can only read.
     spawning = multiprocessing.get_context("spawn")

@@ -89,7 +89,7 @@ class SchemaMismatch(KvembError, ValueError):
     It is raised by get_variable, by setting `variable.optimizer` and by applying a delta, when dim, key_dtype,
     value_dtype, initializer, optimizer class or policy is not that of the stored rows.
 
-    Ask for the stored property, use another name, or delete the variable with `store.drop_variable`.
+    Ask for the stored property, or use another name. `kvemb migrate` writes a copy with other properties.
 
     Attributes:
         variable: The variable's name.
@@ -101,7 +101,7 @@ class SchemaMismatch(KvembError, ValueError):
     def __init__(self, variable: str, field: str, stored: object, given: object, advice: str | None = None) -> None:
         super().__init__(
             f"variable {variable!r} is stored with {field}={stored!r}, got {field}={given!r}; "
-            f"{advice or f'ask for the stored {field}, use another name, or delete it with store.drop_variable'}"
+            f"{advice or f'ask for the stored {field}, or use another name'}"
         )
         self.variable: str = variable
         self.field: str = field

@@ -20,6 +20,6 @@ def test_an_error_is_kvembs_and_a_built_in(error):
 def test_a_mismatch_tells_what_disagrees():
     error = errors.SchemaMismatch("users", "dim", 4, 8)
     assert (error.variable, error.field, error.stored, error.given) == ("users", "dim", 4, 8)
-    advice = "ask for the stored dim, use another name, or delete it with store.drop_variable"
+    advice = "ask for the stored dim, or use another name"
     assert str(error) == f"variable 'users' is stored with dim=4, got dim=8; {advice}"
     assert str(errors.SchemaMismatch("users", "dim", 4, 8, "do this")).endswith("; do this")

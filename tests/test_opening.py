@@ -63,7 +63,7 @@ def test_a_budget_above_the_memory_of_the_machine_is_told(tmp_path, caplog):
 def test_what_only_a_writer_has_is_refused_for_a_reader(store, reading):
     """durability="write" was ignored."""
     for given, named in (({"durability": "write"}, "durability='write'"), ({"flush_every": 1}, "flush_every")):
-        with pytest.raises(ValueError, match=f"{named} needs a writable store; remove it"):
+        with pytest.raises(ValueError, match=f"{named} needs a writable store; leave it out"):
             kvemb.open(store.path, **given, **{reading: True})
 
 

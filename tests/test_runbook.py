@@ -83,3 +83,14 @@ def test_quoted_messages_are_those_of_the_library():
         piece.strip() for quote in quotes for piece in re.split(r"\.\.\.|;|: (?=No)| (?=elsewhere)", quote)
     } - OF_OTHERS
     assert [piece for piece in sorted(pieces) if len(piece) > 3 and piece not in library] == []
+
+
+# "; delete it", "or remove that", also as a cell of a table. "must not delete the" is no advice.
+ADVICE = re.compile(r"(?:; |, | or |\| )(?:delete|remove|erase|wipe|discard|rm -rf?) (?:it|them|that|this|the)\b")
+
+
+def test_neither_a_message_nor_the_run_book_advises_to_delete_what_may_be_the_only_copy():
+    assert ADVICE.search("... exists; open it, or delete it")
+    files = [path for folder in ("kvemb", "backends", "tools", "examples") for path in (ROOT / folder).rglob("*.py")]
+    for path in [*files, *(ROOT / "docs" / "operate").rglob("*.md")]:
+        assert ADVICE.findall(path.read_text(encoding="utf-8")) == [], path

@@ -71,7 +71,7 @@ def atomic_output(destination: str | os.PathLike[str], *, folder: bool) -> Itera
         destination = os.fspath(destination)
         files, path = _filesystem(destination)
         if files.exists(path):
-            raise FileExistsError(f"{destination} exists; name a new destination, or delete it")
+            raise FileExistsError(f"{destination} exists; name a new destination")
         with bulk.scratch("kvemb-send-") as scratch:
             made = scratch / (destination.rstrip("/").rpartition("/")[2] or "out")
             if folder:
@@ -86,7 +86,7 @@ def atomic_output(destination: str | os.PathLike[str], *, folder: bool) -> Itera
         return
     target = Path(destination)
     if target.exists():
-        raise FileExistsError(f"{target} exists; name a new {'folder' if folder else 'file'}, or delete it")
+        raise FileExistsError(f"{target} exists; name a new {'folder' if folder else 'file'}")
     target.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(target.parent, os.W_OK | os.X_OK):  # an error of the hidden folder would name that
         reason = f"cannot be written to; name another place for {target.name}"

@@ -46,7 +46,7 @@ class LockFile(io.FileIO):
                 super().__init__(str(path), "rb" if flags & os.O_ACCMODE == os.O_RDONLY else "r+b", opener=opened)
             except OSError:
                 if path.is_symlink():
-                    raise Corruption(f"{path} is a symbolic link, not a lock file; delete it") from None
+                    raise Corruption(f"{path} is a symbolic link, not a lock file; move it away") from None
                 raise
             _files.add(self)
         if not stat.S_ISREG(os.fstat(self.fileno()).st_mode):

@@ -34,9 +34,11 @@ class OpenArguments:
         if self.durability not in ("checkpoint", "write"):
             raise ValueError(f"durability must be 'checkpoint' or 'write', got {self.durability!r}")
         if self.durability == "write" and self.reads:
-            raise ValueError("durability='write' needs a writable store; remove it, or remove read_only and follow")
+            raise ValueError(
+                "durability='write' needs a writable store; leave it out, or leave out read_only and follow"
+            )
         if as_flush_every(self.flush_every) is not None and self.reads:
-            raise ValueError("flush_every needs a writable store; remove it, or remove read_only and follow")
+            raise ValueError("flush_every needs a writable store; leave it out, or leave out read_only and follow")
         if not isinstance(self.limits, Limits):
             raise TypeError(f"limits must be a kvemb.limits.Limits, got {brief(self.limits)}")
 

@@ -124,7 +124,7 @@ def test_what_is_not_ours_is_never_written_to(tmp_path):
     target.write_text("precious")
     lock = tmp_path / "LOCK"
     lock.symlink_to(target)
-    with pytest.raises(Corruption, match=f"{lock} is a symbolic link, not a lock file; delete it"):
+    with pytest.raises(Corruption, match=f"{lock} is a symbolic link, not a lock file; move it away"):
         layout.lock(tmp_path)
     lock.unlink()
     os.mkfifo(lock)

@@ -41,7 +41,7 @@ class Records:
             _append(path, made.head)
             return made
         if not resume:
-            raise BadInput(f"{path} has results; continue it with --resume, or delete it")
+            raise BadInput(f"{path} has results; continue it with --resume, or name another file")
         made = cls.read(path)
         had = made.head["settings"]
         if had != given:
@@ -59,7 +59,7 @@ class Records:
             found = {Case(**record["case"]): record["result"] for record in others}
             head["settings"], head["machine"]
         except (ValueError, KeyError, TypeError) as error:
-            raise BadInput(f"{path} is not a file of results: {error!r}; delete it") from error
+            raise BadInput(f"{path} is not a file of results: {error!r}; name another file") from error
         if len(lines) and not text.endswith("\n"):
             os.truncate(path, len(text[: text.rfind("\n") + 1].encode()))
         return cls(path, head, found)
