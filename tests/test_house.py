@@ -36,7 +36,7 @@ FOLDERS = {"kvemb": ROOT / "kvemb", "kvemb.backends": ROOT / "backends", "kvemb.
 # before it.
 LAYERS = " ".join(
     [
-        "errors version installed threads kernels",
+        "errors version installed masking threads kernels",
         "checks handle signatures shared_docs rows optimizers initializers moment restrict options",
         "limits contracts registry stats store_state progress",
         "memory tiers operations durability engine",
@@ -193,6 +193,7 @@ def test_tools_use_only_public_names():
         "kvemb",
         "kvemb.__version__",
         "kvemb.installed",
+        "kvemb.masking",
         "kvemb.limits",  # the argument `limits` of kvemb.open
         "kvemb.cluster",
         "kvemb.torch",

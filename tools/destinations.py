@@ -17,6 +17,7 @@ from typing import IO, Any
 
 from kvemb import bulk
 from kvemb.installed import pip_install
+from kvemb.masking import masked, unsecret
 from kvemb.tools.failures import BadInput
 from kvemb.tools.formats.columns import PathOrFile
 
@@ -30,14 +31,14 @@ def is_url(path: str | os.PathLike[str]) -> bool:
     """Whether a path is a URL. Raises BadInput for a URL that was turned into a Path, which drops a slash."""
     text = os.fspath(path)
     if _LOST_SLASH.match(text):
-        raise BadInput(f"{text} has one slash after its colon; a URL has two, and must be a str, not a Path")
+        raise BadInput(f"{masked(text)} has one slash after its colon; a URL has two, and must be a str, not a Path")
     return "://" in text
 
 
 def local(path: str | os.PathLike[str], what: str) -> Path:
     """Return a path on this machine. Raises BadInput for a URL."""
     if is_url(path):
-        raise BadInput(f"the {what} must be a directory here, got the URL {os.fspath(path)}")
+        raise BadInput(f"the {what} must be a directory here, got the URL {masked(path)}")
     return Path(path)
 
 
@@ -71,7 +72,7 @@ def atomic_output(destination: str | os.PathLike[str], *, folder: bool) -> Itera
         destination = os.fspath(destination)
         files, path = _filesystem(destination)
         if files.exists(path):
-            raise FileExistsError(f"{destination} exists; name a new destination")
+            raise FileExistsError(f"{masked(destination)} exists; name a new destination")
         with bulk.scratch("kvemb-send-") as scratch:
             made = scratch / (destination.rstrip("/").rpartition("/")[2] or "out")
             if folder:
@@ -116,20 +117,20 @@ def _filesystem(url: str) -> tuple[Any, str]:
     try:
         import fsspec
     except ImportError as error:
-        raise BadInput(f"{url} cannot be reached: {error}; install: {pip_install('remote')}") from error
+        raise BadInput(f"{masked(url)} cannot be reached: {error}; install: {pip_install('remote')}") from error
     protocol, _, rest = url.partition("://")
     in_bucket = protocol in _WITH_BUCKETS
     if in_bucket and rest[:1] in ("", "/"):
-        raise BadInput(f"{url} names no bucket; write {protocol}://BUCKET/NAME")
+        raise BadInput(f"{masked(url)} names no bucket; write {protocol}://BUCKET/NAME")
     try:
         found: tuple[Any, str] = fsspec.core.url_to_fs(url)
         if in_bucket and not found[0].exists(bucket := found[1].partition("/")[0]):
-            raise BadInput(f"the bucket {bucket!r} of {url} does not exist; create it, or correct the URL")
+            raise BadInput(f"the bucket {bucket!r} of {masked(url)} does not exist; create it, or correct the URL")
         return found
     except BadInput:
         raise
     except (ImportError, ValueError) as error:  # its message names the package for this protocol
-        raise BadInput(f"{url} cannot be reached: {error}") from error
+        raise BadInput(f"{masked(url)} cannot be reached: {masked(error)}") from unsecret(error)
 
 
 def _send(made: Path, files: Any, path: str) -> None:
@@ -153,7 +154,7 @@ def fetched(source: str | os.PathLike[str]) -> Iterator[Path]:
     source = os.fspath(source)
     files, path = _filesystem(source)
     if not files.exists(path):
-        raise FileNotFoundError(f"{source} does not exist")
+        raise FileNotFoundError(f"{masked(source)} does not exist")
     with bulk.scratch("kvemb-fetch-") as scratch:
         target = scratch / (source.rstrip("/").rpartition("/")[2] or "in")
         files.get(path, str(target), recursive=files.isdir(path))

@@ -6,6 +6,7 @@ import errno
 from typing import Any, NamedTuple
 
 from kvemb.errors import ColdStoreError, Corruption, KvembError, Locked, Poisoned
+from kvemb.masking import masked
 from kvemb.tools.stopping import Terminated
 
 # Scripts depend on these; do not renumber. 2 is what every Click program uses.
@@ -50,7 +51,7 @@ def explain(failure: BaseException) -> Explanation | None:
     found = _explain(failure)
     if found is None:
         return None
-    line = " ".join(found.line.split())
+    line = masked(" ".join(found.line.split()))
     for advice, instead in _ADVICE.items():
         line = line.replace(advice, instead)
     return Explanation(found.code, line)

@@ -29,6 +29,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from kvemb.masking import masked
 from kvemb.tools.destinations import is_url
 from kvemb.tools.stopping import check
 
@@ -146,7 +147,7 @@ class Screen:
         if self._as_json:
             print(to_json(summary))
             return
-        self._closing.print(title, soft_wrap=True)
+        self._closing.print(masked(title), soft_wrap=True)
         wide = min(_WIDE, max((cell_len(what) for what, _ in lines), default=0))
         for what, value in lines:
             self._closing.print(f"  {what}{' ' * (wide - cell_len(what))}  {value}", soft_wrap=True)

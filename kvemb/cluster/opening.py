@@ -30,6 +30,7 @@ from kvemb.durability import paths
 from kvemb.engine.open_arguments import OpenArguments
 from kvemb.errors import BackendUnavailable, Closed
 from kvemb.limits import Limits
+from kvemb.masking import masked
 from kvemb.progress import Progress
 from kvemb.store_state import StoreState
 
@@ -117,18 +118,20 @@ def open(
     wanted = None if shards is None else as_int(shards, "shards", 1, BUCKETS)
     series = None if url is None else ClusterSeries(url, options)
     if series is not None and transport == "ray" and series.is_in_memory:
-        raise ValueError(f"{series.url} is in this process's memory, which Ray's shards cannot reach; name another URL")
+        raise ValueError(
+            f"{masked(series.url)} is in this process's memory, which Ray's shards cannot reach; name another URL"
+        )
     root = Path(tempfile.gettempdir()) if scratch is None else paths.local(scratch, "scratch")
     of_series = series.options if series else {}
     request = OpenRequest(series.url if series else None, of_series, wanted, how, each, seconds, number=earlier)
     if transport == "ray":
         place = None if scratch is None else str(root)
         way = ray_starting.start(request, place, progress)
-        cluster = Cluster(way, request.url or "on Ray", shared=series is not None)
+        cluster = Cluster(way, masked(request.url or "on Ray"), shared=series is not None)
     else:
-        with few_files.told(f"open {request.url or root}"):
+        with few_files.told(f"open {masked(request.url or root)}"):
             coordinator = start(request, partial(make_in_process, root), progress)
-        cluster = Cluster(DirectTransport(coordinator), request.url or coordinator.place)
+        cluster = Cluster(DirectTransport(coordinator), masked(request.url or coordinator.place))
         if request.url is not None:
             _here[request.url] = coordinator
     if series is not None:
@@ -172,11 +175,12 @@ def connect(
         found = ray_starting.find(where) if transport == "ray" else _found_here(where)
         with suppress(Closed):  # it was closed just now
             if found is not None:
-                return Store(Cluster(found, where, shared=transport == "ray"), series=True, owner=False)
+                return Store(Cluster(found, masked(where), shared=transport == "ray"), series=True, owner=False)
         if time.monotonic() >= deadline:
             place = "this Ray cluster" if transport == "ray" else "this process"
             raise BackendUnavailable(
-                f"no cluster has opened {where} in {place} within {seconds:g} seconds; open it with kvemb.cluster.open"
+                f"no cluster has opened {masked(where)} in {place} within {seconds:g} seconds; open it with "
+                "kvemb.cluster.open"
             )
         time.sleep(_TURN_SECONDS)
 

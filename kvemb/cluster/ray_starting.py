@@ -16,6 +16,7 @@ from kvemb.cluster.ray_answers import cause_of
 from kvemb.cluster.ray_transport import PINGS, RayTransport, ray_here
 from kvemb.cluster.transport import Unanswered
 from kvemb.errors import Locked
+from kvemb.masking import masked
 from kvemb.progress import Progress
 
 NAMESPACE = "kvemb"
@@ -44,7 +45,7 @@ def start(request: OpenRequest, scratch: str | None, progress: Progress | None) 
         except ValueError as error:
             # The name of a coordinator that has ended will soon be free.
             if request.url is None or _lives(ray, request.url) or time.monotonic() >= deadline:
-                text = f"the cluster at {request.url} is open elsewhere on this Ray cluster; close it there"
+                text = f"the cluster at {masked(request.url)} is open elsewhere on this Ray cluster; close it there"
                 raise Locked(text) from error
             time.sleep(_PROGRESS_SECONDS)
     way = RayTransport([actor])
@@ -94,4 +95,4 @@ def _lives(ray: Any, url: str) -> bool:
 
 
 def _name(url: str) -> str:
-    return f"cluster {url}"
+    return f"cluster {masked(url)}"  # everybody in the Ray cluster sees it

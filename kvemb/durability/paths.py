@@ -12,6 +12,7 @@ from pathlib import Path
 from kvemb.durability import layout, manifest
 from kvemb.durability.layout import series_name
 from kvemb.errors import Corruption, StoreNotFound
+from kvemb.masking import masked
 
 # One slash is enough: Path("s3://x") is "s3:/x".
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
@@ -30,8 +31,8 @@ def local(path: str | os.PathLike[str], what: str = "path") -> Path:
     text = text_of(path, what)
     if _URL.match(text):
         raise ValueError(
-            f"{what} must be a local directory, got the URL {text!r}; kvemb pull copies a checkpoint from a URL, "
-            "kvemb push to one"
+            f"{what} must be a local directory, got the URL {masked(text)!r}; kvemb pull copies a checkpoint from a "
+            "URL, kvemb push to one"
         )
     return Path(path).absolute()
 
@@ -40,7 +41,9 @@ def url_text(url: str | os.PathLike[str]) -> str:
     """Return a URL, or a path made absolute, as str without a slash at its end. Raises TypeError, ValueError."""
     text = text_of(url, "url")
     if _URL.match(text) and "://" not in text:
-        raise ValueError(f"url {text!r} has one slash after its colon; give it as a str with two, not as a Path")
+        raise ValueError(
+            f"url {masked(text)!r} has one slash after its colon; give it as a str with two, not as a Path"
+        )
     if "://" not in text:
         return str(Path(text).absolute())
     bare = text.rstrip("/")

@@ -23,6 +23,7 @@ from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.layout import series_name
 from kvemb.durability.lock_file import LockFile
 from kvemb.errors import CheckpointNotFound
+from kvemb.masking import masked
 from kvemb.offline import leftovers
 from kvemb.offline.places import chosen, source_at
 from kvemb.offline.transfer import JOBS, Pulling, Remote, Transfer
@@ -210,7 +211,9 @@ class NumberedCheckpoints:
         if number in self.numbers():
             local = Checkpoint(self.path(number))
             if local.id != remote.id_of(number):
-                raise FileExistsError(f"{local.path} is not the same checkpoint as at {url}; pull into another root")
+                raise FileExistsError(
+                    f"{local.path} is not the same checkpoint as at {masked(url)}; pull into another root"
+                )
             return local
         remote.pull(number, self.path(number), self.list(), self.root / layout.PULLED, Pulling(jobs, progress))
         return Checkpoint(self.path(number))

@@ -22,6 +22,7 @@ from kvemb.durability.layout import series_name
 from kvemb.durability.scratch import scratch
 from kvemb.errors import CheckpointNotFound
 from kvemb.handle import inside
+from kvemb.masking import masked
 from kvemb.offline.remote import CheckpointDescription, description_of
 from kvemb.offline.remote_checking import is_pushed
 from kvemb.offline.transfer import PULLING, Pulling, Remote
@@ -61,6 +62,7 @@ def source_at(url: str | os.PathLike[str], options: Mapping[str, Any] | None = N
 
 def chosen(number: int | None, existing: list[int], where: str) -> int:
     """Return the number of an existing checkpoint; None: the newest. Raises CheckpointNotFound."""
+    where = masked(where)
     if number is None and existing:
         return existing[-1]
     if not existing:
@@ -83,7 +85,7 @@ class Place:
 
     Attributes:
         here: The local path, which may not exist. None: the checkpoint must be pulled.
-        name: The checkpoint's name, for messages: beginning as it was given.
+        name: The checkpoint's name, beginning as it was given. At a URL with a password, it has the password.
         newest: Whether this is the newest checkpoint of a series that was given.
 
     Raises:

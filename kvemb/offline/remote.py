@@ -22,6 +22,7 @@ from kvemb.durability.sightings.counter_file import SightingsSize, sizes_of
 from kvemb.durability.variable_entry import VariableEntry
 from kvemb.errors import BackendUnavailable, CheckpointNotFound, Corruption, KvembError, TransferError
 from kvemb.installed import pip_install
+from kvemb.masking import masked, unsecret
 from kvemb.offline import chain, streams
 from kvemb.offline.chain import PushedCheckpoint
 
@@ -82,22 +83,25 @@ class RemoteCheckpoints:
         *,
         max_characters: int = manifest.MAX_CHARACTERS,
     ) -> None:
-        self._url = url = paths.url_text(url)
+        url = paths.url_text(url)
+        self._url = shown = masked(url)
         paths.check_options(url, options)
         self._max_characters = max_characters
         try:
             import fsspec
         except ImportError as error:
-            raise BackendUnavailable(f"{url} cannot be reached: {error}; install: {pip_install('remote')}") from error
+            raise BackendUnavailable(f"{shown} cannot be reached: {error}; install: {pip_install('remote')}") from error
         try:
             with self._translated("reach"):
                 # A separate instance, so that its listing cache is not shared.
-                self._files, self._root = fsspec.core.url_to_fs(self._url, skip_instance_cache=True, **(options or {}))
+                self._files, self._root = fsspec.core.url_to_fs(url, skip_instance_cache=True, **(options or {}))
         except ImportError as error:  # fsspec's message names the package for this protocol
-            raise BackendUnavailable(f"{url} cannot be reached: {error}") from error
+            raise BackendUnavailable(f"{shown} cannot be reached: {masked(error)}") from unsecret(error)
         scheme, separator, rest = url.partition("://")
         if separator and self._files.root_marker != "/" and (not rest or rest.startswith("/")):
-            raise ValueError(f"url {url!r} names no bucket, or host; write {scheme}://NAME, or {scheme}://NAME/FOLDER")
+            raise ValueError(
+                f"url {shown!r} names no bucket, or host; write {scheme}://NAME, or {scheme}://NAME/FOLDER"
+            )
         # In an object store, creating a folder could create the bucket.
         self._has_folders = BUCKETS.isdisjoint(_protocols(self._files))
 
@@ -110,7 +114,8 @@ class RemoteCheckpoints:
             raise
         except Exception as error:
             advice = "; files already transferred are kept: call again to continue" if resumable else ""
-            raise TransferError(f"cannot {what} {self._url}: {type(error).__name__}: {error}{advice}") from error
+            why = f"{type(error).__name__}: {masked(error)}{advice}"
+            raise TransferError(f"cannot {what} {self._url}: {why}") from unsecret(error)
 
     def numbers(self) -> list[int]:
         """The numbers of the checkpoints at the URL, ascending. Raises TransferError."""
@@ -172,7 +177,8 @@ class RemoteCheckpoints:
                 most = 4 * self._max_characters + 1  # bytes of UTF-8
                 text = streams.read(self._files, self._manifest_at(number), most).decode()
             except FileNotFoundError as error:
-                raise CheckpointNotFound(f"there is no checkpoint {series_name(number)} at {self._url}") from error
+                text = f"there is no checkpoint {series_name(number)} at {self._url}"
+                raise CheckpointNotFound(text) from unsecret(error)
             except UnicodeDecodeError as error:
                 raise Corruption(f"{where} is damaged: {error!r}; push it again") from error
         return text, chain.parse(text, where, max_characters=self._max_characters)

@@ -9,6 +9,7 @@ from pathlib import Path
 from kvemb.durability.layout import series_name
 from kvemb.durability.manifest import FileEntry
 from kvemb.errors import CheckpointNotFound, Corruption, UnsupportedFormat
+from kvemb.masking import masked
 from kvemb.offline import streams
 from kvemb.offline.chain import PushedCheckpoint
 from kvemb.offline.pushing import JOBS
@@ -72,7 +73,8 @@ class RemoteChecking(RemoteCheckpoints):
             listed = ", ".join(map(series_name, users[sha256][:_MAX_LISTED]))
             more = f" and {len(users[sha256]) - _MAX_LISTED:,} more" if len(users[sha256]) > _MAX_LISTED else ""
             done.findings.append(
-                f"{self._file_at(sha256)}, {what}, {harmed[sha256]}: needed by {listed}{more}; push with verify=True"
+                f"{masked(self._file_at(sha256))}, {what}, {harmed[sha256]}: needed by {listed}{more}; push with "
+                "verify=True"
             )
         done.sound = [number for number, pushed in done.described.items() if not harmed.keys() & pushed.files.keys()]
         return done

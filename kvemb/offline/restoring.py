@@ -13,6 +13,7 @@ from kvemb.durability import fresh_files, layout, paths
 from kvemb.durability.installing import check_is_new, check_names
 from kvemb.engine.open_arguments import OpenArguments, as_names
 from kvemb.limits import Limits
+from kvemb.masking import masked
 from kvemb.offline.places import Place
 from kvemb.progress import Progress
 from kvemb.shared_docs import described_as
@@ -88,11 +89,11 @@ def restore(
     names, target = as_names(variables), paths.local(path)
     place = Place(checkpoint, options, what="checkpoint")
     if place.newest:
-        _logger.info("restoring %s, the newest checkpoint of %s", place.name, checkpoint)
+        _logger.info("restoring %s, the newest checkpoint of %s", masked(place.name), masked(checkpoint))
     if place.here is not None:
         return opening.restore(place.here, target, how, names)
     check_is_new(target)
-    check_names(place.described().variables, names, f"the checkpoint at {place.name}")
+    check_names(place.described().variables, names, f"the checkpoint at {masked(place.name)}")
     with ExitStack() as stack:
         with layout.as_cold_store_error(f"write to {target.parent}"):
             fresh_files.make_directory(target.parent)

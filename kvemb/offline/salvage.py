@@ -29,6 +29,7 @@ from kvemb.durability.scratch import scratch
 from kvemb.durability.sightings.counter_file import Counted, read_counters
 from kvemb.durability.sightings.point_files import Stored, write_sightings
 from kvemb.errors import Corruption, StoreNotFound, UnsupportedFormat
+from kvemb.masking import masked
 from kvemb.offline.remote_checking import RemoteChecking, is_pushed
 from kvemb.offline.transfer import Remote
 from kvemb.progress import Meter, Progress
@@ -133,12 +134,12 @@ def repair(
 def _repair_remote(url: str, out: Path, options: Mapping[str, Any] | None, progress: Progress | None) -> Repair:
     checked = RemoteChecking(url, options).check(deep=True)
     if not checked.sound:
-        raise Corruption(f"every checkpoint at {url} is damaged: {checked.findings[0]}")
+        raise Corruption(f"every checkpoint at {masked(url)} is damaged: {checked.findings[0]}")
     with scratch("kvemb-repair-") as place:
         number = max(checked.sound)
         Remote(url, options).pull(number, place / series_name(number), [], place / layout.PULLED)
         done = _repair(place / series_name(number), None, out, progress, list(checked.findings))
-    done.source = f"checkpoint {number} at {url}"
+    done.source = f"checkpoint {number} at {masked(url)}"
     return done
 
 

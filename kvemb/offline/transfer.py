@@ -18,6 +18,7 @@ from kvemb.durability.layout import series_name
 from kvemb.durability.manifest import FileEntry, Manifest
 from kvemb.errors import CheckpointNotFound, Corruption
 from kvemb.handle import inside
+from kvemb.masking import unsecret
 from kvemb.offline import streams
 from kvemb.offline.applying import apply
 from kvemb.offline.chain import Delta, PushedCheckpoint, is_row_file
@@ -104,7 +105,7 @@ class Remote(Pusher):
                 try:
                     sound = streams.receive(self._files, source, entry, part)
                 except FileNotFoundError as error:
-                    raise Corruption(f"{what} is missing at {self._url}; {again}") from error
+                    raise Corruption(f"{what} is missing at {self._url}; {again}") from unsecret(error)
                 if not sound:
                     raise Corruption(f"{what} is damaged at {self._url}: it is not what was pushed; {again}")
                 os.rename(part, path)

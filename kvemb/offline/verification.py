@@ -13,6 +13,7 @@ from kvemb.durability import journal_segments, layout, manifest, paths, recovery
 from kvemb.durability.checking import checkpoint_findings
 from kvemb.durability.manifest import Manifest
 from kvemb.errors import CheckpointNotFound, Corruption, StoreNotFound
+from kvemb.masking import masked
 from kvemb.offline.places import divided, is_elsewhere
 from kvemb.offline.remote_checking import RemoteChecking
 from kvemb.options import format_count, format_time
@@ -119,13 +120,15 @@ def _verify_remote(
     url: str, number: int | None, remote: RemoteChecking, deep: bool, progress: Progress | None
 ) -> Verification:
     checked = remote.check(number=number, deep=deep, progress=progress)
-    found = Verification(url, deep, checked.findings, files=checked.files, nbytes=checked.nbytes)
+    found = Verification(masked(url), deep, checked.findings, files=checked.files, nbytes=checked.nbytes)
     if checked.described:
         newest = max(checked.described)
         found.rows = {name: entry.rows for name, entry in checked.described[newest].described.variables.items()}
     if not found:
         whole = ", ".join(map(str, checked.sound)) or "none"
-        found.notes.append(f"of the {len(checked.described)} checkpoints at {url}, these are undamaged: {whole}")
+        found.notes.append(
+            f"of the {len(checked.described)} checkpoints at {masked(url)}, these are undamaged: {whole}"
+        )
     return found
 
 

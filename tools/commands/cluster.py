@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 import kvemb.cluster
+from kvemb.masking import masked
 from kvemb.tools.screen import AsJson, Quiet, Screen, counted, local_path
 
 app = typer.Typer(help="Show a cluster's newest checkpoint, or rewrite it for another number of shards.")
@@ -33,7 +34,13 @@ def status(
         *([("extra", json.dumps(found.extra))] if found.extra else []),
         *((name, counted(count, "row")) for name, count in rows.items()),
     ]
-    summary: dict[str, Any] = {"url": url, "number": number, "id": found.id, "created": found.created, "rows": rows}
+    summary: dict[str, Any] = {
+        "url": masked(url),
+        "number": number,
+        "id": found.id,
+        "created": found.created,
+        "rows": rows,
+    }
     summary["extra"] = found.extra
     summary["shards"] = [vars(shard) for shard in found.shards]
     Screen(False, as_json).close(f"kvemb cluster status {url}", lines, summary)
@@ -64,5 +71,5 @@ def reshard(
     made = kvemb.cluster.latest(out, number=number)[1]
     rows = sum(entry.rows for entry in made.variables.values())
     lines = [("made", f"checkpoint {number} of {counted(shards, 'shard')}"), ("rows", f"{rows:,}")]
-    summary = {"out": out, "number": number, "shards": shards, "rows": rows}
+    summary = {"out": masked(out), "number": number, "shards": shards, "rows": rows}
     screen.close(f"kvemb cluster reshard {url} {out}", lines, summary)

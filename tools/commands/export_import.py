@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from kvemb.masking import masked
 from kvemb.tools.destinations import PIPE
 from kvemb.tools.formats.known import FORMATS, names
 from kvemb.tools.limits import MAX_JOBS, MAX_PARTS
@@ -71,12 +72,15 @@ def export(
         )
     if piped:
         return
-    lines = [("variable", done.variable), ("wrote", f"{counted(done.rows, 'row')} as {done.format} to {done.out}")]
+    lines = [
+        ("variable", done.variable),
+        ("wrote", f"{counted(done.rows, 'row')} as {done.format} to {masked(done.out)}"),
+    ]
     if since is not None:
-        lines.append(("removed", f"{counted(done.removed, 'key')}, in {tool.removed_beside(done.out)}"))
+        lines.append(("removed", f"{counted(done.removed, 'key')}, in {masked(tool.removed_beside(done.out))}"))
     if done.left_out:
         lines.append(("note", f"without {' and '.join(done.left_out)}: training cannot continue"))
-    screen.close(f"kvemb export {path}", lines, asdict(done))
+    screen.close(f"kvemb export {path}", lines, {**asdict(done), "out": masked(done.out)})
 
 
 def import_(

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 import kvemb
+from kvemb.masking import masked
 from kvemb.tools import inspect
 from kvemb.tools.limits import MAX_STORED_ROWS
 from kvemb.tools.report.axes import Time, moment
@@ -60,14 +61,14 @@ def info(path: Place, as_json: AsJson = False) -> None:
             lines.append(("", f"{told} ({since}); {size_text}"))
         parts = [what for what in ("optimizer", "policy", "initializer") if described[what]]
         lines += [("", f"{what}: {_brief(described[what])}") for what in parts]
-    summary = {**asdict(found), "path": str(path), "nbytes": found.nbytes}
+    summary = {**asdict(found), "path": masked(path), "nbytes": found.nbytes}
     Screen(False, as_json).close(f"kvemb info {path}", lines, summary)
 
 
 def _info(path: str) -> inspect.Info:
     found = inspect.info(path)
     if found.newest:
-        typer.echo(f"{found.path}, the newest checkpoint of {path}:", err=True)
+        typer.echo(masked(f"{found.path}, the newest checkpoint of {path}:"), err=True)
     return found
 
 
@@ -247,6 +248,7 @@ def diff(
         lines += [("", "moved most:")] * bool(each.most)
         lines += [("", f"  key {row.key}: l2 {row.l2:.4g}, cosine {row.cosine:.4f}") for row in each.most]
     if out is not None:
+        out = masked(out)
         lines.append(("wrote", out))
     screen.close(f"kvemb diff {a} {b}", lines, {"variables": [asdict(each) for each in found], "out": out})
 

@@ -9,6 +9,7 @@ import typer
 
 import kvemb
 from kvemb import bulk
+from kvemb.masking import masked
 from kvemb.tools.failures import WrongUsage
 from kvemb.tools.reading import READ_BUDGET
 from kvemb.tools.screen import PLACE, AsJson, Quiet, Screen, counted, local_path, size
@@ -34,7 +35,7 @@ def restore(
         kvemb.Checkpoint(place.here)  # raises an error that says what the path is instead
     known = sorted(place.described().variables)
     if unknown := [name for name in variable or [] if name not in known]:
-        raise WrongUsage(f"{place.name} has no variable {unknown[0]!r}; it has {', '.join(known) or 'none'}")
+        raise WrongUsage(f"{masked(place.name)} has no variable {unknown[0]!r}; it has {', '.join(known) or 'none'}")
     screen = Screen(quiet, as_json)
     with screen.counting("restore") as update:
         how: dict[str, Any] = {"variables": variable or None, "progress": update}
@@ -43,8 +44,8 @@ def restore(
     rows = {name: entry.rows for name, entry in sorted(made.variables.items())}
     lines = [
         ("made", f"{out}, {size(made.nbytes)}"),
-        ("from", place.name),
+        ("from", masked(place.name)),
         *((name, counted(count, "row")) for name, count in rows.items()),
     ]
-    summary = {"out": str(out), "checkpoint": place.name, "rows": rows, "nbytes": made.nbytes}
+    summary = {"out": str(out), "checkpoint": masked(place.name), "rows": rows, "nbytes": made.nbytes}
     screen.close(f"kvemb restore {path}", lines, summary)

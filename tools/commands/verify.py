@@ -10,6 +10,7 @@ import typer
 
 import kvemb
 from kvemb.errors import StoreNotFound
+from kvemb.masking import masked
 from kvemb.tools.screen import AsJson, Quiet, Screen, counted, local_path, size
 
 # How many lost key ranges of a variable are listed.
@@ -45,7 +46,7 @@ def verify(
     lines = [("outcome", sound if found else f"damaged: {counted(len(found.findings), 'finding')}, above")]
     lines += [(name, counted(rows, "row")) for name, rows in found.rows.items()]
     lines.append(("files", f"{found.files:,}, {size(found.nbytes)}"))
-    screen.close(f"kvemb verify {path}", lines, {**asdict(found), "path": str(path), "sound": bool(found)})
+    screen.close(f"kvemb verify {path}", lines, {**asdict(found), "path": masked(path), "sound": bool(found)})
     if not found:
         raise typer.Exit(1)
 

@@ -15,6 +15,7 @@ from kvemb.cluster.durability.checkpointing import Checkpointing
 from kvemb.cluster.durability.series import ClusterSeries
 from kvemb.cluster.making import Plan
 from kvemb.cluster.transport import Transport
+from kvemb.masking import masked
 from kvemb.progress import Meter, Progress
 
 ANSWER_SECONDS = 300.0
@@ -56,7 +57,7 @@ def start(request: OpenRequest, make: Callable[[Meter, Plan], Transport], progre
                 checkpointing.begin_with(request.number)
             newest = checkpointing.settled()
         if (count := request.shards or (len(newest.described.shards) if newest else None)) is None:
-            raise ValueError(f"there is no checkpoint at {request.url}, so give the number of shards")
+            raise ValueError(f"there is no checkpoint at {masked(request.url)}, so give the number of shards")
         plan = Plan(count, series.url if series else None, request.options, newest, request.how)
         meter = Meter(newest.rows if newest else 0, progress)
         timeouts = Timeouts.within(request.answer_seconds)

@@ -12,6 +12,7 @@ from kvemb.checks.ranges import MAX_SERIES
 from kvemb.cluster.durability.series import ClusterSeries, Published
 from kvemb.durability.layout import series_name
 from kvemb.errors import CheckpointNotFound, Corruption, UnsupportedFormat
+from kvemb.masking import masked
 from kvemb.offline.remote_checking import RemoteChecking
 from kvemb.offline.verification import Verification
 from kvemb.progress import Progress
@@ -54,7 +55,7 @@ def found(series: ClusterSeries, number: int | None) -> Published:
     if number is not None:
         return Published(number, series.read(as_int(number, "number", 0, MAX_SERIES)))
     if (newest := series.newest()) is None:
-        raise CheckpointNotFound(f"there is no checkpoint of a cluster at {series.url}")
+        raise CheckpointNotFound(f"there is no checkpoint of a cluster at {masked(series.url)}")
     return newest
 
 
@@ -86,9 +87,9 @@ def verify(
         TypeError, ValueError: An argument is not valid.
     """
     series = ClusterSeries(url, options)
-    report = Verification(series.url, bool(deep))
+    report = Verification(masked(series.url), bool(deep))
     if not (numbers := series.numbers()):
-        raise CheckpointNotFound(f"there is no checkpoint of a cluster at {series.url}")
+        raise CheckpointNotFound(f"there is no checkpoint of a cluster at {masked(series.url)}")
     needed: dict[str, dict[int, str]] = defaultdict(dict)
     for each in numbers if number is None else [as_int(number, "number", 0, MAX_SERIES)]:
         try:

@@ -111,8 +111,8 @@ class ClusterRemote(ClusterSeries, Source):
         """Return a part. Raises Corruption if it does not belong to the cluster's checkpoint."""
         if part.described.id != wanted.described.id_of(part.shard):
             raise Corruption(
-                f"checkpoint {series_name(wanted.number)} of the shard {part.shard.store} at {self.url} is not the one "
-                "that the cluster's checkpoint names; use another checkpoint"
+                f"checkpoint {series_name(wanted.number)} of the shard {part.shard.store} at {self._url} is not the "
+                "one that the cluster's checkpoint names; use another checkpoint"
             )
         return part
 

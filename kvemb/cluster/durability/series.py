@@ -22,6 +22,7 @@ from kvemb.durability.layout import series_name
 from kvemb.durability.lock_file import LockFile
 from kvemb.durability.manifest import MAX_CHARACTERS
 from kvemb.errors import CheckpointNotFound, Corruption
+from kvemb.masking import unsecret
 from kvemb.offline import streams
 from kvemb.offline.pushing import Pusher
 from kvemb.offline.remote import CHECKPOINTS, SHARDS
@@ -68,7 +69,7 @@ class ClusterSeries(Pusher):
         if "file" not in self._files.protocol:
             with self._translated("write to"):
                 self._make_folder_of(f"{self._root}/{lease.NAME}")
-                return Lease(self._files, f"{self._root}/{lease.NAME}", self.url)
+                return Lease(self._files, f"{self._root}/{lease.NAME}", self._url)
         root = Path(self._root)
         if paths.series_numbers(root):
             raise FileExistsError(f"{root} is a series of a single store's checkpoints; name another directory")
@@ -83,12 +84,13 @@ class ClusterSeries(Pusher):
 
     def read(self, number: int) -> ClusterManifest:
         """Return a checkpoint. Raises CheckpointNotFound, Corruption, UnsupportedFormat, TransferError."""
-        where = f"{self.url}/{CHECKPOINTS}/{series_name(number)}.json"
+        where = f"{self._url}/{CHECKPOINTS}/{series_name(number)}.json"
         with self._translated("read"):
             try:
                 text = streams.read(self._files, self._manifest_at(number), 4 * MAX_CHARACTERS).decode()
             except FileNotFoundError as error:
-                raise CheckpointNotFound(f"there is no checkpoint {series_name(number)} at {self.url}") from error
+                text = f"there is no checkpoint {series_name(number)} at {self._url}"
+                raise CheckpointNotFound(text) from unsecret(error)
             except UnicodeDecodeError as error:
                 raise Corruption(f"{where} is damaged: {error!r}; use another checkpoint") from error
         return manifest.parse(text, where)
