@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import rocksdict as rd
@@ -62,11 +63,16 @@ class RocksDatabase(ColdDatabase):
         self.limits = limits
         self.path, self._metadata_bytes = path, cache_bytes // 2
         creator = database_creator(families)
+        self._creator, self._creators = creator, {name: family.creator for name, family in families.items()}
         mapped, cache = creator.read_mode == "mmap", rd.Cache(cache_bytes - self._metadata_bytes)
-        if mapped:  # no cache is needed, and larger memtables give fewer files to merge
-            write_buffer_bytes += min(cache_bytes, write_buffer_bytes)
+        # Mapped files need no cache, and larger memtables give fewer files to merge.
+        self._write_buffers = {
+            False: write_buffer_bytes,
+            True: write_buffer_bytes + min(cache_bytes, write_buffer_bytes),
+        }
         files = most_open(path) if compacting and not salvaging else FEW_FILES
-        self._options = DatabaseOptions(cache, mapped, write_buffer_bytes, read_only, compacting, salvaging, files)
+        sizes = cache, mapped, self._write_buffers[mapped]
+        self._options = DatabaseOptions(*sizes, read_only, compacting, salvaging, files)
         self._stores: dict[str, RocksStore] = {}
         self._naming = threading.Lock()  # of _stores and _partitioned: variables come and go while others are written
         self.threads = min(8, cores())
@@ -88,8 +94,24 @@ class RocksDatabase(ColdDatabase):
     def create(self, name: str, schema: Schema, creator: RocksDBCreator) -> RocksStore:
         """Create an empty column family."""
         with translated(f"create {name!r}"):
-            self.column_families.create(name, self._options.of_family(creator, partitioned=False))
+            self._creators[name] = creator
+            wanted = database_creator({each: Family(other) for each, other in self._creators.items()})
+            if wanted == self._creator or not self._opened_again(wanted):
+                self.column_families.create(name, self._options.of_family(creator, partitioned=False))
         return self.attach(name, schema)
+
+    @property
+    def read_mode(self) -> str:
+        return self._creator.read_mode
+
+    def _opened_again(self, creator: RocksDBCreator) -> bool:
+        """Open the database again as this creator of a whole database says; returns whether: only while it is empty."""
+        mapped = creator.read_mode == "mmap"
+        options = replace(self._options, mapped=mapped, write_buffer_bytes=self._write_buffers[mapped])
+        named = {name: options.of_family(each, partitioned=False) for name, each in self._creators.items()}
+        if opened := self.column_families.reopen(options.of_family(creator, partitioned=True), named):
+            self._options, self._creator = options, creator
+        return opened
 
     def attach(self, name: str, schema: Schema) -> RocksStore:
         """Return the store of an existing column family."""
@@ -111,6 +133,7 @@ class RocksDatabase(ColdDatabase):
 
     def drop(self, name: str) -> None:
         """Delete a column family."""
+        self._creators.pop(name, None)
         with self._naming:
             if name in self._stores:
                 self._stores.pop(name).close()

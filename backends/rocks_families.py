@@ -41,6 +41,22 @@ class Families:
             else:
                 self._new[name] = options
 
+    def reopen(self, options: rd.Options, named: Mapping[str, rd.Options]) -> bool:
+        """Open the database again with other options, unless it has families. named: all that were only named.
+
+        Returns whether it was opened again.
+        """
+        with self._lock:
+            if self._any:
+                return False
+            self._failed = True
+            with suppress(rd.DbClosedError):  # it is closed if an earlier call failed
+                self.db.close()
+            self._options = options
+            self.db = self._open({})
+            self._new, self._failed = dict(named), False
+            return True
+
     def made(self, name: str) -> bool:
         """Whether a family exists in the database. If not, it is new and has no rows."""
         return name not in self._new

@@ -97,8 +97,9 @@ class RocksDBCreator:
     Defaults are tuned by `kvemb bench train`. All variables of a store share its block cache,
     whose size is a share of the store's memory budget.
 
-    read_mode and background_jobs apply to the whole database, from the next opening of the store. If its variables
-    differ, read_mode is "pread", and background_jobs is the largest number.
+    read_mode and background_jobs apply to the whole database. If its variables differ, read_mode is "pread", and
+    background_jobs is the largest number. In a store that has no rows on disk yet, they apply at once; otherwise from
+    the next opening after a flush, and until then a warning is logged for files that stay mapped.
 
     Args:
         block_bytes: Uncompressed bytes of a data block, 256 to 256 MiB. Smaller blocks need a larger index. Default:

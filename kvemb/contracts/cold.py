@@ -154,6 +154,10 @@ class Amendment(Protocol):
 class ColdDatabase(Protocol):
     """The database of a store's cold rows: one cold store per variable, all made durable together."""
 
+    @property
+    def read_mode(self) -> str:
+        """How its files are read now: "mmap", "pread" or "direct"."""
+
     def create(self, name: str, schema: Schema, creator: Any) -> ColdStore:
         """Make an empty cold store."""
 

@@ -75,6 +75,7 @@ def _make_table(engine: Engine, specification: Specification, variable: Handle[T
     """Make the table's parts. undo: receives callbacks that undo this."""
     name, stored, schema, host = specification.name, specification.stored, specification.schema, engine.budgets.host
     cold = _cold_store(engine, specification, undo)
+    _warn_if_mapped(engine, specification)
     if counted := memory_bytes(engine, specification):
         host.reserve(counted, f"sightings of {name!r}", below_min=True)
         undo.callback(host.give_back, counted)
@@ -143,6 +144,18 @@ def _cold_store(engine: Engine, specification: Specification, undo: ExitStack) -
         raise
     undo.callback(_drop, engine, name)
     return cold
+
+
+def _warn_if_mapped(engine: Engine, specification: Specification) -> None:
+    """Warn of files that stay mapped although the variable asks for another way of reading them."""
+    creator = specification.creator
+    if specification.persistent and creator.read_mode != "mmap" == engine.database.read_mode:
+        _logger.warning(
+            "variable %r has read_mode=%r, but the store's files are mapped until it is opened again, because it was "
+            "opened without such a variable; close the store after a flush, and open it again",
+            specification.name,
+            creator.read_mode,
+        )
 
 
 def _drop(engine: Engine, name: str) -> None:

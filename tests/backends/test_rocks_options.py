@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ import numpy as np
 import pytest
 from waiting import wait_until
 
+import kvemb
 from kvemb.backends.rocks import RocksDatabase
 from kvemb.backends.rocks_options import LOG_BYTES, MANIFEST_BYTES, database_creator, holding_whole
 from kvemb.contracts import Family
+from kvemb.handle import inside
 from kvemb.options import RocksDBCreator
 from tests.blocks import SCHEMA, rows_of
 
@@ -137,6 +140,42 @@ def test_what_rocksdb_knows_of_a_whole_database_only_is_what_its_families_agree_
     assert of() == ("mmap", 2)
     assert of(direct, direct) == ("direct", 2)
     assert of(direct, mapped) == ("pread", 5)
+
+
+@pytest.mark.parametrize("first", ["pread", "direct"])
+def test_the_first_variable_of_a_new_store_chooses_how_files_are_read(tmp_path, first, caplog):
+    with kvemb.open(tmp_path / "store", memory_budget="4MiB") as store:
+        table = store.get_variable("first", dim=1, kv_creator=RocksDBCreator(read_mode=first, background_jobs=3))
+        table.upsert([1], [[1.0]])
+        store.flush()
+        database = inside(store).database
+        assert database.read_mode == first == _logged(database.path, "read_mode")
+        assert _logged(database.path, "background_jobs") == 3
+        assert table.lookup([1]).tolist() == [[1.0]]
+    assert caplog.records == []
+
+
+def test_files_that_stay_mapped_are_told(tmp_path, caplog):
+    with kvemb.open(tmp_path / "store", memory_budget="4MiB") as store:
+        store.get_variable("first", dim=1).upsert([1], [[1.0]])
+        store.flush()
+        store.get_variable("second", dim=1, kv_creator=RocksDBCreator(read_mode="pread"))
+        (line,) = caplog.messages
+        assert line.startswith("variable 'second' has read_mode='pread', but the store's files are mapped until")
+        assert inside(store).database.read_mode == "mmap"
+    with kvemb.open(tmp_path / "store", memory_budget="4MiB") as store:
+        store.get_variable("second")
+        assert inside(store).database.read_mode == "pread"
+    assert len(caplog.records) == 1
+
+
+def _logged(rows, what):
+    """Return an option of the open database, as RocksDB has written it."""
+    text = max(rows.glob("OPTIONS-*")).read_text()
+    if what == "background_jobs":
+        return int(re.search(r"max_background_jobs=(\d+)", text)[1])
+    mapped, direct = (f"{name}=true" in text for name in ("allow_mmap_reads", "use_direct_reads"))
+    return "mmap" if mapped else "direct" if direct else "pread"
 
 
 def test_a_lookup_leaves_no_data_in_the_block_cache(tmp_path):
