@@ -138,8 +138,8 @@ def new_slots(variable: Variable, values: npt.ArrayLike) -> dict[str, npt.NDArra
         A dict from slot name to an array (n, width).
 
     Raises:
-        TypeError: A conversion of values would lose information.
-        ValueError: ``values`` has the wrong shape.
+        TypeError: As ``kvemb.Variable.upsert``, for values.
+        ValueError: As ``kvemb.Variable.upsert``.
     """
     schema = inside(variable).schema
     given = as_values(values, schema.value_dtype, (len(np.asarray(values)), schema.dim))

@@ -266,11 +266,13 @@ class Variable(Handle[Table]):
 
         Args:
             keys: Keys of any shape. The last of duplicate keys wins.
-            values: ``keys.shape + (dim,)``, of the value dtype or convertible to it without loss; or lists.
+            values: ``keys.shape + (dim,)``, cast to the value dtype as NumPy's assignment does: integers and floats to
+                floats, and integers to integers. Lists are accepted.
 
         Raises:
-            TypeError: A conversion of keys or values would lose information.
-            ValueError: ``values`` has the wrong shape, or numbers that the dtype cannot hold.
+            TypeError: A conversion of keys would lose information; values have another kind, such as complex numbers
+                or, for an integer dtype, floats; or integers are outside of the dtype's range.
+            ValueError: ``values`` has the wrong shape, or a finite number that would become an infinity.
 
         Example:
             >>> users.upsert([4, 4], [[0, 0], [5, 6]])
@@ -290,13 +292,13 @@ class Variable(Handle[Table]):
 
         Args:
             keys: Keys of any shape. Duplicates are applied in order, so their deltas add up.
-            old_values: ``keys.shape + (dim,)``: the rows that ``lookup`` returned.
-            new_values: ``keys.shape + (dim,)``: what the rows should become.
+            old_values: ``keys.shape + (dim,)``: the rows that ``lookup`` returned. Cast as by ``upsert``.
+            new_values: ``keys.shape + (dim,)``: what the rows should become. Cast as by ``upsert``.
             exists: bool of ``keys.shape``: which keys existed, as ``lookup`` returned it.
 
         Raises:
-            TypeError: A conversion would lose information, or ``exists`` is not bool.
-            ValueError: An array has the wrong shape.
+            TypeError: As ``upsert``, or ``exists`` is not bool.
+            ValueError: As ``upsert``.
 
         Example:
             >>> rows, exists = users.lookup([1, 9], return_exists=True)
@@ -316,12 +318,12 @@ class Variable(Handle[Table]):
 
         Args:
             keys: Keys of any shape.
-            grads: ``keys.shape + (dim,)``, in float32, or in float64 for float64 values. Lists, and dtypes that float32
-                represents exactly, such as float16, are converted. float64 is refused: use ``grads.astype("float32")``.
+            grads: ``keys.shape + (dim,)``, cast to float32, or to float64 for float64 values, as ``upsert`` casts.
 
         Raises:
-            TypeError: A conversion of keys or gradients would lose information.
-            ValueError: ``grads`` has the wrong shape; or the variable is not trainable, or has no optimizer.
+            TypeError: A conversion of keys would lose information, or gradients are not real numbers.
+            ValueError: ``grads`` has the wrong shape, or a finite number that would become an infinity; or the variable
+                is not trainable, or has no optimizer.
 
         Example:
             >>> users.apply_gradients([1, 1], [[1, 1], [1, 1]])  # SGD with a learning rate of 0.5

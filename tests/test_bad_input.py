@@ -84,7 +84,8 @@ def test_no_keys_may_have_any_dtype(table):
 
 VALUES = {
     "a narrower row": (np.ones((2, 2), np.float32), ValueError, "shape"),
-    "float64": (np.ones((2, 3)), TypeError, "float32, got float64"),
+    "complex": (np.ones((2, 3), np.complex64), TypeError, "float32, got complex64"),
+    "too large": (np.full((2, 3), 1e39), ValueError, r"fit float32, got 1e\+39"),
     "nothing in a list": ([None, None], TypeError, "float32"),
     "ragged": ([[1.0], [2.0, 3.0]], ValueError, "rectangular"),
     "masked": (np.ma.ones((2, 3), np.float32), TypeError, "got a masked array"),

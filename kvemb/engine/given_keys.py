@@ -18,7 +18,7 @@ from kvemb.rows.tensors import plain
 
 
 class HostKeys(GivenKeys):
-    """Keys in the host's memory. They, and arrays beside them, are converted if no information is lost."""
+    """Keys in the host's memory. They are converted if no information is lost; arrays beside them are cast."""
 
     on_device = False
 

@@ -66,7 +66,7 @@ class Embeddings:
             gradients (m, dim).
 
         Raises:
-            TypeError: A conversion of ``grads`` would lose information.
+            TypeError: As ``kvemb.Variable.apply_gradients``, for ``grads``.
             ValueError: ``grads`` has the wrong shape; or rows on a GPU were clipped.
 
         Example:
@@ -103,7 +103,7 @@ class Embeddings:
             grads: Gradients of ``values``, of its shape, in float32, or float64 for float64 rows.
 
         Raises:
-            TypeError: A conversion of ``grads`` would lose information.
+            TypeError: As ``kvemb.Variable.apply_gradients``, for ``grads``.
             ValueError: ``grads`` has the wrong shape; the variable is not trainable, or has no optimizer; or rows on a
                 GPU were clipped.
             Closed: The store is closed.
@@ -129,7 +129,7 @@ class Embeddings:
         Raises:
             ValueError: Rows were pooled or clipped; ``values`` has the wrong shape; or the rows are on a GPU, with
                 ``bp_v2``: use ``Variable.accum`` there.
-            TypeError: A conversion of ``values`` would lose information.
+            TypeError: As ``kvemb.Variable.upsert``, for ``values``.
             Closed: The store is closed.
             ReadOnly: The store is read-only.
             Poisoned: A write to disk failed, in this call or earlier.

@@ -1,7 +1,7 @@
 """Checking and converting callers' keys and values in the host's memory: arrays, lists, numbers and tensors.
 
-A conversion that would lose information is refused; Python's own floats are rounded to the dtype they are stored in.
-Pure functions. kvemb.rows.device_arrays reads arrays in a GPU's memory.
+Keys are converted only if no information is lost. Values are cast as NumPy's assignment casts them ("same_kind"), but a
+finite number never becomes an infinity, nor an integer another one. Pure functions. kvemb.rows.device_arrays reads arrays in a GPU's memory.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb.checks.brief import brief
+from kvemb.checks.numeric import is_integer
 from kvemb.rows.tensors import plain
 
 _INT64 = np.dtype(np.int64)
@@ -40,7 +41,9 @@ def as_values(
 ) -> npt.NDArray[Any]:
     """Return values of the expected shape, (*keys.shape, dim), as a contiguous (n, dim).
 
-    what, shape: the names of the values and of the shape in messages. Raises TypeError or ValueError.
+    Values of another dtype are cast: integers to floats, and any float to another. what, shape: the names of the values
+    and of the shape in messages. Raises TypeError for other casts, and for integers that the dtype cannot hold;
+    ValueError for another shape, and for a finite number that the dtype cannot hold.
     """
     plainly = type(values) is np.ndarray and values.dtype == dtype
     array = cast(npt.NDArray[Any], values) if plainly else _checked_array(values, dtype, what)
@@ -92,7 +95,11 @@ def _checked_array(data: npt.ArrayLike, dtype: np.dtype[Any], what: str) -> npt.
     array = np.asarray(data) if typed else _from_python(data, dtype, what)
     if array.dtype == np.bool_ and what == "keys" and array.size:
         raise TypeError(f"keys must be {dtype.name}, got bool; if it is a mask, pass the keys that it selects")
-    if array.size and not np.can_cast(array.dtype, dtype, "safe"):
+    if array.dtype == dtype or not array.size:
+        return array.astype(dtype, copy=False)
+    # ml_dtypes has casts of complex numbers, which drop the imaginary part.
+    fits = array.dtype.kind != "c" and np.can_cast(array.dtype, dtype, "safe" if what == "keys" else "same_kind")
+    if not fits:
         advice = f"convert with {what}.astype({dtype.name!r})"
         if array.dtype.kind not in "biuf":
             advice = "number them, or hash them to integers" if what == "keys" else "give an array of numbers"
@@ -102,11 +109,29 @@ def _checked_array(data: npt.ArrayLike, dtype: np.dtype[Any], what: str) -> npt.
             advice = "make the variable with key_dtype='uint64'"
         got = {"U": "str", "S": "bytes"}.get(array.dtype.kind, array.dtype.name)
         raise TypeError(f"{what} must be {dtype.name}, got {got}, which would lose information; {advice}")
-    return array.astype(dtype) if array.dtype != dtype else array
+    return _cast(array, dtype, what)
+
+
+def _cast(array: npt.NDArray[Any], dtype: np.dtype[Any], what: str) -> npt.NDArray[Any]:
+    """Return numbers in another dtype. Raises TypeError, ValueError if it cannot hold one of them."""
+    if is_integer(dtype):
+        limits = np.iinfo(dtype)
+        least, most = int(array.min()), int(array.max())
+        if least < limits.min or most > limits.max:
+            got = brief(least) if least == most else f"{brief(least)} to {brief(most)}"
+            raise TypeError(f"{what} must fit {dtype.name} ({limits.min} to {limits.max}), got {got}")
+        return array.astype(dtype)
+    with np.errstate(over="ignore"):
+        stored = array.astype(dtype)
+    if not np.can_cast(array.dtype, dtype, "safe"):
+        lost = np.isinf(stored.astype(np.float64)) & np.isfinite(array)
+        if lost.any():
+            raise ValueError(f"{what} must fit {dtype.name}, got {array[lost].flat[0]:g}")
+    return stored
 
 
 def _from_python(data: npt.ArrayLike, dtype: np.dtype[Any], what: str) -> npt.NDArray[Any]:
-    """Convert lists and numbers. Python's numbers are converted to dtype if it is of their kind."""
+    """Return lists and numbers as an array. Python's integers become those of an integer dtype."""
     try:
         array = np.asarray(data)
     except (ValueError, OverflowError, TypeError, RuntimeError) as error:  # the last two are raised by tensors in lists
@@ -115,23 +140,9 @@ def _from_python(data: npt.ArrayLike, dtype: np.dtype[Any], what: str) -> npt.ND
     if array.size == 0:
         return array.astype(dtype)
     whole = array.dtype.kind in "iu"
-    if array.dtype.kind in "fO" and dtype.kind in "iu":
+    if array.dtype.kind in "fO" and is_integer(dtype):
         # NumPy has no integer dtype that holds both numbers of [1, 2**63].
         exact = np.asarray(data, object)
         whole = all(isinstance(number, int) and not isinstance(number, bool) for number in exact.flat)
         array = exact if whole else array
-    if whole and dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        if int(array.min()) < limits.min or int(array.max()) > limits.max:
-            fits = f"{dtype.name} ({limits.min} to {limits.max})"
-            least, most = brief(int(array.min())), brief(int(array.max()))
-            raise TypeError(f"{what} must fit {fits}, got {least if least == most else f'{least} to {most}'}")
-        return array.astype(dtype)
-    if array.dtype.kind in "iuf" and dtype.kind not in "iu" and not hasattr(data, "dtype"):
-        with np.errstate(over="ignore"):
-            stored = array.astype(dtype)
-        lost = np.isinf(stored.astype(np.float64)) & np.isfinite(array)
-        if lost.any():
-            raise ValueError(f"{what} must fit {dtype.name}, got {array[lost].flat[0]:g}")
-        return stored
-    return array
+    return _cast(array, dtype, what) if whole and is_integer(dtype) else array

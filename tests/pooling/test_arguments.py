@@ -33,7 +33,7 @@ IDS = [1, 2, 3]
         ((IDS, [0.0]), TypeError, "offsets must be integers, got float64"),
         ((IDS, None), TypeError, "offsets must be integers, got None; give where each bag begins"),
         ((IDS, [0], [1.0, 2]), ValueError, r"weights must have shape ids.shape = \(3,\), got \(2,\)"),
-        ((IDS, [0], np.ones(3)), TypeError, "weights must be float32, got float64"),
+        ((IDS, [0], np.ones(3, complex)), TypeError, "weights must be float32, got complex128"),
         (([], [0], [1.0]), ValueError, r"weights must have shape ids.shape = \(0,\), got \(1,\)"),
         ((IDS, [0], None, "max"), ValueError, "combiner must be one of mean, sum, sqrtn, got 'max'"),
         ((IDS, [0], None, "sum", 0), ValueError, "max_norm must be above 0, got 0; leave it out"),

@@ -109,15 +109,44 @@ def test_values_are_of_one_shape_exactly():
 @pytest.mark.parametrize(
     ("values", "name"),
     [
-        *((np.zeros(2), "float32"), (np.zeros(2, np.float32), "float16"), (np.zeros(2, np.int32), "float32")),
         *((np.zeros(2, np.float32), "int32"), ([0.5, 1.0], "int8"), ([1, 200], "int8"), ([1j, 0], "float32")),
-        *((["a", "b"], "float32"), ([None, 1.0], "float32"), (np.zeros(2, np.int64), "int32")),
+        *((["a", "b"], "float32"), ([None, 1.0], "float32"), (np.array([1, 2**31]), "int32")),
+        *((np.zeros(2, np.complex64), "bfloat16"), (np.zeros(2, "m8[s]"), "int64"), (np.zeros(2, object), "float32")),
+        *((np.array([0, 200]), "int8"), (np.array([0, -129], np.int16), "int8")),
+        *((np.array([2**63, 2**64 - 1], np.uint64), "int64"), (np.zeros(2, [("value", "f4")]), "float32")),
     ],
     ids=repr,
 )
-def test_values_that_would_lose_information_are_refused(values, name):
+def test_values_of_another_kind_or_out_of_range_are_refused(values, name):
     with pytest.raises(TypeError, match=r"values must (be|fit)"):
-        as_values(values, dtype_of(name), (2,))
+        as_values(values, dtype_named(name), (2,))
+
+
+@pytest.mark.parametrize("name", VALUE_DTYPES)
+@pytest.mark.parametrize("given", ["float64", "float32", "float16", "int64", "uint8", "bool"])
+def test_values_are_cast_as_numpy_assigns_them(given, name):
+    dtype = dtype_named(name)
+    array = np.array([[0, 1], [0.1, 100.3]]).astype(given)
+    if dtype.kind in "iu" and array.dtype.kind == "f":
+        with pytest.raises(TypeError, match=rf"values must be {name}, got {given}, which would lose information"):
+            as_values(array, dtype, (2, 2))
+        return
+    assigned = np.empty((2, 2), dtype)
+    assigned[:] = array
+    got = as_values(array, dtype, (2, 2))
+    assert (got.dtype, got.tobytes()) == (dtype, assigned.tobytes())
+
+
+@pytest.mark.parametrize(
+    ("value", "name"), [(1e39, "float32"), (-1e300, "float32"), (65_520.0, "float16"), (3.4e38, "bfloat16")]
+)
+def test_no_finite_value_becomes_an_infinity(value, name):
+    dtype = dtype_named(name)
+    for values in ([value], np.array([value])):
+        with pytest.raises(ValueError, match=f"values must fit {name}, got"):
+            as_values(values, dtype, (1,))
+    infinite = np.array([np.inf, -np.inf, np.nan])
+    assert np.isinf(as_values(infinite, dtype, (3,)).astype("f8")).tolist() == [[True, True, False]]
 
 
 @pytest.mark.parametrize("name", VALUE_DTYPES)
