@@ -14,7 +14,7 @@ Example:
 
 import kvemb.pickling  # noqa: F401 -- registers how stores and variables are pickled
 from kvemb import bulk, errors, initializers, optimizers
-from kvemb.default_store import default_store, get_collection, get_variable
+from kvemb.default_store import default_store, get_collection, get_variable, temporary
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.checkpointer import PendingCheckpoint
 from kvemb.durability.delta import Change
@@ -113,6 +113,7 @@ __all__ = [
     "repair",
     "restore",
     "safe_embedding_lookup_sparse",
+    "temporary",
     "variable_scope",
     "verify",
 ]

@@ -1,4 +1,4 @@
-"""The default store, and the functions that use it: get_variable and get_collection.
+"""The default store, a temporary one, and the functions that use a default: get_variable and get_collection.
 
 The arguments of get_variable have the names, the order and the defaults of tfra.dynamic_embedding.get_variable.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import shutil
 import tempfile
-import warnings
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from kvemb.engine.arguments import Arguments
 from kvemb.engine.engine import Engine
 from kvemb.errors import KvembError
 from kvemb.handle import inside
+from kvemb.options import parse_budget
 from kvemb.shared_docs import described_as
 from kvemb.signatures import function_of
 from kvemb.store import Store
@@ -31,7 +31,10 @@ def default_store() -> Store:
     It is the store of the innermost ``with`` block. All threads share the default stores.
 
     Returns:
-        The default store. If there is none, a temporary one is opened, and deleted at exit; a UserWarning says so.
+        The default store.
+
+    Raises:
+        StoreNotFound: There is none.
 
     Example:
         >>> kvemb.default_store() is store
@@ -40,16 +43,29 @@ def default_store() -> Store:
     return cast(Store, DEFAULTS.innermost())
 
 
-def _temporary() -> Store:
-    """Open a temporary store, which is the default store from now on and is deleted at exit."""
+def temporary(memory_budget: int | str = "1GiB") -> Store:
+    """Open a new store in a temporary directory, which is deleted when this process ends.
+
+    It is for experiments and tests. To keep rows, use ``kvemb.open``.
+
+    Args:
+        memory_budget: As for ``kvemb.open``.
+
+    Returns:
+        The store.
+
+    Raises:
+        ValueError: ``memory_budget`` is not valid.
+        TypeError: ``memory_budget`` has the wrong type.
+
+    Example:
+        >>> with kvemb.temporary():
+        ...     kvemb.get_variable("words", dim=8).lookup([7]).shape
+        (1, 8)
+    """
+    parse_budget(memory_budget)
     directory = tempfile.mkdtemp(prefix="kvemb-")
-    warnings.warn(
-        f"no default store is set: using a temporary one in {directory}, deleted at exit; "
-        "use `with kvemb.open(path):` to keep rows",
-        stacklevel=6,  # the caller of get_variable
-    )
-    store = Store(Engine(Path(directory)))
-    DEFAULTS.stores.append(store)
+    store = Store(Engine(Path(directory), memory_budget=memory_budget))
 
     def discard() -> None:
         if store.state.forked:
@@ -60,9 +76,6 @@ def _temporary() -> Store:
 
     atexit.register(discard)
     return store
-
-
-DEFAULTS.temporary = _temporary
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +119,7 @@ def get_collection(name: str, *, store: Store | None = None) -> list[Any]:
 
     Raises:
         TypeError: ``store`` is not a store.
+        StoreNotFound: ``store`` is None, and there is no default store.
 
     Example:
         >>> kvemb.get_collection(kvemb.GraphKeys.TRAINABLE_VARIABLES) == [users]

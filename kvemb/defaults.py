@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self
 
 from kvemb.checks.brief import brief
+from kvemb.errors import StoreNotFound
 from kvemb.handle import Handle, Inside
 from kvemb.store_state import StoreState
 
 
 class Defaults:
-    """The stores that functions use by default. temporary: makes a store if there is none (kvemb.default_store)."""
-
-    temporary: Callable[[], DefaultStore[Any]]
+    """The stores that functions use by default."""
 
     def __init__(self) -> None:
         self.stores: list[DefaultStore[Any]] = []
 
     def innermost(self) -> DefaultStore[Any]:
-        """Return the default store."""
-        return self.stores[-1] if self.stores else self.temporary()
+        """Return the default store. Raises StoreNotFound if there is none."""
+        if not self.stores:
+            raise StoreNotFound(
+                "no store is open here: make the call inside `with kvemb.open(path):`, or pass store=kvemb.open(path); "
+                "for rows that are deleted when the program ends, pass store=kvemb.temporary()"
+            )
+        return self.stores[-1]
 
     def leave(self, store: DefaultStore[Any]) -> None:
         """Take away the innermost block of a store, which may be in several."""
@@ -82,7 +86,7 @@ class DefaultStore(Handle[Inside]):
 
 
 def store_or_default(store: Any) -> DefaultStore[Any]:
-    """Return the store of a `store` argument; None: the default store. Raises TypeError."""
+    """Return the store of a `store` argument; None: the default store. Raises TypeError, StoreNotFound."""
     if store is None:
         return DEFAULTS.innermost()
     if not isinstance(store, DefaultStore):

@@ -27,13 +27,14 @@ class KvembError(Exception):
 
 
 class StoreNotFound(KvembError, FileNotFoundError):
-    """There is no store at this path.
+    """There is no store at this path, or none that a call without `store` could use.
 
     It is raised when a store is opened, verified or repaired and the path holds something else: nothing, a file, a
     checkpoint, a series of checkpoints, a cluster's directory, or what an interrupted restore left. `Store.refresh`
-    raises it when another store has taken the place of the one that it follows, or is just being restored there.
+    raises it when another store has taken the place of the one that it follows, or is just being restored there. A
+    function or a module without `store=` raises it outside of a `with` block of a store.
 
-    Check the path: the message says what is there, and what to do with it.
+    Check the path: the message says what is there, and what to do with it. Or pass a store.
     """
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import os
 import pydoc
 import re
 
 import pytest
+from programs import run_python
 
 import kvemb
 from kvemb import Variable
@@ -42,3 +44,32 @@ def test_the_store_that_is_given_is_used_and_else_the_innermost_default(open_sto
         assert kvemb.get_variable("users", dim=3) is inner.variables["users"]
     assert given is outer.variables["users"]
     assert (given.dim, inner.variables["users"].dim) == (2, 3)
+
+
+def test_a_temporary_store_is_used_as_any_other(no_default):
+    with kvemb.temporary("8MiB") as made:
+        users = kvemb.get_variable("users", dim=2)
+        users.upsert([1], [[1.0, 2.0]])
+        assert (users.lookup(1).tolist(), made.budget.total) == ([1.0, 2.0], 8 << 20)
+    assert made.state.closed
+    with pytest.raises(ValueError, match="memory_budget"):
+        kvemb.temporary("lots")
+
+
+@pytest.mark.slow
+def test_a_temporary_store_is_deleted_at_exit(tmp_path):
+    done = run_python(
+        """
+        import kvemb
+        store = kvemb.temporary("8MiB")
+        kvemb.get_variable("users", dim=2, store=store).upsert([1], [[1.0, 2.0]])
+        with kvemb.temporary("8MiB") as closed:
+            kvemb.get_variable("users", dim=2).upsert([1], [[1.0, 2.0]])
+        print(store.path, store.path.is_dir(), closed.path)
+        """
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    path, existed, other = done.stdout.split()
+    assert existed == "True"
+    assert not os.path.exists(path)
+    assert not os.path.exists(other)

@@ -1,14 +1,12 @@
-"""The default store: the innermost one, and a temporary one where there is none."""
+"""The default store: the innermost one; without one, an error that says what to do."""
 
 from __future__ import annotations
 
-import os
-
 import pytest
-from programs import run_python
 
 import kvemb
-from kvemb.defaults import DEFAULTS, Defaults, store_or_default
+from kvemb.defaults import DEFAULTS, store_or_default
+from kvemb.errors import StoreNotFound
 from kvemb.handle import Handle
 
 
@@ -45,43 +43,15 @@ def test_a_store_that_is_the_default_again_inside_another_gives_way_to_that_one(
     assert DEFAULTS.stores == []
 
 
-@pytest.mark.slow
-def test_without_a_default_a_temporary_store_warns_once_and_is_deleted(tmp_path):
-    done = run_python(
-        """
-        import sys, warnings
-        import kvemb
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            users = kvemb.get_variable("users", dim=2)
-            users.upsert([1], [[1.0, 2.0]])
-            other = kvemb.Variable(name="other")
-        (warning,) = caught
-        print(warning.filename, kvemb.default_store().path, kvemb.default_store().path.is_dir(), warning.message)
-        """
-    )
-    assert done.returncode == 0, done.stderr
-    file, path, existed, message = done.stdout.split(" ", 3)
-    assert existed == "True"
-    assert path in message
-    assert "deleted at exit" in message
-    assert file == "<string>", "the warning points at the caller"
-    assert not os.path.exists(path)
-
-
-def test_the_innermost_store_comes_before_a_temporary_one():
-    defaults, made = Defaults(), []
-
-    def temporary():
-        made.append(Handle("temporary"))
-        defaults.stores.append(made[-1])
-        return made[-1]
-
-    defaults.temporary = temporary
-    assert defaults.innermost() is defaults.innermost() is made[0]
-    defaults.stores.append(inner := Handle("inner"))
-    assert defaults.innermost() is inner
-    assert len(made) == 1
+def test_without_a_store_every_call_says_how_to_get_one(no_default):
+    for call in (
+        kvemb.default_store,
+        lambda: kvemb.get_variable("users", dim=2),
+        lambda: kvemb.Variable(name="users"),
+        lambda: kvemb.get_collection("variables"),
+    ):
+        with pytest.raises(StoreNotFound, match=r"with kvemb\.open\(path\):.*store=kvemb\.open.*kvemb\.temporary\(\)"):
+            call()
 
 
 def test_only_a_store_is_chosen(no_default, store):
