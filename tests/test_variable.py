@@ -267,7 +267,9 @@ def test_values_and_gradients_are_cast_as_numpy_assigns_them(make, value):
         grads = [[1, 2, 3]] if dtype is list else np.array([[1, 2, 3]], dtype)
         variable.apply_gradients([3], grads)
     assert variable.lookup([3]).tolist() == [[-6.0, -12.0, -18.0]]
-    with pytest.raises(TypeError, match=f"grads must be {'float64' if value == 'float64' else 'float32'}, got complex64"):
+    with pytest.raises(
+        TypeError, match=f"grads must be {'float64' if value == 'float64' else 'float32'}, got complex64"
+    ):
         variable.apply_gradients([3], np.ones((1, 3), np.complex64))
     with pytest.raises(TypeError, match="values must be int32, got float64"):
         make(value_dtype="int32").upsert([1], rows)

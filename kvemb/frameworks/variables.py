@@ -6,10 +6,14 @@ import inspect
 from collections.abc import Mapping
 from typing import Any, cast
 
+import numpy as np
+
 from kvemb.checks.brief import brief
-from kvemb.checks.numeric import as_int
+from kvemb.checks.numeric import as_int, is_integer
 from kvemb.default_store import ArgumentsInStore
 from kvemb.defaults import store_or_default
+from kvemb.initializers import Initializer
+from kvemb.rows.schema import value_dtype
 from kvemb.store import Store
 from kvemb.variable import Variable
 from kvemb.variable_scope import get_variable_scope
@@ -19,11 +23,17 @@ _OF_VARIABLES = set(inspect.signature(ArgumentsInStore).parameters) - {"store", 
 
 
 def variable_of(
-    given: Any, dim: int | None, store: Store | None, arguments: dict[str, Any], refused: Mapping[str, str]
+    given: Any,
+    dim: int | None,
+    store: Store | None,
+    arguments: dict[str, Any],
+    refused: Mapping[str, str],
+    initial: Initializer | None = None,
 ) -> Variable:
     """Return a module's variable, of floats: the one given, or that of Store.get_variable with a name and arguments.
 
     arguments: dtypes may be torch's. refused: arguments of a framework's own modules, each with what to use instead.
+    initial: the framework's initializer, which a new variable has unless the arguments or the scope name another.
     Raises TypeError; ValueError for arguments together with a Variable; what get_variable raises.
     """
     for argument in arguments:
@@ -38,19 +48,33 @@ def variable_of(
         variable = given
     elif isinstance(given, str):
         store = cast(Store, store_or_default(store))
+        arguments = {name: _without_torch(value) for name, value in arguments.items()}
         if dim is not None:
             arguments = {"dim": dim, **arguments}
-        elif "dim" not in arguments:
-            _check_exists(store, given)
-        variable = store.get_variable(given, **{name: _without_torch(value) for name, value in arguments.items()})
+        scope = get_variable_scope()
+        full = given if scope is None else f"{scope.name}/{given}"
+        if full not in store.variables:
+            # A custom getter may give dim. Without dim, get_variable would take the reference's default, 1.
+            if "dim" not in arguments and (scope is None or scope.custom_getter is None):
+                raise TypeError(
+                    f"dim is missing: variable {full!r} is new; give the number of values in a row, as in dim=16"
+                )
+            _check_floats(full, value_dtype(arguments.get("value_dtype", "float32")))
+            if arguments.get("initializer") is None and (scope is None or scope.initializer is None):
+                arguments["initializer"] = initial
+        variable = store.get_variable(given, **arguments)
     else:
         raise TypeError(
             f"expected a name or a Variable, got {brief(given)}; begin with a name and dim, such as 'words', 16: no "
             "number of rows is needed, because any int64 is a key"
         )
-    if variable.value_dtype.kind in "iu":
-        raise ValueError(f"variable {variable.name!r} holds {variable.value_dtype.name}, but floats are needed here")
+    _check_floats(variable.name, variable.value_dtype)
     return variable
+
+
+def _check_floats(name: str, dtype: np.dtype[Any]) -> None:
+    if is_integer(dtype):
+        raise ValueError(f"variable {name!r} holds {dtype.name}, but floats are needed here")
 
 
 def check_padding(padding_idx: Any) -> int | None:
@@ -62,13 +86,3 @@ def _without_torch(value: Any) -> Any:
     """Return the name of a dtype of torch, and everything else as it is."""
     kind = type(value)
     return str(value).removeprefix("torch.") if (kind.__module__, kind.__name__) == ("torch", "dtype") else value
-
-
-def _check_exists(store: Store, name: str) -> None:
-    """Raise TypeError for a new variable without dim; get_variable would take the reference's default, 1."""
-    scope = get_variable_scope()
-    if scope is not None and scope.custom_getter is not None:
-        return  # it may give dim
-    full = name if scope is None else f"{scope.name}/{name}"
-    if full not in store.variables:
-        raise TypeError(f"dim is missing: variable {full!r} is new; give the number of values in a row, as in dim=16")

@@ -39,7 +39,9 @@ class DistributedEmbedding(RowsLayer):
     Args:
         feature_configs: Nested dicts, lists and tuples of FeatureConfig objects, or of dicts such as ``{"table":
             {"name": "ads", "embedding_dim": 16, "optimizer": kvemb.optimizers.Adagrad(0.05)}}``. The dict of a table
-            may also have other arguments of ``kvemb.Store.get_variable``, or only a name and a ``variable``.
+            may also have other arguments of ``kvemb.Store.get_variable``, or only a name and a ``variable``. Without an
+            ``initializer`` a table begins as keras-rs' do: a truncated normal distribution with standard deviation
+            1/sqrt(embedding_dim).
         store: The store of the tables. None: the default store.
         table_stacking: Only "auto" or None: there is nothing to stack.
         update_stats: Only False: there are no buffers to size.

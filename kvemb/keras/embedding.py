@@ -33,8 +33,8 @@ class Embedding(TableLayer):
         dtype: The dtype, or the policy of mixed precision, of results. None: Keras' default. The dtype of the rows in
             the store is ``value_dtype``.
         trainable: Whether the rows are trained.
-        **arguments: Other arguments of ``kvemb.Store.get_variable``, such as ``optimizer`` and ``initializer``. New
-            rows are zeros without an initializer; those of keras.layers.Embedding are uniform in ±0.05.
+        **arguments: Other arguments of ``kvemb.Store.get_variable``, such as ``optimizer`` and ``initializer``.
+            Without an initializer, new rows are uniform in ±0.05, as those of keras.layers.Embedding are.
 
     Raises:
         TypeError: For an argument of the wrong type, or one of Keras' that does not exist here.

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from kvemb.initializers import RandomUniform
 from kvemb.keras.anchors import anchor_of
 from kvemb.keras.calls import Call, check_backend, look_up
 from kvemb.keras.pooled import Wanted
@@ -25,6 +26,10 @@ REFUSED = {
     "mode": "give combiner, such as 'sum'",
     "learning_rate": "give optimizer, such as kvemb.optimizers.Adagrad(0.05)",
 }
+
+
+# How keras.layers.Embedding begins: "uniform".
+INITIAL = RandomUniform(-0.05, 0.05)
 
 
 class RowsLayer(keras.layers.Layer):

@@ -9,7 +9,7 @@ import keras
 from kvemb.frameworks.variables import check_padding, variable_of
 from kvemb.keras.configs import config_of, find
 from kvemb.keras.keys import check_flag, check_ids, warn_of_short_ids
-from kvemb.keras.layer import REFUSED, RowsLayer
+from kvemb.keras.layer import INITIAL, REFUSED, RowsLayer
 from kvemb.store import Store
 from kvemb.variable import Variable
 
@@ -38,7 +38,7 @@ class TableLayer(RowsLayer):
         masking, split = check_flag(mask_zero, "mask_zero"), check_flag(split_keys, "split_keys")
         padding = check_padding(padding_idx)
         named = name if variable is None else variable
-        self.variable: Variable = variable_of(named, dim, store, arguments, REFUSED)
+        self.variable: Variable = variable_of(named, dim, store, arguments, REFUSED, INITIAL)
         super().__init__([self.variable], name=name, dtype=dtype, trainable=trainable)
         self.mask_zero: bool = masking
         self.padding_idx: int | None = padding

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import keras
+
 from kvemb.checks.brief import brief
 from kvemb.checks.numeric import as_int
 from kvemb.frameworks.variables import variable_of
@@ -115,4 +117,7 @@ def _variable(name: str, table: Any, store: Store | None) -> Variable:
         arguments["optimizer"] = kvemb_optimizer(optimizer, name)
     if initializer is not None:
         arguments["initializer"] = kvemb_initializer(initializer, vocabulary, dim, name)
-    return variable_of(name, dim, store, arguments, REFUSED)
+    # As keras-rs' tables begin. A stored variable may lack dim here, and a new one is refused without it.
+    fan_out = keras.initializers.VarianceScaling(mode="fan_out")
+    initial = None if dim is None else kvemb_initializer(fan_out, vocabulary, as_int(dim, "embedding_dim", 1), name)
+    return variable_of(name, dim, store, arguments, REFUSED, initial)

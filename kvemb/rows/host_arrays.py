@@ -1,7 +1,8 @@
 """Checking and converting callers' keys and values in the host's memory: arrays, lists, numbers and tensors.
 
 Keys are converted only if no information is lost. Values are cast as NumPy's assignment casts them ("same_kind"), but a
-finite number never becomes an infinity, nor an integer another one. Pure functions. kvemb.rows.device_arrays reads arrays in a GPU's memory.
+finite number never becomes an infinity, nor an integer another one. Pure functions. kvemb.rows.device_arrays reads
+arrays in a GPU's memory.
 """
 
 from __future__ import annotations

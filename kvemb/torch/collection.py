@@ -10,6 +10,7 @@ import torch
 
 from kvemb.checks.brief import brief, there_are
 from kvemb.frameworks.variables import variable_of
+from kvemb.initializers import RandomUniform
 from kvemb.rows.bags import bounds_of
 from kvemb.shared_docs import described_as
 from kvemb.store import Store
@@ -19,8 +20,10 @@ from kvemb.torch.embedding import Embedding
 from kvemb.torch.module import RowsModule
 from kvemb.torch.options import REFUSED, check_mode
 from kvemb.torch.pooling import BagLookup, Pooling
-from kvemb.torch.weights import Destination
 from kvemb.variable import Variable
+
+# torchrec's limit is 1 / sqrt(num_embeddings), and a variable has no number of rows: this is that of 10,000 rows.
+INITIAL = RandomUniform(-0.01, 0.01)
 
 
 @described_as(Embedding)
@@ -35,7 +38,9 @@ class EmbeddingBagCollection(RowsModule):
 
     Args:
         tables: A dict from each table's name to a Variable, or to a dict of arguments of ``kvemb.Store.get_variable``,
-            such as ``dim`` and ``optimizer``, for a variable of that name.
+            such as ``dim`` and ``optimizer``, for a variable of that name. Without an ``initializer``, new rows are
+            uniform in ±0.01. torchrec's are uniform in ±1/sqrt(num_embeddings), which is the same for 10,000 rows; for
+            n rows give ``kvemb.RandomUniform(-(n**-0.5), n**-0.5)``.
         features: A dict from each feature's name to its table. None: each table has one feature, of the same name.
         mode: "sum", "mean" or "max" for all tables, or a dict from each table's name to its mode. The default is "sum",
             as in torchrec; that of EmbeddingBag is "mean", as in torch.nn.
@@ -103,7 +108,7 @@ class EmbeddingBagCollection(RowsModule):
         self.features = features
         for name, variable in self.tables.items():
             for place in (f"{name}.weight", f"embedding_bags.{name}.weight"):  # in torch.nn, and in torchrec
-                self.destinations[place] = Destination(variable)
+                self.destinations[place] = variable
 
     @never_compiled
     def forward(self, inputs: Any) -> dict[str, torch.Tensor]:
@@ -176,7 +181,7 @@ def _variable(name: str, given: Any, store: Store | None) -> Variable:
         return variable_of(given, None, None, {}, REFUSED)
     if not isinstance(given, Mapping):
         raise TypeError(f"tables[{name!r}] must be a Variable or arguments such as {{'dim': 16}}, got {brief(given)}")
-    return variable_of(name, None, store, dict(given), REFUSED)
+    return variable_of(name, None, store, dict(given), REFUSED, INITIAL)
 
 
 def _jagged(inputs: Any) -> dict[str, tuple[torch.Tensor, ...]]:

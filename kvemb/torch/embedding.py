@@ -8,12 +8,11 @@ import torch
 
 from kvemb.frameworks.variables import check_padding, variable_of
 from kvemb.store import Store
-from kvemb.torch.bags import keys_on_their_device
+from kvemb.torch.bags import keys_on_their_device, padding_in_dtype
 from kvemb.torch.eager import never_compiled
 from kvemb.torch.lookups import RowRequest, distinct, divide_gradient
-from kvemb.torch.options import REFUSED, check_norm, clipped
+from kvemb.torch.options import INITIAL, REFUSED, check_norm, clipped
 from kvemb.torch.table_module import TableModule
-from kvemb.torch.weights import Destination
 from kvemb.variable import Variable
 
 
@@ -29,7 +28,8 @@ class Embedding(TableModule):
     Args:
         variable: A Variable, or the name of one, which is opened or made with the other arguments.
         dim: The number of values in a row. A new variable needs it; otherwise it may be left out.
-        padding_idx: A key, which may be negative, whose row is zeros. It is not looked up, created or trained.
+        padding_idx: A key, which may be negative, that is not trained. It reads as zeros, unless it has a row: one that
+            ``from_pretrained`` or ``load_state_dict`` wrote, or that is there when the module first looks it up.
         max_norm: Scale rows with a larger norm to this norm in the result. Unlike in torch.nn.Embedding, the table does
             not change. None: no limit.
         norm_type: The p of the p-norm that ``max_norm`` limits.
@@ -45,8 +45,8 @@ class Embedding(TableModule):
         output_dtype: The dtype of results: ``torch.float32``, ``float64``, ``float16`` or ``bfloat16``. None: float32,
             or float64 for float64 values, also under autocast. ``half()``, ``bfloat16()``, ``double()``, ``float()``
             and ``to(dtype)`` then change it, as they change that of torch.nn's modules.
-        **arguments: Other arguments of ``kvemb.Store.get_variable``, such as ``optimizer`` and ``initializer``. New
-            rows are zeros without an initializer; those of torch.nn's modules are normally distributed.
+        **arguments: Other arguments of ``kvemb.Store.get_variable``, such as ``optimizer`` and ``initializer``. Without
+            an initializer, new rows are normally distributed, with mean 0 and standard deviation 1, as torch.nn's are.
 
     Raises:
         TypeError: For an argument of the wrong type, or one of torch.nn's that does not exist here.
@@ -79,10 +79,11 @@ class Embedding(TableModule):
         **arguments: Any,
     ) -> None:
         padding, norm = check_padding(padding_idx), check_norm(max_norm, norm_type)
-        self.variable: Variable = variable_of(variable, dim, store, arguments, REFUSED)
+        self.variable: Variable = variable_of(variable, dim, store, arguments, REFUSED, INITIAL)
         super().__init__([self.variable], fused, check_finite, output_dtype)
-        self.destinations["weight"] = Destination(self.variable, padding)
+        self.destinations["weight"] = self.variable
         self.padding_idx: int | None = padding
+        self._padding_found: bool | None = None
         self.max_norm: float | None
         self.norm_type: float
         self.max_norm, self.norm_type = norm
@@ -112,7 +113,7 @@ class Embedding(TableModule):
         if self.scale_grad_by_freq and torch.is_grad_enabled():
             out = self._scaled_by_frequency(keys)
         else:
-            (out,) = self.rows([RowRequest(self.variable, keys, self.padding_idx)])
+            out = self._rows_of(RowRequest(self.variable, keys, self.padding_idx))
         out = clipped(out, self.max_norm, self.norm_type)
         return self._as_output(out.view(*ids.shape, self.variable.dim), ids.device)
 
@@ -120,6 +121,27 @@ class Embedding(TableModule):
         """Return the rows of keys; the gradient of each is divided by the number of its occurrences."""
         found = distinct(keys, self.variable)
         request = RowRequest(self.variable, found.keys, self.padding_idx, unchanged=False, counts=found.counts)
-        (rows,) = self.rows([request])
+        rows = self._rows_of(request)
         divide_gradient(rows, found.counts)
         return torch.nn.functional.embedding(found.inverse, rows)
+
+    def _rows_of(self, request: RowRequest) -> torch.Tensor:
+        """Return the rows of a request, those of the padding key as the store has them."""
+        if (padding := padding_in_dtype(request.padding, request.keys)) is None:
+            return self.rows([request])[0]
+        is_padding = request.keys == padding
+        if not is_padding.any() or not self._padding_is_there(padding):
+            return self.rows([request])[0]
+        rows, given = self.rows([request, RowRequest(self.variable, request.keys[is_padding][:1])])
+        # Detached, so that the key gets no gradient.
+        return torch.where(torch.as_tensor(is_padding, device=rows.device)[:, None], given.detach(), rows)
+
+    def _padding_is_there(self, padding: int) -> bool:
+        """Whether the padding key has a row. Asked once, as a lookup of its own would come between others and steps."""
+        if self._padding_found is None:
+            self._padding_found = bool(self.variable.lookup([padding], return_exists=True, touch=False)[1].any())
+        return self._padding_found
+
+    def _load_from_state_dict(self, *arguments: Any, **named: Any) -> None:
+        super()._load_from_state_dict(*arguments, **named)
+        self._padding_found = None

@@ -12,10 +12,9 @@ from kvemb.store import Store
 from kvemb.torch.bags import bags_of
 from kvemb.torch.eager import never_compiled
 from kvemb.torch.embedding import Embedding
-from kvemb.torch.options import REFUSED, check_mode, check_norm
+from kvemb.torch.options import INITIAL, REFUSED, check_mode, check_norm
 from kvemb.torch.pooling import BagLookup, Pooling
 from kvemb.torch.table_module import TableModule
-from kvemb.torch.weights import Destination
 from kvemb.variable import Variable
 
 
@@ -33,7 +32,7 @@ class EmbeddingBag(TableModule):
             torch.nn.EmbeddingBag does. Not for mode "max".
         mode: How the rows of a bag are pooled: "mean", "sum" or "max".
         include_last_offset: Whether ``offsets`` ends with the number of ids.
-        padding_idx: A key that is left out of the bags, and not counted in a mean. It is not created or trained.
+        padding_idx: A key that is left out of the bags, and not counted in a mean. It is not looked up or trained.
 
     Raises:
         TypeError: For an argument of the wrong type, or one of torch.nn's that does not exist here.
@@ -72,9 +71,9 @@ class EmbeddingBag(TableModule):
         self.pooling: Pooling = Pooling(check_mode(mode), padding, *norm, bool(scale_grad_by_freq))
         if self.pooling.scale_grad_by_freq and mode == "max":
             raise ValueError("scale_grad_by_freq is not supported with mode='max'")
-        self.variable: Variable = variable_of(variable, dim, store, arguments, REFUSED)
+        self.variable: Variable = variable_of(variable, dim, store, arguments, REFUSED, INITIAL)
         super().__init__([self.variable], fused, check_finite, output_dtype)
-        self.destinations["weight"] = Destination(self.variable, padding)
+        self.destinations["weight"] = self.variable
         self.include_last_offset: bool = bool(include_last_offset)
         self.sparse: bool = bool(sparse)
 

@@ -15,7 +15,7 @@ from kvemb.checks.brief import brief
 from kvemb.handle import inside
 from kvemb.torch.gradients import PendingGradients
 from kvemb.torch.lookups import RowRequest, dtype_of_rows, fetch
-from kvemb.torch.weights import Destination, take_weights
+from kvemb.torch.weights import take_weights
 from kvemb.variable import Variable
 
 # Attributes of torch.nn's modules that ported programs may read; the message says what to use instead.
@@ -56,7 +56,7 @@ class RowsModule(torch.nn.Module):
         self.pending: PendingGradients = PendingGradients(bool(fused), bool(check_finite))
         self.frozen: bool = False
         # Where load_state_dict writes the weights of torch.nn's module, by their names there.
-        self.destinations: dict[str, Destination] = {}
+        self.destinations: dict[str, Variable] = {}
         self.register_load_state_dict_pre_hook(_take_weights)
 
     def rows(self, requests: list[RowRequest]) -> list[torch.Tensor]:

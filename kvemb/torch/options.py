@@ -8,7 +8,10 @@ import torch
 
 from kvemb.checks.brief import brief
 from kvemb.checks.numeric import as_number
+from kvemb.initializers import RandomNormal
 
+# How torch.nn's embeddings begin.
+INITIAL = RandomNormal(0.0, 1.0)
 MODES = ("sum", "mean", "max")
 # Arguments of torch.nn that are not supported; the message says what to use instead.
 REFUSED = {

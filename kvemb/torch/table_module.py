@@ -29,7 +29,7 @@ class TableModule(RowsModule):
     ) -> Self:
         """Return a module with the rows of a trained weight, as torch.nn.Embedding.from_pretrained does.
 
-        Row i is copied to key i, except to ``padding_idx``. If several processes train over a cluster (DDP), rank 0
+        Row i is copied to key i, also that of ``padding_idx``. If several processes train over a cluster (DDP), rank 0
         alone calls this; then the others open the variable with the class itself.
 
         Args:
@@ -68,5 +68,5 @@ class TableModule(RowsModule):
                 opening = f"{what}({name!r}){'.requires_grad_(False)' if freeze else ''}"
                 message += f"; of several processes rank 0 alone calls from_pretrained, and then the others {opening}"
             raise ValueError(message)
-        write_weight(embeddings, module.destinations["weight"])
+        write_weight(embeddings, module.variable)
         return module.requires_grad_(not freeze)

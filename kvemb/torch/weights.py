@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,15 +13,8 @@ from kvemb.variable import Variable
 _PIECE_ROWS = 65_536
 
 
-class Destination(NamedTuple):
-    """The variable that a weight is written to. padding: a key that gets no row."""
-
-    variable: Variable
-    padding: int | None = None
-
-
 def take_weights(
-    destinations: dict[str, Destination], state_dict: dict[str, Any], prefix: str, error_msgs: list[str]
+    destinations: dict[str, Variable], state_dict: dict[str, Any], prefix: str, error_msgs: list[str]
 ) -> tuple[bool, list[str]]:
     """Move weights out of a state_dict into variables.
 
@@ -31,18 +24,18 @@ def take_weights(
     """
     given = {name: state_dict.pop(prefix + name) for name in destinations if prefix + name in state_dict}
     for name, weight in given.items():
-        variable = destinations[name].variable
+        variable = destinations[name]
         try:
             check_weight(weight, prefix + name, variable.dim)
         except (TypeError, ValueError) as error:
             error_msgs.append(f"{error}, for variable {variable.name!r}")
         else:
-            write_weight(weight, destinations[name])
-    served = {id(destinations[name].variable) for name in given}
-    lacking: dict[int, str] = {}
-    for name, destination in destinations.items():
-        if id(destination.variable) not in served:
-            lacking.setdefault(id(destination.variable), prefix + name)
+            write_weight(weight, variable)
+    served = {destinations[name] for name in given}
+    lacking: dict[Variable, str] = {}
+    for name, variable in destinations.items():
+        if variable not in served:
+            lacking.setdefault(variable, prefix + name)
     return bool(given), list(lacking.values())
 
 
@@ -58,16 +51,13 @@ def check_weight(weight: Any, what: str, dim: int | None) -> int:
     return int(weight.shape[1])
 
 
-def write_weight(weight: torch.Tensor, destination: Destination) -> None:
-    """Upsert a weight (n, dim), rounded to the variable's dtype, under the keys 0 to n - 1, except the padding.
+def write_weight(weight: torch.Tensor, variable: Variable) -> None:
+    """Upsert a weight (n, dim), rounded to the variable's dtype, under the keys 0 to n - 1.
 
     Memory does not grow with n. Raises what Variable.upsert raises.
     """
-    variable = destination.variable
     wide = torch.float64 if variable.value_dtype.name == "float64" else torch.float32
     for start in range(0, len(weight), _PIECE_ROWS):
         piece = weight[start : start + _PIECE_ROWS].detach().to("cpu", wide)
         rows = piece.numpy().astype(variable.value_dtype, copy=False)
-        keys = np.arange(start, start + len(rows))
-        kept = slice(None) if destination.padding is None else keys != destination.padding
-        variable.upsert(keys[kept], rows[kept])
+        variable.upsert(np.arange(start, start + len(rows)), rows)

@@ -47,6 +47,7 @@ def test_training_equals_torch(tmp_path_factory, batches, options):
     evaluating = options.pop("evaluating")
     fused, adagrad = options.pop("fused"), options.pop("adagrad")
     theirs = torch.nn.Embedding(KEYS, DIM, **options)
+    torch.nn.init.normal_(theirs.weight)  # the padding's row, too, which torch.nn keeps
     parameters = theirs.parameters()
     their_optimizer = torch.optim.Adagrad(parameters, 0.5) if adagrad else torch.optim.SGD(parameters, 0.5)
     with kvemb.open(tmp_path_factory.mktemp("store") / "s", memory_budget="4MiB") as store:
@@ -209,6 +210,57 @@ def test_rows_are_no_parameters_and_copies_share_them(loaded, tmp_path):
     arrived = pickle.loads(pickle.dumps(model[0]))
     torch.testing.assert_close(arrived.eval()(torch.arange(3)), weight_of(10)[:3])
     arrived.variable.resource_handle[0].close()
+
+
+def test_rows_begin_as_those_of_torch(store):
+    """They were zeros, so that a product of two of them had no gradient."""
+    ids = torch.arange(4000)
+    for module in (kt.Embedding("rows", 8, store=store), kt.EmbeddingBag("bags", 8, store=store)):
+        rows = module(ids[:, None])
+        assert abs(rows.mean()) < 0.02
+        assert abs(rows.std() - 1) < 0.02
+        assert module.variable.initializer == kvemb.RandomNormal(0.0, 1.0, module.variable.initializer.seed)
+    assert kt.Embedding("given", 2, store=store, initializer=0)(ids[:1]).tolist() == [[0.0, 0.0]]
+    with kvemb.variable_scope("scope"):
+        assert isinstance(kt.Embedding("rows", 2, store=store).variable.initializer, kvemb.RandomNormal)
+    with kvemb.variable_scope("ones", initializer=kvemb.Ones()):
+        assert kt.Embedding("rows", 2, store=store)(ids[:1]).tolist() == [[1.0, 1.0]]
+    store.get_variable("plain", dim=2)
+    assert kt.Embedding("plain", store=store)(ids[:1]).tolist() == [[0.0, 0.0]], "a stored one stays as it is"
+
+
+def test_two_tables_whose_product_is_the_prediction_learn(store):
+    model = torch.nn.ModuleList(kt.Embedding(name, 8, store=store, optimizer=Adagrad(0.5)) for name in "ab")
+    optimizer, ids = kt.Optimizer(model), torch.arange(50)
+    losses = []
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = ((model[0](ids) * model[1](ids)).sum(1) - 1).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] > 1
+    assert losses[-1] < 0.01
+
+
+def test_padding_reads_as_zeros_until_it_has_a_row(store):
+    def made(**options):
+        return kt.Embedding("words", 2, store=store, padding_idx=0, optimizer=SGD(1.0), initializer=1.0, **options)
+
+    ids = torch.tensor([[0, 1], [2, 0]])
+    module = made()
+    assert module(ids).tolist() == [[[0.0, 0.0], [1.0, 1.0]], [[1.0, 1.0], [0.0, 0.0]]]
+    for vector in ([[3.0, 4.0]], [[5.0, 6.0]]):
+        module.variable.upsert([0], vector)
+        for each in (made(), made(scale_grad_by_freq=True), made(fused=True)):
+            optimizer = kt.Optimizer(each)
+            assert each(ids)[0, 0].tolist() == vector[0]
+            each(ids).sum().backward()
+            optimizer.step()
+            assert each(torch.tensor(0)).tolist() == vector[0], "and is not trained"
+    assert made()(torch.tensor([0, 0])).tolist() == [[5.0, 6.0]] * 2
+    clipped = made(max_norm=1.0)(torch.tensor(0))
+    torch.testing.assert_close(clipped.norm(), torch.tensor(1.0))
 
 
 # What is refused.

@@ -23,15 +23,17 @@ def named(store):
 @pytest.mark.parametrize("kind", ["Embedding", "EmbeddingBag"])
 def test_a_plain_model_is_loaded_as_it_is(named, kind):
     plain = torch.nn.Sequential(getattr(torch.nn, kind)(20, DIM, padding_idx=3), torch.nn.Linear(DIM, 1))
+    torch.nn.init.normal_(plain[0].weight)  # the padding's row, too
     model = torch.nn.Sequential(named(getattr(kt, kind), "words", padding_idx=3), torch.nn.Linear(DIM, 1))
     state = plain.state_dict()
     before = dict(state)
+    ids = torch.arange(20)[:, None]
+    assert not model[0](ids[3:4]).any()
     model.load_state_dict(state)
     assert state.keys() == before.keys()
-    ids = torch.arange(20)[:, None]
     torch.testing.assert_close(model(ids), plain(ids))
     variable = model[0].variable
-    assert variable.size() == 19, "the padding has no row"
+    np.testing.assert_array_equal(variable.lookup(np.arange(20)), plain[0].weight.detach().numpy())
     variable.resource_handle[0].flush()
     model.load_state_dict(model.state_dict())  # and its own, as ever
 
@@ -41,8 +43,8 @@ def test_a_weight_of_many_rows_is_taken_whole(named):
     module = named(kt.Embedding, "words", padding_idx=69_999)
     module.load_state_dict({"weight": weight})
     keys, rows = module.variable.export()
-    np.testing.assert_array_equal(keys, np.arange(69_999))
-    np.testing.assert_array_equal(rows, weight[:-1].numpy())
+    np.testing.assert_array_equal(keys, np.arange(70_000))
+    np.testing.assert_array_equal(rows, weight.numpy())
 
 
 @pytest.mark.parametrize("prefix", ["", "embedding_bags."])
@@ -98,15 +100,15 @@ PADDED = {"padding_idx": 3}
     ("kind", "arguments"),
     [
         *(("Embedding", arguments) for arguments in ({}, PADDED, {"max_norm": 2.0})),
-        *(("EmbeddingBag", {"mode": mode}) for mode in ("sum", "mean", "max")),
+        *(("EmbeddingBag", {"mode": mode, **PADDED}) for mode in ("sum", "mean", "max")),
     ],
 )
 def test_a_pretrained_module_gives_what_torch_gives(store, kind, arguments):
     ours = getattr(kt, kind).from_pretrained(WEIGHT, "words", store=store, **arguments)
     theirs = getattr(torch.nn, kind).from_pretrained(WEIGHT.clone(), **arguments)  # with max_norm it changes them
-    ids = torch.tensor([[0, 1], [4, 1], [2, 0]])
+    ids = torch.tensor([[0, 1], [4, 3], [2, 0]])
     torch.testing.assert_close(ours(ids), theirs(ids))
-    assert ours.variable.size() == 5 - len(arguments.keys() & PADDED.keys())
+    assert ours.variable.size() == 5
     assert ours.embedding_dim == DIM
 
 
@@ -129,7 +131,7 @@ def test_pretrained_rows_that_stay_frozen_need_no_optimizer(store):
     """A model with such a table could not be trained at all."""
     before = torch.ones(3, 2)
     frozen = kt.Embedding.from_pretrained(before, "pretrained", store=store)
-    rows = kt.Embedding("rows", 2, store=store, optimizer=kvemb.optimizers.SGD(1.0))
+    rows = kt.Embedding("rows", 2, store=store, optimizer=kvemb.optimizers.SGD(1.0), initializer=0)
     optimizer = kt.Optimizer(torch.nn.ModuleList([frozen, rows]))
     assert [group["variable"] for group in optimizer.param_groups] == ["rows"]
     ids = torch.tensor([1])

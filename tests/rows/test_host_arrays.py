@@ -12,7 +12,7 @@ from schemas import dtype_named
 
 from kvemb.rows.device_arrays import is_tensor
 from kvemb.rows.host_arrays import as_keys, as_values
-from kvemb.rows.schema import VALUE_DTYPES, dtype_of
+from kvemb.rows.schema import VALUE_DTYPES
 
 INT64, UINT64, INT32 = (np.dtype(name) for name in ("int64", "uint64", "int32"))
 
