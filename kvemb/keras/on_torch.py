@@ -36,6 +36,8 @@ class EndOfBackward:
 
     def add(self, gradients: list[Gradient]) -> None:
         """Keep the gradients of a layer until the running backward pass ends."""
+        if not gradients:
+            return
         task = torch._C._current_graph_task_id()
         with _lock:
             first = task not in _found

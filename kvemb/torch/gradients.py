@@ -24,6 +24,9 @@ from kvemb.variable import Variable
 
 # Gradients of this many backward passes are kept apart; with more, equal keys are summed, which bounds the memory.
 MAX_APART = 8
+# After so many backward passes without a step, step() was probably forgotten. Gradients are seldom accumulated over
+# more, and a GradScaler skips at most 40 steps until its first scale, 2**16, is small enough.
+MAX_PASSES = 64
 
 
 class Gradient(NamedTuple):
@@ -42,7 +45,7 @@ class Receiver(Protocol):
         """Whether add() takes the step, so that the gradients need no copies."""
 
     def add(self, gradients: list[Gradient]) -> None:
-        """Take the gradients of a call."""
+        """Take the gradients of a call. There are none if no row was looked up."""
 
 
 class PendingGradients:
@@ -57,14 +60,23 @@ class PendingGradients:
         self._lock = threading.Lock()  # protects the attributes below, among backward passes
         self.waiting: list[Gradient] = []
         self._backwards = 0
+        # Whether a backward pass has come, even if it had no rows to train; how many since the last step; the last one.
+        self.reached, self.passes, self._pass = False, 0, -1
 
     def add(self, gradients: list[Gradient]) -> None:
         """Keep the gradients of a backward pass, or, if fused, take the step. Raises as check_step and take_step do."""
         if self.fused:
+            if not gradients:
+                return
             check_step(gradients, [self])
             take_step(gradients)
             return
         with self._lock:
+            self.reached = True
+            if (this := torch._C._current_graph_task_id()) != self._pass:  # not another call of the same pass
+                self.passes, self._pass = self.passes + 1, this
+            if not gradients:
+                return
             self.waiting += gradients
             self._backwards += 1
             if self._backwards > MAX_APART:
@@ -81,7 +93,7 @@ class PendingGradients:
 
     def clear(self) -> None:
         """Discard the pending gradients."""
-        self.waiting, self._backwards = [], 0
+        self.waiting, self._backwards, self.reached = [], 0, False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PendingGradients, (self.fused, self.check_finite)

@@ -234,7 +234,7 @@ _DIFFERENCES = {
     "generation": "the number of recoveries",
     "what": "the call",
     "round": "the number of calls",
-    "rates": "the learning rates",
+    "rates": "the optimizers",
 }
 
 

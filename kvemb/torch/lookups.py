@@ -82,7 +82,7 @@ def fetch(
     """Return the rows of each, (n, dim), float32, or float64 for float64 values, with one call for each store.
 
     pending: receives the gradients; None: the rows get no gradients. touch: whether looked-up rows count as used.
-    anchor: a scalar parameter whose gradient, which is 0, makes autograd call backward; None: a constant.
+    anchor: a parameter of one number whose gradient, which is 0, makes autograd call backward; None: a constant.
     """
     trained = pending is not None and torch.is_grad_enabled() and any(each.variable.trainable for each in requests)
     reads = [_to_read(each, trained) for each in requests]
@@ -150,7 +150,7 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, rows: list[torch.Tensor], reads: list[_Read], pending: Any) -> Any:
         """Return the rows as outputs."""
-        ctx.anchored = None if anchor is _ANCHOR else anchor.device
+        ctx.anchored = None if anchor is _ANCHOR else (anchor.shape, anchor.device)
         ctx.save_for_backward(_ANCHOR)  # so that a second backward pass through a freed graph raises, as usual
         ctx.reads, ctx.pending = reads, pending
         ctx.set_materialize_grads(False)
@@ -167,9 +167,8 @@ class _Rows(torch.autograd.Function):
             for grad, read in zip(grads, ctx.reads, strict=True)
             if grad is not None and read.variable.trainable and len(read.keys)
         ]
-        if found:
-            ctx.pending.add(found)
-        zero = None if ctx.anchored is None else torch.zeros((), device=ctx.anchored)
+        ctx.pending.add(found)
+        zero = None if ctx.anchored is None else torch.zeros(ctx.anchored[0], device=ctx.anchored[1])
         return zero, None, None, None
 
 

@@ -6,6 +6,7 @@ backward passes, but not while another thread takes the optimizer's step, and on
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
@@ -13,7 +14,7 @@ import torch
 
 from kvemb.checks.brief import brief
 from kvemb.handle import inside
-from kvemb.torch.gradients import PendingGradients
+from kvemb.torch.gradients import MAX_PASSES, PendingGradients
 from kvemb.torch.lookups import RowRequest, dtype_of_rows, fetch
 from kvemb.torch.weights import take_weights
 from kvemb.variable import Variable
@@ -35,7 +36,10 @@ def processes() -> int:
 
 
 class RowsModule(torch.nn.Module):
-    """The base of the modules over variables, which have no parameters: rows are trained by kvemb.torch.Optimizer.
+    """The base of the modules over variables, whose rows are no parameters: kvemb.torch.Optimizer trains them.
+
+    Their only parameter is the anchor, one number by which PyTorch knows that rows are trained: requires_grad_ of a
+    model, and loops over its parameters, freeze the rows by it. Its gradient is 0, and no state_dict has it.
 
     variables: of the rows; one may be there several times. The other arguments are those of kvemb.torch.Embedding.
     """
@@ -54,7 +58,8 @@ class RowsModule(torch.nn.Module):
         # The dtype of results, by that of looked-up rows.
         self._dtypes: dict[torch.dtype, torch.dtype] = {dtype: dtype for dtype in map(dtype_of_rows, variables)}
         self.pending: PendingGradients = PendingGradients(bool(fused), bool(check_finite))
-        self.frozen: bool = False
+        trainable = any(variable.trainable for variable in variables)
+        self.anchor: torch.nn.Parameter = torch.nn.Parameter(torch.zeros(1), requires_grad=trainable)
         # Where load_state_dict writes the weights of torch.nn's module, by their names there.
         self.destinations: dict[str, Variable] = {}
         self.register_load_state_dict_pre_hook(_take_weights)
@@ -82,7 +87,12 @@ class RowsModule(torch.nn.Module):
                 "checkpointing does. That pass may have changed the rows already: keep the module out of the "
                 "checkpointed part, or make it without fused=True and train it with a kvemb.torch.Optimizer"
             )
-        return fetch(requests, None if self.frozen else self.pending, touch=self.training)
+        return fetch(requests, None if self.frozen else self.pending, touch=self.training, anchor=self.anchor)
+
+    @property
+    def frozen(self) -> bool:
+        """Whether lookups collect no gradients. ``requires_grad_`` of this module, or of one that has it, sets it."""
+        return not self.anchor.requires_grad
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         """Follow half(), to(dtype) and the like: fn converts a weight, here an empty tensor that stands for one."""
@@ -90,20 +100,17 @@ class RowsModule(torch.nn.Module):
         self._dtypes = {rows: fn(torch.empty(0, dtype=out)).dtype for rows, out in self._dtypes.items()}
         return self
 
-    def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Freeze the rows, so that lookups collect no gradients for them, or train them again.
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Raise TypeError: a copy, such as that of torch.optim.swa_utils.AveragedModel, would train the same rows."""
+        raise TypeError(
+            f"a {type(self).__name__} cannot be copied, as the copy would have the same rows of {self._names()}: copy "
+            "the dense part alone, as in AveragedModel(model.dense); for a module on the same rows use copy.copy; for "
+            "other rows, restore a checkpoint to another store"
+        )
 
-        Call this on the module itself. ``requires_grad_`` of a whole model reaches only parameters, not rows.
-
-        Args:
-            requires_grad: Whether the rows are trained.
-
-        Returns:
-            This module.
-        """
-        self.frozen = not requires_grad
-        super().requires_grad_(requires_grad)
-        return self
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        del destination[f"{prefix}anchor"]
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -132,6 +139,14 @@ class RowsModule(torch.nn.Module):
             raise RuntimeError(
                 f"gradients of {self._names()} are pending, but no optimizer applies them: make a "
                 "kvemb.torch.Optimizer(model), or make the module with fused=True"
+            )
+        if self.pending.passes > MAX_PASSES and self.pending.rates is not None and not self.pending.rates.warned:
+            self.pending.rates.warned = True
+            warnings.warn(
+                f"{self.pending.passes} backward passes have gone by without a step of the kvemb.torch.Optimizer that "
+                f"trains {self._names()}: add optimizer.step() for it, beside that of the dense part; to leave rows as "
+                "they are, call requires_grad_(False)",
+                stacklevel=2,
             )
 
     def _as_output(self, out: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -200,6 +215,7 @@ def _take_weights(
 ) -> None:
     """Write the weights of torch.nn's modules in a state_dict, which load_state_dict has copied, to rows."""
     missing_keys, _, error_msgs = told
+    state_dict[f"{prefix}anchor"] = module.anchor.detach()
     taken, lacking = take_weights(module.destinations, state_dict, prefix, error_msgs)
     if taken:
         missing_keys += lacking if strict else []

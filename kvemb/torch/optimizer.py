@@ -29,12 +29,13 @@ RANK_SECONDS = 600.0
 class Optimizer(torch.optim.Optimizer):
     """Train the rows of a model's modules: a torch.optim.Optimizer over their variables.
 
-    Each variable is one parameter group, with the learning rate of its own optimizer, so every scheduler works. All
-    other hyperparameters are those of the variable's optimizer, for example of kvemb.optimizers.Adagrad. The model's
+    Each variable is one parameter group, with the learning rate of its own optimizer, so every scheduler works. The
+    other hyperparameters are those of that optimizer, for example of kvemb.optimizers.Adagrad. The model's
     dense parameters need an optimizer of torch.optim beside this one.
 
-    - A rate that you change in ``param_groups`` takes effect at the next step, and for fused modules at the next
-      backward pass.
+    - A rate, or another hyperparameter, that you change in ``param_groups`` takes effect at the next step, and for
+      fused modules at the next backward pass. One that the variable's optimizer lacks is refused there.
+    - If many backward passes go by without a step, a UserWarning says so once.
     - If several Optimizers are made for a module, the last one trains it.
     - Put modules that share a variable into one Optimizer, because a variable has one optimizer with one rate.
     - A frozen module whose variable has no optimizer is left out.
@@ -110,10 +111,7 @@ class Optimizer(torch.optim.Optimizer):
         self._modules: list[RowsModule] = []  # the constructor of the base class must find no gradients
         self._summed: list[tuple[Gradient, torch.Tensor]] = []
         self._in_step: InStep | None = None
-        groups = [
-            {"params": [], "lr": rate, "variable": each.name} for each, rate in zip(variables, first, strict=True)
-        ]
-        super().__init__(groups, {"lr": first[0]})
+        super().__init__(first, {"lr": first[0]["lr"]})
         self._modules = [
             module for module in found if all(each in variables for each in module.variables if each.trainable)
         ]
@@ -130,9 +128,11 @@ class Optimizer(torch.optim.Optimizer):
     def param_groups(self) -> list[dict[str, Any]]:
         """The parameter groups, one for each variable.
 
-        A group is a dict: the variable's name in "variable", its rate in "lr", and in "params" one tensor, whose
-        ``grad`` is the pending gradient of its rows, or none. Reading this sums the gradients of equal keys. The next
-        step uses each tensor's ``grad`` as it then is.
+        A group is a dict: the variable's name in "variable", its rate in "lr", the other hyperparameters of its
+        optimizer under their names, such as "weight_decay", and in "params" one tensor, whose ``grad`` is the pending
+        gradient of its rows, or none. Reading this sums the gradients of equal keys. The next step uses each tensor's
+        ``grad`` as it then is. If a backward pass had no rows to train, as with padding alone, one tensor has a
+        gradient of zeros, which a ``GradScaler`` needs.
 
         With a group there is always one tensor. Its ``grad`` stands for the gradient of all ranks, which is on the
         shards: it has a norm, can be multiplied by a number in place, and can be unscaled by a ``GradScaler``.
@@ -162,7 +162,15 @@ class Optimizer(torch.optim.Optimizer):
     @never_compiled
     def _sum(self) -> None:
         """Add the gradients that came since the last call to the sums of that call."""
-        if self._in_step is not None or not any(module.pending.waiting for module in self._modules):
+        if self._in_step is not None:
+            return
+        if not any(module.pending.waiting for module in self._modules):
+            if any(module.pending.reached for module in self._modules) and not any(
+                group["params"] for group in self._rates.groups
+            ):  # GradScaler fails for an optimizer without any gradient
+                nothing = torch.zeros(1, self._rates.variables[0].dim).requires_grad_()
+                nothing.grad = torch.zeros_like(nothing)
+                self._rates.groups[0]["params"].append(nothing)
             return
         together = merged(self._gradients())
         self.zero_grad()
@@ -202,10 +210,10 @@ class Optimizer(torch.optim.Optimizer):
             The result of the closure, or None.
 
         Raises:
-            TypeError: If a rate is not a number. Nothing has changed then.
-            ValueError: If a rate is below 0 or not finite, if a variable's optimizer was changed elsewhere, or if a
-                gradient is not finite and a module has ``check_finite``. Nothing has changed then. With a group, also
-                if the ranks' rates or calls differ.
+            TypeError: If a hyperparameter has the wrong type. Nothing has changed then.
+            ValueError: If a hyperparameter is out of its range, or one that the variable's optimizer lacks, if that
+                was changed elsewhere, or if a gradient is not finite and a module has ``check_finite``. Nothing has
+                changed then. With a group, also if the ranks' hyperparameters or calls differ.
             RankLost: With a group: a rank has ended, or did not come within ``timeout``.
             KvembError: What ``kvemb.Store.apply_gradients`` raises.
         """
@@ -219,6 +227,8 @@ class Optimizer(torch.optim.Optimizer):
             check_step(gradients, [module.pending for module in self._modules])
             self.zero_grad()
             take_step(gradients)
+        for module in self._modules:
+            module.pending.passes = 0
         return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 import pickle
 import weakref
 
@@ -198,14 +199,14 @@ def test_ids_may_be_overwritten_after_the_forward(loaded):
     assert changed.tolist() == [1, 2]
 
 
-def test_rows_are_no_parameters_and_copies_share_them(loaded, tmp_path):
+def test_rows_are_no_parameters_and_pickles_read_them(loaded, tmp_path):
     variable = loaded(weight_of(10))
     model = torch.nn.Sequential(kt.Embedding(variable), torch.nn.Linear(DIM, 1))
-    assert [name for name, _ in model.named_parameters()] == ["1.weight", "1.bias"]
+    assert {name: value.numel() for name, value in model.named_parameters()} == {
+        **{"0.anchor": 1, "1.weight": DIM, "1.bias": 1}
+    }
+    assert list(model.state_dict()) == ["0._extra_state", "1.weight", "1.bias"]
     kt.Optimizer(model)
-    other = copy.deepcopy(model)
-    assert other[0].variable is variable
-    assert other[0].pending is not model[0].pending
     variable.resource_handle[0].flush()
     arrived = pickle.loads(pickle.dumps(model[0]))
     torch.testing.assert_close(arrived.eval()(torch.arange(3)), weight_of(10)[:3])
@@ -391,6 +392,54 @@ def test_a_frozen_module_gives_rows_without_gradients_until_it_is_trained_again(
     model(torch.arange(3)).sum().backward()
     optimizer.step()
     assert not torch.equal(module(torch.arange(3)), weight)
+
+
+@pytest.mark.parametrize("how", ["module", "parent", "loop"])
+def test_whatever_freezes_a_model_freezes_its_rows(loaded, how):
+    weight = weight_of(3)[:3]
+    model = torch.nn.Sequential(torch.nn.Sequential(kt.Embedding(loaded(weight_of(3)))), torch.nn.Linear(DIM, 1))
+    encoder, optimizer, ids = model[0], kt.Optimizer(model), torch.arange(3)
+
+    def set_to(trained: bool) -> None:
+        if how == "loop":
+            for parameter in encoder.parameters():
+                parameter.requires_grad = trained
+        else:
+            (encoder if how == "parent" else encoder[0]).requires_grad_(trained)
+
+    def train() -> None:
+        model(ids).sum().backward()
+        optimizer.step()
+
+    set_to(False)
+    assert not encoder(ids).requires_grad
+    train()
+    assert torch.equal(encoder(ids), weight)
+    set_to(True)
+    train()
+    assert not torch.equal(encoder(ids), weight)
+
+
+def test_optimizers_and_gradients_of_a_models_parameters_leave_rows_alone(loaded):
+    model = torch.nn.Sequential(kt.Embedding(loaded(weight_of(3))), torch.nn.Linear(DIM, 1))
+    ids, optimizer = torch.arange(KEYS), kt.Optimizer(model)
+    gradients = torch.autograd.grad(model(ids).sum(), list(model.parameters()))
+    assert gradients[0].tolist() == [0.0]
+    optimizer.zero_grad()
+    dense = torch.optim.Adam(model.parameters(), weight_decay=0.1)
+    model(ids).sum().backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, math.inf)
+    dense.step()
+    assert torch.equal(model[0](ids), weight_of(3))
+    assert model[0].anchor.tolist() == [0.0]
+
+
+def test_no_copy_trains_the_same_rows(loaded):
+    model = torch.nn.Sequential(kt.Embedding(loaded(weight_of(3))), torch.nn.Linear(DIM, 1))
+    for made in (copy.deepcopy, torch.optim.swa_utils.AveragedModel):
+        with pytest.raises(TypeError, match=r"Embedding cannot be copied, .* of 'table0': copy the dense part"):
+            made(model)
+    model.load_state_dict(copy.deepcopy(model.state_dict()))
 
 
 def test_an_untrainable_variable_gives_rows_without_gradients(store):

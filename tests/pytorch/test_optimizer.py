@@ -13,7 +13,7 @@ import torch
 
 import kvemb
 import kvemb.torch as kt
-from kvemb.optimizers import SGD, Adagrad
+from kvemb.optimizers import SGD, Adagrad, Adam
 from kvemb.torch import gradients
 
 KEYS, DIM = 20, 3
@@ -160,6 +160,78 @@ def test_a_scaler_skips_a_step_that_overflows(loaded):
         pair.zero_grad()
         pair.check()
     assert scalers[0].get_scale() == scalers[1].get_scale() == 2.0
+
+
+@pytest.mark.parametrize("bags", [False, True])
+def test_a_scaler_passes_a_batch_without_rows(loaded, bags):
+    variable = loaded(torch.ones(4, 2), optimizer=Adam(0.5, bias_correction="global"))
+    module = kt.EmbeddingBag(variable, mode="sum") if bags else kt.Embedding(variable, padding_idx=0)
+    scaler, optimizer = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1), kt.Optimizer(module)
+    empty = (torch.tensor([], dtype=torch.int64), torch.tensor([0, 0])) if bags else (torch.tensor([0, 0]),)
+    full = (torch.tensor([1]), torch.tensor([0])) if bags else (torch.tensor([1]),)
+    for step, arguments in enumerate((empty, empty, full, empty)):
+        scaler.scale(module(*arguments).sum()).backward()
+        if step:
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(optimizer.leaves, 1.0, math.inf)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        assert optimizer.leaves == []
+    assert scaler.get_scale() == 64.0
+    torch.testing.assert_close(torch.from_numpy(variable.lookup([1])), torch.full((1, 2), 0.5))
+    assert variable.lookup([0, 2]).tolist() == [[1.0, 1.0]] * 2
+
+
+@pytest.mark.parametrize("zeroed", [False, True])
+def test_a_step_that_is_forgotten_is_said_once(loaded, zeroed):
+    variable = loaded(torch.ones(4, 2))
+    model = torch.nn.ModuleList(kt.Embedding(variable) for _ in range(2))
+    optimizer = kt.Optimizer(model)
+
+    def train(passes: int) -> None:
+        for _ in range(passes):
+            sum(each(torch.tensor([1])).sum() for each in (*model, *model)).backward()
+            if zeroed:
+                optimizer.zero_grad()
+
+    for _ in range(2):
+        train(gradients.MAX_PASSES)
+        optimizer.step()
+    train(gradients.MAX_PASSES + 1)
+    with pytest.warns(UserWarning, match=r"^65 backward passes .* trains 'table0': add optimizer.step\(\)") as told:
+        train(3)
+    assert len(told) == 1
+
+
+def test_hyperparameters_of_groups_are_used_or_refused(loaded):
+    variable = loaded(torch.ones(2, 1), optimizer=SGD(0.5))
+    module = kt.Embedding(variable)
+    optimizer = kt.Optimizer(module)
+    group = optimizer.param_groups[0]
+    assert (group["lr"], group["weight_decay"]) == (0.5, 0.0)
+    group["weight_decay"] = 0.5
+    module(torch.tensor([1])).sum().backward()
+    optimizer.step()
+    assert variable.lookup([0, 1]).tolist() == [[1.0], [0.25]]
+    assert variable.optimizer == SGD(0.5, weight_decay=0.5)
+    for name, value, kind, message in (
+        (
+            "momentum",
+            0.9,
+            ValueError,
+            r"'momentum' .* has no effect on SGD, which has lr, .*weight_d",
+        ),
+        ("weight_decay", -1.0, ValueError, "weight_decay must be finite and at least 0"),
+        ("weight_decay", "x", TypeError, "weight_decay must be a number"),
+    ):
+        module(torch.tensor([1])).sum().backward()
+        optimizer.param_groups[0][name] = value
+        with pytest.raises(kind, match=message):
+            optimizer.step()
+        assert variable.lookup([1]).tolist() == [[0.25]]
+        optimizer.zero_grad()
+        optimizer.param_groups[0].pop("momentum", None)
 
 
 def test_a_closure_is_called_with_gradients_enabled(loaded):
