@@ -243,7 +243,9 @@ REACHES = {
     "kvemb/handle.py": {"_inside"},
     "kvemb/kernels/compiling.py": {"_cache", "_rebuild", "_reduce"},
     "kvemb/torch/joined_gradient.py": {"_make_wrapper_subclass", "_amp_foreach_non_finite_check_and_unscale_"},
-    "kvemb/torch/module.py": {"_C", "_apply", "_current_graph_task_id"},
+    "kvemb/torch/module.py": {"_C", "_apply", "_current_graph_task_id", "_save_to_state_dict"},
+    "kvemb/torch/embedding.py": {"_load_from_state_dict"},
+    "kvemb/torch/gradients.py": {"_C", "_current_graph_task_id"},
     # The end of PyTorch's backward pass; where fit begins, as Keras' BackupAndRestore sets it; all layers of a model.
     "kvemb/keras/on_torch.py": {"_C", "_current_graph_task_id", "_execution_engine"},
     "kvemb/keras/checkpoint.py": {"_initial_epoch", "_symbolic_build"},

@@ -119,5 +119,5 @@ def _variable(name: str, table: Any, store: Store | None) -> Variable:
         arguments["initializer"] = kvemb_initializer(initializer, vocabulary, dim, name)
     # As keras-rs' tables begin. A stored variable may lack dim here, and a new one is refused without it.
     fan_out = keras.initializers.VarianceScaling(mode="fan_out")
-    initial = None if dim is None else kvemb_initializer(fan_out, vocabulary, as_int(dim, "embedding_dim", 1), name)
+    initial = None if dim is None else kvemb_initializer(fan_out, None, as_int(dim, "embedding_dim", 1), name)
     return variable_of(name, dim, store, arguments, REFUSED, initial)

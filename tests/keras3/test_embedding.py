@@ -134,6 +134,23 @@ def test_a_scaled_loss_that_overflows_trains_nothing(words):
         np.testing.assert_array_equal(left, right)
 
 
+def test_rows_begin_as_those_of_keras(store):
+    ids = np.arange(4000, dtype=np.int32)
+    for kind in (kk.Embedding, kk.EmbeddingBag):
+        layer = kind(kind.__name__, 8, store=store, key_dtype="int32")
+        rows = keras.ops.convert_to_numpy(layer(ids[:, None]))
+        assert (rows.min() >= -0.05, rows.max() <= 0.05, bool(rows.std() > 0.028)) == (True, True, True)
+    assert not keras.ops.convert_to_numpy(
+        kk.Embedding("zeros", 2, store=store, key_dtype="int32", initializer=0)(ids)
+    ).any()
+    table = {"name": "table", "embedding_dim": 16, "key_dtype": "int32"}
+    rows = kk.DistributedEmbedding({"table": table}, store=store)
+    (variable,) = rows.tables.values()
+    found = variable.lookup(ids)
+    assert abs(found.std() - 0.25) < 0.005, "as a VarianceScaling by fan_out, with which keras-rs' tables begin"
+    assert np.abs(found).max() < 0.57
+
+
 def test_masks_padding_and_pairs(words, store):
     ids = np.array([[5, 0], [7, 5]], np.int32)
     layer = kk.Embedding(words, mask_zero=True, padding_idx=7)
