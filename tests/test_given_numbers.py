@@ -111,6 +111,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "open.memory_budget": lambda p, v: opened(p, kvemb.open, memory_budget=v),
     "open.device_memory": lambda p, v: opened(p, kvemb.open, device_memory=v),
     "restore.device_memory": lambda p, v: opened(p, kvemb.restore, p.checkpoint, device_memory=v),
+    "temporary.memory_budget": lambda p, v: kvemb.temporary(v).close(),
     "restore.memory_budget": lambda p, v: opened(p, kvemb.restore, p.checkpoint, memory_budget=v),
     "open.flush_every": lambda p, v: opened(p, kvemb.open, flush_every=v, memory_budget="8MiB"),
     "restore.flush_every": lambda p, v: opened(p, kvemb.restore, p.checkpoint, flush_every=v, memory_budget="8MiB"),
