@@ -124,6 +124,7 @@ class RocksDatabase(ColdDatabase):
             limits=self.limits,
             bound_metadata=self.bound_metadata,
             partitioned=name in self._partitioned,
+            folder=self.path if self._options.mapped and not self._options.salvaging else None,
         )
         if store.made:
             _ = store.family  # raises an error if the database has none of this name
@@ -187,7 +188,7 @@ class RocksDatabase(ColdDatabase):
         link = path.with_suffix(".link.sst")
         with translated(f"ingest {path} into {name!r}"):
             os.link(path, link)
-            _ingest(self._stores[name].family, link)
+            self._stores[name].ingest(link)
 
     def crowded(self, name: str) -> bool:
         # RocksDB slows writes down at rocks_options.SLOW_FILES in level 0.
@@ -227,10 +228,3 @@ class RocksDatabase(ColdDatabase):
         self._stores.clear()
         with translated(f"close {self.path}"):
             self.column_families.close()
-
-
-def _ingest(family: rd.Rdict, file: Path) -> None:
-    """Ingest one file. rocksdict holds the GIL meanwhile, so several in one call would stop other threads for long."""
-    options = rd.IngestExternalFileOptions()
-    options.set_move_files(True)
-    family.ingest_external_file([str(file)], options)

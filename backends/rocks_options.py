@@ -40,8 +40,9 @@ FILTER_SHARE, ARENA_BYTES = 0.01, 16 << 10
 # memory for that, about 20 KB each, until the database is closed, also those of families that were dropped. Without a
 # size it would keep none, but the log would grow without limit; and rocksdict cannot set the level of what is logged.
 LOG_BYTES = 64 << 20
-# Keys of an index per restart point: each but the first is stored without the prefix shared with the key before it.
-INDEX_RESTART_KEYS = 16
+# Keys of an index per restart point: all but the first are stored without the prefix shared with the one before.
+# With one, kernels need not read any before it (table_files).
+INDEX_RESTART_KEYS = 1
 # A checkpoint copies RocksDB's manifest, which records every flush and merge. Once it is this large, a new one begins
 # with a list of the files, 100 bytes each. If the list itself were larger, each record would begin a new one.
 MANIFEST_BYTES = 4 << 20

@@ -10,9 +10,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import cached_property, partial
 from itertools import chain, pairwise
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
@@ -24,8 +25,10 @@ from kvemb.backends.rocks_files import splits
 from kvemb.backends.rocks_options import PARTITIONED
 from kvemb.backends.rocks_rescue import rescue
 from kvemb.backends.rocks_scan import Scan, translated
+from kvemb.backends.table_files.reader import TableReader
+from kvemb.backends.table_files.reading import ASK, FOUND
 from kvemb.contracts import ColdStore, Gap, Mask
-from kvemb.errors import ColdStoreError
+from kvemb.errors import ColdStoreError, Corruption
 from kvemb.limits import Limits
 from kvemb.rows.block import REMOVED, RowBlock
 from kvemb.rows.codec import LAST_KEY, decode_records, encode_keys, encode_records, order_keys
@@ -44,7 +47,7 @@ class RocksStore(ColdStore):
     """A cold store that is one column family, which is made when it is first written to.
 
     readers: threads for large reads; threads: how many. bound_metadata: called after each write. partitioned: whether
-    new files have partitioned filters and indexes.
+    new files have partitioned filters and indexes. folder: of the files, if kernels read them (table_files).
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class RocksStore(ColdStore):
         limits: Limits,
         bound_metadata: Callable[[], None],
         partitioned: bool,
+        folder: Path | None,
     ) -> None:
         self._families, self._name, self._schema = families, name, schema
         self._readers, self._threads, self._limits = readers, threads, limits
@@ -67,6 +71,7 @@ class RocksStore(ColdStore):
         self._unlogged.no_slowdown = True
         self._scans: WeakSet[Scan] = WeakSet()
         self._bound_metadata, self.partitioned = bound_metadata, partitioned
+        self._tables = None if folder is None else TableReader(folder, self._count, self._text)
 
     @property
     def made(self) -> bool:
@@ -85,6 +90,12 @@ class RocksStore(ColdStore):
         """The handle of its family for all but batches of writes. Makes the family if it is new."""
         return self._handles[0]
 
+    def _count(self, name: str) -> int:
+        return self.family.property_int_value(f"rocksdb.{name}") or 0
+
+    def _text(self, name: str) -> str:
+        return str(self.family.property_value(f"rocksdb.{name}") or "")
+
     def metadata_bytes(self) -> int:
         """Return the bytes of filters and indexes that the readers of its files hold."""
         return self.family.property_int_value("rocksdb.estimate-table-readers-mem") or 0
@@ -100,17 +111,41 @@ class RocksStore(ColdStore):
         """End scans and release the handles. After a failed write RocksDB fails here again, which is ignored."""
         for scan in list(self._scans):
             scan.close()
+        if self._tables is not None:
+            self._tables.let_go()
         if "_handles" in self.__dict__:
             with suppress(Exception):
                 self.family.close()
             del self._handles, self.family
 
     def read(self, keys: Keys) -> tuple[RowBlock, Mask]:
-        records: list[bytes | None] = []
-        if self.made:
-            encoded = encode_keys(keys, self._schema)
-            with translated(f"read {self._name!r}"):
-                records = self._get(encoded)
+        if not self.made:
+            return RowBlock(self._schema, 0), np.zeros(len(keys), np.bool_)
+        try:
+            read = None if self._tables is None else self._tables.read(keys, self._schema, self._spread)
+        except Corruption as error:
+            raise Corruption(f"read {self._name!r}: {error}") from error
+        if read is None:
+            return self._read_by_rocksdb(keys)
+        rows, states = read
+        found = states == FOUND
+        if len(asked := (states == ASK).nonzero()[0]):
+            others, found[asked] = self._read_by_rocksdb(keys[asked])
+            rows.put(asked[found[asked]], others)
+        return rows if found.all() else rows.select(found), found
+
+    def _spread(self, work: Callable[[int, int], None], count: int) -> None:
+        """Call a function with the bounds of parts of a range, on threads if cores are free."""
+        threads = min(self._threads, free_cores()) if count >= self._limits.cold_parallel_keys else 1
+        if threads == 1:
+            work(0, count)
+            return
+        bounds = [count * part // threads for part in range(threads + 1)]
+        deque(self._readers.map(work, bounds[:-1], bounds[1:]), maxlen=0)
+
+    def _read_by_rocksdb(self, keys: Keys) -> tuple[RowBlock, Mask]:
+        with translated(f"read {self._name!r}"):
+            records = self._get(encode_keys(keys, self._schema))
         if not any(records):
             return RowBlock(self._schema, 0), np.zeros(len(keys), np.bool_)
         if all(records):
@@ -139,14 +174,17 @@ class RocksStore(ColdStore):
         ordered = order_keys(rows.keys, self._schema)
         if (ordered[1:] < ordered[:-1]).any():
             rows = rows.select(np.argsort(ordered))
+            ordered = order_keys(rows.keys, self._schema)
         for at in range(0, len(rows), self._limits.batch_rows):
-            part = rows.part(at, min(len(rows), at + self._limits.batch_rows))
+            end = min(len(rows), at + self._limits.batch_rows)
+            part = rows.part(at, end)
             removed = part.flags & REMOVED != 0
             any_removed = bool(removed.any())
             kept = part.select(~removed) if any_removed else part
             deletes = encode_keys(part.keys[removed], self._schema) if any_removed else []
             keys, records = encode_keys(kept.keys, self._schema), encode_records(kept)
-            self._write(f"write {len(part)} rows of {self._name!r}", partial(self._put, deletes, keys, records))
+            with nullcontext() if self._tables is None else self._tables.writing(ordered[at:end]):
+                self._write(f"write {len(part)} rows of {self._name!r}", partial(self._put, deletes, keys, records))
         self._bound_metadata()
 
     def _put(self, deletes: list[bytes], keys: list[bytes], records: list[bytes]) -> None:
@@ -204,11 +242,21 @@ class RocksStore(ColdStore):
             for done, (first, last) in enumerate(pairwise(bounds), 1):
                 self.family.compact_range(first, last, options)
                 report(done, len(bounds) - 1)
+        if self._tables is not None:
+            self._tables.let_go()
 
     def clear(self) -> None:
         if not self.made:
             return
-        self._write(f"clear {self._name!r}", lambda: self.family.delete_range(b"", b"\xff" * 9, self._unlogged))
+        with nullcontext() if self._tables is None else self._tables.changing(cleared=True):
+            self._write(f"clear {self._name!r}", lambda: self.family.delete_range(b"", b"\xff" * 9, self._unlogged))
+
+    def ingest(self, path: Path) -> None:
+        """Ingest one file, which is moved. rocksdict holds the GIL meanwhile: several would stop others for long."""
+        options = rd.IngestExternalFileOptions()
+        options.set_move_files(True)
+        with nullcontext() if self._tables is None else self._tables.changing():
+            self.family.ingest_external_file([str(path)], options)
 
     def disk_bytes(self) -> int:
         names = ("rocksdb.total-sst-files-size", "rocksdb.cur-size-all-mem-tables")
