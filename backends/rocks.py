@@ -40,8 +40,8 @@ class RocksDatabase(ColdDatabase):
     families: its column families. cache_bytes: half is for filters and indexes that are held whole, half for the block
     cache, which holds partitioned ones (rocks_options), so that memory does not grow with the tables.
     write_buffer_bytes: for all memtables together; if files are mapped, which need no cache, the same amount is taken
-    from cache_bytes in addition. compacting: whether automatic compaction is on. salvaging: also open a database that
-    is damaged or lacks files.
+    from cache_bytes in addition, for memtables and the keys in them, and the rest is spare. compacting: whether
+    automatic compaction is on. salvaging: also open a database that is damaged or lacks files.
     """
 
     def __init__(
@@ -61,15 +61,17 @@ class RocksDatabase(ColdDatabase):
         keep_in_forks(self)
         self._process = os.getpid()
         self.limits = limits
-        self.path, self._metadata_bytes = path, cache_bytes // 2
+        self.path = path
         creator = database_creator(families)
         self._creator, self._creators = creator, {name: family.creator for name, family in families.items()}
-        mapped, cache = creator.read_mode == "mmap", rd.Cache(cache_bytes - self._metadata_bytes)
-        # Mapped files need no cache, and larger memtables give fewer files to merge.
-        self._write_buffers = {
-            False: write_buffer_bytes,
-            True: write_buffer_bytes + min(cache_bytes, write_buffer_bytes),
-        }
+        mapped, more = creator.read_mode == "mmap", min(cache_bytes, write_buffer_bytes)
+        # Mapped files need no cache, and larger memtables give fewer files to merge. A quarter of what these get is for
+        # the keys of rows in them (table_files.written): 43 bytes a row at most.
+        self._write_buffers = {False: write_buffer_bytes, True: write_buffer_bytes + more * 3 // 4}
+        self.spare_bytes = cache_bytes - more if mapped else 0
+        cache_bytes -= self.spare_bytes
+        self._metadata_bytes = cache_bytes // 2
+        cache = rd.Cache(cache_bytes - self._metadata_bytes)
         files = most_open(path) if compacting and not salvaging else FEW_FILES
         sizes = cache, mapped, self._write_buffers[mapped]
         self._options = DatabaseOptions(*sizes, read_only, compacting, salvaging, files)
@@ -111,7 +113,14 @@ class RocksDatabase(ColdDatabase):
         named = {name: options.of_family(each, partitioned=False) for name, each in self._creators.items()}
         if opened := self.column_families.reopen(options.of_family(creator, partitioned=True), named):
             self._options, self._creator = options, creator
+            for store in self._stores.values():
+                store.read_files_in(self._folder)
         return opened
+
+    @property
+    def _folder(self) -> Path | None:
+        """The folder of the files, if kernels read them."""
+        return self.path if self._options.mapped and not self._options.salvaging else None
 
     def attach(self, name: str, schema: Schema) -> RocksStore:
         """Return the store of an existing column family."""
@@ -124,7 +133,7 @@ class RocksDatabase(ColdDatabase):
             limits=self.limits,
             bound_metadata=self.bound_metadata,
             partitioned=name in self._partitioned,
-            folder=self.path if self._options.mapped and not self._options.salvaging else None,
+            folder=self._folder,
         )
         if store.made:
             _ = store.family  # raises an error if the database has none of this name

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import nullcontext, suppress
 from functools import cached_property, partial
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 from weakref import WeakSet
 
 import numpy as np
@@ -28,7 +27,7 @@ from kvemb.backends.rocks_scan import Scan, translated
 from kvemb.backends.table_files.reader import TableReader
 from kvemb.backends.table_files.reading import ASK, FOUND
 from kvemb.contracts import ColdStore, Gap, Mask
-from kvemb.errors import ColdStoreError, Corruption
+from kvemb.errors import ColdStoreError
 from kvemb.limits import Limits
 from kvemb.rows.block import REMOVED, RowBlock
 from kvemb.rows.codec import LAST_KEY, decode_records, encode_keys, encode_records, order_keys
@@ -38,7 +37,7 @@ from kvemb.threads.parallel import free_cores
 
 READAHEAD_BYTES = 2 << 20
 # Keys that a thread reads before it looks again whether cores are free.
-GET_KEYS = 4_096
+READ_KEYS = 4_096
 STALL_SECONDS = 0.002
 COMPACT_PART_BYTES = 32 << 20
 
@@ -71,7 +70,11 @@ class RocksStore(ColdStore):
         self._unlogged.no_slowdown = True
         self._scans: WeakSet[Scan] = WeakSet()
         self._bound_metadata, self.partitioned = bound_metadata, partitioned
-        self._tables = None if folder is None else TableReader(folder, self._count, self._text)
+        self.read_files_in(folder)
+
+    def read_files_in(self, folder: Path | None) -> None:
+        """Let kernels read the files in a folder; None: RocksDB reads them. REQUIRES: it has no rows yet, or is new."""
+        self._tables = None if folder is None else TableReader(self._name, folder, self._count, self._text)
 
     @property
     def made(self) -> bool:
@@ -121,10 +124,8 @@ class RocksStore(ColdStore):
     def read(self, keys: Keys) -> tuple[RowBlock, Mask]:
         if not self.made:
             return RowBlock(self._schema, 0), np.zeros(len(keys), np.bool_)
-        try:
+        with translated(f"read {self._name!r}"):
             read = None if self._tables is None else self._tables.read(keys, self._schema, self._spread)
-        except Corruption as error:
-            raise Corruption(f"read {self._name!r}: {error}") from error
         if read is None:
             return self._read_by_rocksdb(keys)
         rows, states = read
@@ -135,13 +136,19 @@ class RocksStore(ColdStore):
         return rows if found.all() else rows.select(found), found
 
     def _spread(self, work: Callable[[int, int], None], count: int) -> None:
-        """Call a function with the bounds of parts of a range, on threads if cores are free."""
-        threads = min(self._threads, free_cores()) if count >= self._limits.cold_parallel_keys else 1
-        if threads == 1:
-            work(0, count)
-            return
-        bounds = [count * part // threads for part in range(threads + 1)]
-        deque(self._readers.map(work, bounds[:-1], bounds[1:]), maxlen=0)
+        """Call a function with the bounds of parts of a range. As soon as cores are free, threads share what is left.
+
+        If all cores read other variables, sharing would only cost switches of threads.
+        """
+        done = 0
+        while done < count:
+            left = count - done
+            if left >= self._limits.cold_parallel_keys and (threads := min(self._threads, free_cores())) > 1:
+                bounds = [done + left * part // threads for part in range(threads + 1)]
+                deque(self._readers.map(work, bounds[:-1], bounds[1:]), maxlen=0)
+                return
+            done, begin = min(count, done + READ_KEYS), done
+            work(begin, done)
 
     def _read_by_rocksdb(self, keys: Keys) -> tuple[RowBlock, Mask]:
         with translated(f"read {self._name!r}"):
@@ -154,19 +161,13 @@ class RocksStore(ColdStore):
         return decode_records(keys[found], list(filter(None, records)), self._schema), found
 
     def _get(self, encoded: list[bytes]) -> list[bytes | None]:
-        """Return the record of each key, or None. As soon as cores are free, threads share the keys that are left.
+        """Return the record of each key, or None. MultiGet releases the GIL."""
+        records: list[bytes | None] = [None] * len(encoded)
 
-        MultiGet releases the GIL. If all cores read other variables, sharing would only cost switches of threads.
-        """
-        get: Any = self.family.get
-        records: list[bytes | None] = []
-        for start in range(0, len(encoded), GET_KEYS):
-            left = len(encoded) - start
-            if left >= self._limits.cold_parallel_keys and (threads := min(self._threads, free_cores())) > 1:
-                step = -(-left // threads)
-                pieces = [encoded[at : at + step] for at in range(start, len(encoded), step)]
-                return list(chain(records, *self._readers.map(get, pieces)))
-            records += get(encoded[start : start + GET_KEYS])
+        def get(begin: int, end: int) -> None:
+            records[begin:end] = self.family.get(encoded[begin:end])  # type: ignore[call-overload]
+
+        self._spread(get, len(encoded))
         return records
 
     def write(self, rows: RowBlock) -> None:

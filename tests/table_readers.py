@@ -108,7 +108,7 @@ def listing_of(*levels: list[tuple[Path, str, str]]) -> str:
 
 def reader_of(folder: Path, listing: str) -> TableReader:
     """A reader of files that no database has open."""
-    return TableReader(folder, lambda name: 0, lambda name: listing)
+    return TableReader("rows", folder, lambda name: 0, lambda name: listing)
 
 
 def whole(work: Any, count: int) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +35,8 @@ from kvemb.threads.disk_waits import KEYS_PER_WAIT, disk_waits
 _TRIES = 3
 # After so many writes without a read between them, the files are let go: those that RocksDB deleted take up the disk.
 _WRITES = 64
+# A read that took no longer than this, and this for each key, waited for no disk, and the system need not be asked.
+_SECONDS, _SECONDS_PER_KEY = 1e-4, 4e-6
 _secret = SECRET.ctypes.data
 _logger = logging.getLogger("kvemb")
 
@@ -74,18 +77,18 @@ Spread = Callable[[Callable[[int, int], None], int], None]
 class TableReader:
     """Reads rows of one family from its files.
 
-    folder: the database's. count, text: return a property of the family, as a number and as text. Changes to the family
-    come one at a time; reads may come meanwhile.
+    name: for messages. folder: the database's. count, text: return a property of the family, as a number and as text.
+    Changes to the family come one at a time; reads may come meanwhile.
     """
 
-    def __init__(self, folder: Path, count: Callable[[str], int], text: Callable[[str], str]) -> None:
-        self._folder, self._count, self._text = folder, count, text
+    def __init__(self, name: str, folder: Path, count: Callable[[str], int], text: Callable[[str], str]) -> None:
+        self._name, self._folder, self._count, self._text = name, folder, count, text
         self._written = WrittenKeys(self._in_memory)
         self._loading, self._changing = threading.Lock(), threading.Lock()
         self._version: _Version | None = None
         self._generation = 0  # grows when rows change that are not counted
         self._cleared = False  # RocksDB's memory may have a range deletion
-        self._asks, self._writes = True, 0
+        self._asks, self._waits, self._writes = True, disk_waits(), 0
 
     def _in_memory(self) -> int:
         """Return how many entries are in RocksDB's memory. One that moves meanwhile is counted twice, never left out.
@@ -125,17 +128,19 @@ class TableReader:
     def _current(self, too_old: _Version | None = None) -> _Version | None:
         """Return a version to read from, newer than too_old; None: RocksDB's memory may have a range deletion."""
         number = self._count("current-super-version-number")
+        version = self._usable(too_old)
+        if version is not None and (version.number == number or self._loading.locked()):
+            return version  # another thread loads a newer one
+        with self._loading:
+            version = self._usable(too_old)
+            return version if version is not None and version.number == number else self._load()
+
+    def _usable(self, too_old: _Version | None) -> _Version | None:
+        """Return the last version, if no change has ended its use."""
         version = self._version
         if version is None or version is too_old or version.generation != self._generation:
-            self._loading.acquire()
-        elif version.number == number or not self._loading.acquire(blocking=False):
-            return version  # another thread loads a newer one
-        try:
-            version = self._version  # another thread may have loaded it
-            usable = version is not None and version is not too_old and version.generation == self._generation
-            return version if usable and version is not None and version.number == number else self._load()
-        finally:
-            self._loading.release()
+            return None
+        return version
 
     def _load(self) -> _Version | None:
         """Read a version from RocksDB. REQUIRES: _loading."""
@@ -151,7 +156,7 @@ class TableReader:
             except FileNotFoundError:
                 continue
             except Unreadable as reason:
-                _logger.debug("RocksDB itself reads the rows in %s: %s", self._folder, reason)
+                _logger.debug("RocksDB reads the rows of %r: %s", self._name, reason)
             with self._changing:
                 if generation == self._generation:
                     self._version, self._cleared = version, False
@@ -193,8 +198,8 @@ class TableReader:
         rows: RowBlock,
         spread: Spread,
     ) -> None:
-        record_bytes, damages = record_dtype(rows.schema).itemsize, list[npt.NDArray[np.int64]]()
-        asks, waits = self._asks, disk_waits()
+        damages: list[npt.NDArray[np.int64]] = []
+        record_bytes, asks, began = record_dtype(rows.schema).itemsize, self._asks, time.perf_counter()
 
         def read(begin: int, end: int) -> None:
             count, damage = end - begin, np.zeros(4, np.int64)
@@ -207,7 +212,12 @@ class TableReader:
                 damages.append(damage)
 
         spread(read, len(keys))
-        self._asks = (disk_waits() - waits) * KEYS_PER_WAIT >= max(1, len(keys))
+        self._asks = time.perf_counter() - began > _SECONDS + len(keys) * _SECONDS_PER_KEY and self._waited(len(keys))
         if damages:
             kind, file, offset, found = damages[0].tolist()
-            raise version.in_order[file].damage(kind, offset, found, record_bytes)
+            raise version.in_order[file].damage(self._name, kind, offset, found, record_bytes)
+
+    def _waited(self, keys: int) -> bool:
+        """Return whether the process waited for the disk since the last call, and for a part of so many keys."""
+        before, self._waits = self._waits, disk_waits()
+        return (self._waits - before) * KEYS_PER_WAIT >= keys

@@ -7,6 +7,7 @@ safe. Callers keep the files mapped.
 
 from __future__ import annotations
 
+import mmap
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ SCRATCH_ROWS = 5
 _TODO, _PASSED, _FILE, _AT, _SIZE = range(SCRATCH_ROWS)
 # How many keys ahead index entries and blocks are prefetched; the most bytes of entries, and of a block.
 _INDEX_AHEAD, _BLOCKS_AHEAD, _MOST_ENTRIES, _MOST_BLOCK = 16, 6, 2048, 8192
-_PAGE_BYTES, _WILL_NEED = 4096, 3
+_PAGE_BYTES, _WILL_NEED = mmap.PAGESIZE, 3
 # Bytes of a record before its row: score, step and flags (kvemb.rows.codec).
 _HEAD_BYTES = 17
 _U = np.uint64

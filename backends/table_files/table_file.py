@@ -159,16 +159,16 @@ class TableFile:
         path = os.path.realpath(self.path)  # a database that is read in place is opened through links
         return Corruption(f"{path} is damaged: {what}; run kvemb verify --deep, and restore from a checkpoint")
 
-    def damage(self, kind: int, offset: int, found: int, record_bytes: int) -> Corruption:
-        """Return the error of what reading.read_rows found in this file."""
+    def damage(self, name: str, kind: int, offset: int, found: int, record_bytes: int) -> Corruption:
+        """Return the error of what reading.read_rows found in this file, of a family."""
         if kind == reading.BAD_WIDTH:
             return Corruption(
-                f"records must be {record_bytes} bytes each, got one with {found}; run kvemb verify --deep"
+                f"records of {name!r} must be {record_bytes} bytes each, got one with {found}; run kvemb verify --deep"
             )
         if kind == reading.BAD_HANDLE:
-            return self._damaged("its index names a block that is not in the file")
+            return self._damaged(f"read {name!r}: its index names a block that is not in the file")
         wrong = "checksum does not match" if kind == reading.BAD_CHECKSUM else "entries cannot be parsed"
-        return self._damaged(f"block checksum mismatch: the {wrong} of its block at byte {offset:,}")
+        return self._damaged(f"read {name!r}: of its block at byte {offset:,}, the {wrong}")
 
 
 def _map(path: Path, nbytes: int) -> mmap.mmap:

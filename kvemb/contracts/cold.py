@@ -152,7 +152,12 @@ class Amendment(Protocol):
 
 
 class ColdDatabase(Protocol):
-    """The database of a store's cold rows: one cold store per variable, all made durable together."""
+    """The database of a store's cold rows: one cold store per variable, all made durable together.
+
+    spare_bytes: of the memory that it was given when it was opened, bytes that it does not use.
+    """
+
+    spare_bytes: int
 
     @property
     def read_mode(self) -> str:

@@ -93,6 +93,7 @@ class Engine:
                 with inventory.naming_damaged_file(self.points.folder, self.opened_manifest):
                     self.database = self.open_database(self.points.live / layout.ROWS, self.opened_manifest)
                 undo.callback(self.database.close)
+            self.budgets.opened(self.database.spare_bytes)
             self.spiller = Threads(1, thread_name_prefix="kvemb-spill", started=True)
             self.readers = reading_threads()
             if not read_only:

@@ -57,6 +57,12 @@ class Budget:
         self._needed_by_reads = RecentMost(IDLE_SECONDS, clock)  # bytes that reads ahead had or lacked
         self.rebalancer = Rebalancer()
 
+    def add(self, nbytes: int) -> None:
+        """Hand out bytes that were set aside. REQUIRES: there is no share yet."""
+        with self._lock:
+            self._set_aside -= nbytes
+            self._free += nbytes
+
     @property
     def kept_from_growth(self) -> int:
         """Bytes that growing tables leave free for later variables."""

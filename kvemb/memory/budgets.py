@@ -13,8 +13,8 @@ class Budgets:
     """The budgets of one store. memory_budget: bytes of the host's budget.
 
     The cold store's share of the host's is set aside first: an eighth, at most 128 MiB, for its memtables; and another
-    eighth, for more memtables if files are mapped, else half for filters and indexes that are held whole and half for
-    the block cache (backends/rocks_options.py).
+    eighth, at most 128 MiB, for more memtables if files are mapped, else half for filters and indexes that are held
+    whole and half for the block cache (backends/rocks_options.py). It is known when the database was opened.
     device_memory: bytes of each device's budget; None: as given by contracts.HotTable.memory. check_giving: see Budget.
     """
 
@@ -28,6 +28,11 @@ class Budgets:
         self.host = Budget(memory_budget, set_aside=set_aside, check_giving=check_giving)
         self._of_device: dict[str, Budget] = {}
         self._lock = threading.Lock()
+
+    def opened(self, spare_bytes: int) -> None:
+        """Take back what the cold store that was opened does not use; databases opened later get as much as it uses."""
+        self.cache_bytes -= spare_bytes
+        self.host.add(spare_bytes)
 
     def of(self, memory: Memory) -> Budget:
         """Return the budget of a memory, always the same object."""

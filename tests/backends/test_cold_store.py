@@ -238,7 +238,7 @@ def test_records_of_another_width_are_refused(make):
     store = make(wide)
     store.write(rows_of(wide, np.arange(10)))
     store._schema = narrow
-    with pytest.raises(Corruption, match="25 bytes each"):
+    with pytest.raises(Corruption, match="must be 25 bytes each"):
         store.read(np.arange(10))
     with pytest.raises(Corruption, match="25 bytes each"):
         list(store.scan(10))
@@ -300,9 +300,10 @@ def test_variables_share_a_database_and_nothing_else(tmp_path):
     again.close()
 
 
+@pytest.mark.parametrize("by", ["kernels", "rocksdb"])
 @pytest.mark.parametrize("free", [1, 2, [1, 1, 2], [1, 2]], ids=["never", "at once", "for the last keys", "after some"])
 def test_a_large_read_is_shared_as_soon_as_cores_are_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int | list[int]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int | list[int], by: str
 ) -> None:
     schema, keys = schema_of(), np.arange(-6000, 6000, 2)
     monkeypatch.setattr(rocks_store, "free_cores", Mock(side_effect=free) if isinstance(free, list) else lambda: free)
@@ -311,9 +312,11 @@ def test_a_large_read_is_shared_as_soon_as_cores_are_free(
     try:
         store = opened.create("rows", schema, RocksDBCreator())
         store.write(rows_of(schema, keys))
+        opened.flush()
         shared = Mock(wraps=opened.readers.map)
         monkeypatch.setattr(opened.readers, "map", shared)
-        rows, found = store.read(wanted := np.arange(-6000, 6000))
+        read = store.read if by == "kernels" else store._read_by_rocksdb
+        rows, found = read(wanted := np.arange(-6000, 6000))
         np.testing.assert_array_equal(found, wanted % 2 == 0)
         assert_same(rows, rows_of(schema, keys))
         assert shared.call_count == (free != 1)

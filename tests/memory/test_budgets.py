@@ -17,6 +17,14 @@ def test_the_cold_stores_share_is_set_aside_first():
         assert budgets.host.free > total // 2
 
 
+def test_what_the_cold_store_does_not_use_is_free():
+    budgets = Budgets(32 << 30)
+    free, cache_bytes, growth = budgets.host.free, budgets.cache_bytes, budgets.host.for_growth
+    budgets.opened(3 << 30)
+    assert (budgets.host.free, budgets.cache_bytes) == (free + (3 << 30), cache_bytes - (3 << 30))
+    assert budgets.host.for_growth == growth + (3 << 30)
+
+
 def test_each_memory_has_a_budget_of_its_own():
     budgets, device = Budgets(16 << 20), Memory("gpu:0", 1 << 20)
     free = budgets.host.free

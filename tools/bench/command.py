@@ -19,7 +19,7 @@ import typer
 
 from kvemb.tools.bench.cluster import reshard
 from kvemb.tools.bench.cluster import shards as cluster
-from kvemb.tools.bench.cold import cold, hitrate, memory, prefetch, spent, tables, train
+from kvemb.tools.bench.cold import cold, disk, hitrate, memory, prefetch, spent, tables, train
 from kvemb.tools.bench.disk import checkpoint, export, follow, series
 from kvemb.tools.bench.gpu import run as gpu
 from kvemb.tools.bench.hot import features, keras, lookup, pool, small, torch, upsert
@@ -31,7 +31,15 @@ from kvemb.tools.bench.tier import command as tier
 HOT = {"lookup": lookup, "upsert": upsert, "gpu": gpu, "pool": pool, "small": small, "torch": torch}
 FITTED = {"keras": keras}
 MANY = {"features": features, "tables": tables, "spent": spent, "cluster": cluster, "reshard": reshard}
-COLD = {"train": train, "tier": tier, "cold": cold, "prefetch": prefetch, "hitrate": hitrate, "memory": memory}
+COLD = {
+    "train": train,
+    "tier": tier,
+    "cold": cold,
+    "disk": disk,
+    "prefetch": prefetch,
+    "hitrate": hitrate,
+    "memory": memory,
+}
 DISK = {"checkpoint": checkpoint, "series": series, "follow": follow, "export": export}
 
 app = typer.Typer(help="Measure kvemb and a peer, in turns in the same run.", no_args_is_help=True)

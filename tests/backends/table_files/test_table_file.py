@@ -128,7 +128,7 @@ def test_an_index_that_names_no_block_is_named(file):
                 data[end : end + 2] = b"\xff\x7f"
 
     resealed(file, change)
-    with pytest.raises(Corruption, match="its index names a block that is not in the file"):
+    with pytest.raises(Corruption, match="'rows': its index names a block that is not in the file"):
         reads(file)
 
 
