@@ -184,8 +184,9 @@ class RocksStore(ColdStore):
             kept = part.select(~removed) if any_removed else part
             deletes = encode_keys(part.keys[removed], self._schema) if any_removed else []
             keys, records = encode_keys(kept.keys, self._schema), encode_records(kept)
-            with nullcontext() if self._tables is None else self._tables.writing(ordered[at:end]):
-                self._write(f"write {len(part)} rows of {self._name!r}", partial(self._put, deletes, keys, records))
+            what, put = f"write {len(part)} rows of {self._name!r}", partial(self._put, deletes, keys, records)
+            with translated(what), nullcontext() if self._tables is None else self._tables.writing(ordered[at:end]):
+                self._write(what, put)
         self._bound_metadata()
 
     def _put(self, deletes: list[bytes], keys: list[bytes], records: list[bytes]) -> None:

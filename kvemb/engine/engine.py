@@ -138,8 +138,7 @@ class Engine:
     def open_database(self, rows: Path, described: Manifest) -> ColdDatabase:
         """Open a database with the store's share of memory for it."""
         opened = cold_databases.to_read if self.state.read_only else cold_databases.to_write
-        sizes = {"cache_bytes": self.budgets.cache_bytes, "write_buffer_bytes": self.budgets.write_buffer_bytes}
-        return opened(rows, described, **sizes, limits=self.limits)
+        return opened(rows, described, **self.budgets.cold_sizes, limits=self.limits)
 
     def _checkpointer_with(self, log: Journal | None) -> Checkpointer:
         return Checkpointer(self.database, self.points, self.changes, log, self.state, self.spiller)

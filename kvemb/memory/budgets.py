@@ -29,6 +29,11 @@ class Budgets:
         self._of_device: dict[str, Budget] = {}
         self._lock = threading.Lock()
 
+    @property
+    def cold_sizes(self) -> dict[str, int]:
+        """The cold store's share, as it is opened with it."""
+        return {"cache_bytes": self.cache_bytes, "write_buffer_bytes": self.write_buffer_bytes}
+
     def opened(self, spare_bytes: int) -> None:
         """Take back what the cold store that was opened does not use; databases opened later get as much as it uses."""
         self.cache_bytes -= spare_bytes

@@ -107,8 +107,11 @@ def look_up(path: str, rows: int, batch: int, batches: int, seed: int, budget_mi
 
 def index_memmap(path: str, rows: int, batch: int, batches: int, seed: int, dim: int) -> list[float]:
     """Read rows of a mapped array."""
-    random, table = np.random.default_rng(seed), np.memmap(Path(path) / "table.f4", np.float32, "r", shape=(rows, dim))
-    table._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
+    random = np.random.default_rng(seed)
+    with open(Path(path) / "table.f4", "rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    mapped.madvise(mmap.MADV_RANDOM)
+    table = np.frombuffer(mapped, np.float32).reshape(rows, dim)
     given = [random.integers(0, rows, batch) for _ in range(batches + 1)]
     table[given[0]]
     began, used = time.perf_counter(), time.process_time()
