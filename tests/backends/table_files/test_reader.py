@@ -179,6 +179,16 @@ def test_files_of_all_options_are_read(tmp_path, creator):
         database.close()
 
 
+def test_kernels_read_no_files_once_a_variable_asked_for_another_read_mode(database):
+    first = database.create("first", SCHEMA, RocksDBCreator())
+    database.create("second", SCHEMA, RocksDBCreator(read_mode="pread"))
+    modelled = Modelled(first, database)
+    modelled.write(KEYS, 1)
+    database.flush()
+    modelled.check(KEYS)
+    assert not modelled.by_kernels
+
+
 def test_files_beyond_the_limit_of_mappings_are_read_by_rocksdb(modelled, monkeypatch):
     monkeypatch.setattr(table_file.mappings, "most", 0)
     modelled.write(KEYS, 1)
