@@ -25,6 +25,7 @@ from kvemb.durability.epochs import dropped_variables
 from kvemb.durability.inventory import Inventory
 from kvemb.durability.manifest import FileEntry, HotRows, Manifest
 from kvemb.durability.readable import opened
+from kvemb.durability.scratch import delete_abandoned, hold
 from kvemb.durability.variable_entry import VariableEntry, rows_in_words
 from kvemb.errors import CheckpointNotFound
 from kvemb.handle import Handle, inside
@@ -210,7 +211,8 @@ def warn_if_not_closed(store: Path, point: Manifest) -> None:
 class DirectoryDraft:
     """A new directory, filled under the temporary name `path`, then synced and renamed to target.
 
-    Raises FileExistsError if target exists, ColdStoreError for another OSError; then nothing is left.
+    What killed processes left of the same target is deleted. Raises FileExistsError if target exists, ColdStoreError for
+    another OSError; then nothing is left. REQUIRES: rename() or discard() is called.
     """
 
     def __init__(self, target: Path) -> None:
@@ -222,6 +224,8 @@ class DirectoryDraft:
             fresh_files.make_directory(target.parent)
             fresh_files.remove(self.path)
             self.path.mkdir()
+            self._held: int | None = hold(self.path)
+        delete_abandoned(target.parent, layout.temporary_names(target.name))
 
     def publish(self) -> None:
         """Sync it and rename it to its target. Raises ColdStoreError."""
@@ -243,10 +247,17 @@ class DirectoryDraft:
             except OSError:
                 os.rename(self.target, self.path)
                 raise
+        self._release()
 
     def discard(self) -> None:
         """Delete it. Does nothing once it has its target's name."""
         shutil.rmtree(self.path, ignore_errors=True)
+        self._release()
+
+    def _release(self) -> None:
+        if self._held is not None:
+            os.close(self._held)
+        self._held = None
 
 
 @contextmanager
