@@ -184,7 +184,7 @@ class RocksDatabase(ColdDatabase):
         )
 
     def ingest(self, name: str, path: Path) -> None:
-        # It costs hard links, whatever the size of the file: RocksDB moves a second name of it. Without links it copies.
+        # It costs two hard links, whatever the size of the file: RocksDB moves a second name of it, or copies the file.
         link = path.with_suffix(".link.sst")
         with translated(f"ingest {path} into {name!r}"):
             link.unlink(missing_ok=True)  # left by a process that was killed here

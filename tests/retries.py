@@ -1,12 +1,13 @@
 """Calls that write files, each as it is repeated after it failed or its process was killed (tests/trials.py).
 
-`ready` makes what all of them begin with, in one folder; each call takes a copy of what it needs into a root of its own.
+`ready` makes what all of them begin with, in one folder; each takes a copy of what it needs into a root of its own.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
+import re
 import shutil
 import tempfile
 import time
@@ -16,12 +17,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 from faults import Disk
 
 import kvemb
 import kvemb.cluster
 from kvemb import bulk
-from kvemb.errors import KvembError, Poisoned
+from kvemb.errors import ColdStoreError, KvembError, Poisoned
 from kvemb.limits import Limits
 from kvemb.tools import migrate
 
@@ -166,7 +168,7 @@ def save(store: kvemb.Store, root: Path) -> None:
 
 
 def migrated(root: Path) -> None:
-    """Copy the table with another dtype, into a new store; plan() makes files elsewhere."""
+    """Copy the table with another policy, into a new store."""
     migrate.migrate(migrate.plan(root / "store", root / "out", policy="frequency"))
 
 
@@ -177,6 +179,33 @@ def load(store: kvemb.Store, root: Path) -> None:
 
 
 HOW: dict[str, Any] = {"memory_budget": BUDGET, "limits": LIMITS}
+
+
+def pull(name: str, url: str) -> Calling:
+    """Pull the newest checkpoint into a series."""
+    return of_series(name, lambda series, root: series.pull(root / url))
+
+
+def push(url: str) -> Calling:
+    """Push the newest checkpoint of the series."""
+    return of_series("series", lambda series, root: series.push(root / url))
+
+
+def restored(source: str) -> Calling:
+    """Make a new store of a checkpoint."""
+    return simple(lambda root: kvemb.restore(root / source, root / "out", **HOW))
+
+
+def repaired(source: str) -> Calling:
+    """Write what can be read of a checkpoint to a new store."""
+    return simple(lambda root: kvemb.repair(root / source, root / "out"))
+
+
+def to_third(store: kvemb.Store, root: Path) -> None:
+    """Bring a replica to the newest checkpoint."""
+    store.apply_delta(root / "series" / "00000003")
+
+
 CALLS = {
     "open": Call(simple(lambda root: kvemb.open(root / "store", **HOW)), "store", "store", "store"),
     "flush": Call(of_store("store", lambda store, _: store.flush()), "store", "store", "store+"),
@@ -184,24 +213,21 @@ CALLS = {
     "save": Call(of_store("store", save), "store series", "series/00000004", "store+"),
     "compact": Call(of_store("store", lambda store, _: bulk.compact(store)), "store", "store", "store+"),
     "load": Call(of_store("replica", load, changed=False), "replica near", "replica", "series-1"),
-    "apply_delta": Call(
-        of_store("replica", lambda store, root: store.apply_delta(root / "series" / "00000003"), changed=False),
-        "replica series", "replica", "series-3",
-    ),
-    "push": Call(of_series("series", lambda series, root: series.push(root / "far-1")), "series far-1", "far-1", "series-3"),
-    "push_whole": Call(of_series("series", lambda series, root: series.push(root / "far")), "series", "far", "series-3"),
-    "pull": Call(of_series("near", lambda series, root: series.pull(root / "far-2")), "near far-2", "near/00000003", "series-3"),
-    "pull_whole": Call(of_series("new", lambda series, root: series.pull(root / "far-2")), "far-2", "new/00000003", "series-3"),
-    "pull_shards": Call(of_series("gathered", lambda series, root: series.pull(root / "shards")), "gathered shards", "gathered/00000002", "shards-2"),
-    "pull_shards_whole": Call(of_series("new", lambda series, root: series.pull(root / "shards")), "shards", "new/00000002", "shards-2"),
-    "restore": Call(simple(lambda root: kvemb.restore(root / "near" / "00000001", root / "out", **HOW)), "near", "out", "series-1"),
-    "restore_far": Call(simple(lambda root: kvemb.restore(root / "far-2", root / "out", **HOW)), "far-2", "out", "series-3"),
+    "apply_delta": Call(of_store("replica", to_third, changed=False), "replica series", "replica", "series-3"),
+    "push": Call(push("far-1"), "series far-1", "far-1", "series-3"),
+    "push_whole": Call(push("far"), "series", "far", "series-3"),
+    "pull": Call(pull("near", "far-2"), "near far-2", "near/00000003", "series-3"),
+    "pull_whole": Call(pull("new", "far-2"), "far-2", "new/00000003", "series-3"),
+    "pull_shards": Call(pull("gathered", "shards"), "gathered shards", "gathered/00000002", "shards-2"),
+    "pull_shards_whole": Call(pull("new", "shards"), "shards", "new/00000002", "shards-2"),
+    "restore": Call(restored("near/00000001"), "near", "out", "series-1"),
+    "restore_far": Call(restored("far-2"), "far-2", "out", "series-3"),
     "resume": Call(of_series("series", resume), "store series", "store", "series-3"),
     "resume_new": Call(of_series("series", resume), "series", "store", "series-3"),
     "migrate": Call(simple(migrated), "store", "out", "store"),
-    "repair": Call(simple(lambda root: kvemb.repair(root / "near" / "00000001", root / "out")), "near", "out", "series-1"),
-    "repair_far": Call(simple(lambda root: kvemb.repair(root / "far-2", root / "out")), "far-2", "out", "series-3"),
-}  # fmt: skip
+    "repair": Call(repaired("near/00000001"), "near", "out", "series-1"),
+    "repair_far": Call(repaired("far-2"), "far-2", "out", "series-3"),
+}
 
 
 def retried(folder: Path, disk: Disk, *, ready: str, call: str, at: int = 0, error: int = 0) -> None:
@@ -279,3 +305,31 @@ def _check(call: Call, root: Path, ready: Path, *, tidy: bool) -> None:
     marks = [".", "kvemb-"] if tidy else ["."]
     left = [path for path in root.rglob("*") if path.name.startswith(tuple(marks)) or path.suffix in (".tmp", ".part")]
     assert [path for path in left if tidy or not path.name.startswith(".kvemb-")] == []
+
+
+def without_links(folder: Path, disk: Disk, *, ready: str, error: int) -> None:
+    """On a filesystem without hard links a store says so when it is opened or made; a series has copies."""
+    root = folder / "root"
+    shutil.copytree(Path(ready) / "ready", root, dirs_exist_ok=True)
+    disk.refuse_links(error)
+    told = rf"hard links \({re.escape(os.strerror(error))}\)"
+    for call in (
+        lambda: kvemb.open(root / "new" / "store", **HOW),
+        lambda: kvemb.open(root / "store", **HOW),
+        lambda: kvemb.restore(root / "near" / "00000001", root / "restored", **HOW),
+        lambda: kvemb.repair(root / "near" / "00000001", root / "repaired"),
+    ):
+        with pytest.raises(ColdStoreError, match=told):
+            call()
+    assert not (root / "restored").exists()
+    assert not (root / "repaired").exists()
+    for name in ("pull", "pull_whole", "pull_shards", "pull_shards_whole", "push"):
+        with CALLS[name].calling(root) as calling:
+            calling()
+        _check(CALLS[name], root, Path(ready), tidy=True)
+        shutil.rmtree(root / "new", ignore_errors=True)
+    with kvemb.open(folder / "elsewhere", **HOW) as store, manager(root / "saved") as series:
+        table_of(store).upsert([1], np.ones((1, DIM), np.float32))
+        assert kvemb.verify(series.save(store), deep=True)
+    disk.refuse_links(0)
+    kvemb.open(root / "store", **HOW).close()

@@ -92,6 +92,7 @@ TRIALS = {
     "full_disk": full_disk,
     "ready": ready,
     "retried": retries.retried,
+    "without_links": retries.without_links,
 }
 
 

@@ -10,7 +10,7 @@ import logging
 import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -209,10 +209,9 @@ def warn_if_not_closed(store: Path, point: Manifest) -> None:
 
 
 class DirectoryDraft:
-    """A new directory, filled under the temporary name `path`, then synced and renamed to target.
+    """A new directory, filled under the temporary name `path`, then synced and renamed to target, or else discarded.
 
-    What killed processes left of the same target is deleted. Raises FileExistsError if target exists, ColdStoreError for
-    another OSError; then nothing is left. REQUIRES: rename() or discard() is called.
+    Deletes what killed processes left of it. Raises FileExistsError if target exists, ColdStoreError for an OSError.
     """
 
     def __init__(self, target: Path) -> None:
@@ -224,7 +223,8 @@ class DirectoryDraft:
             fresh_files.make_directory(target.parent)
             fresh_files.remove(self.path)
             self.path.mkdir()
-            self._held: int | None = hold(self.path)
+            self._held = ExitStack()
+            self._held.callback(os.close, hold(self.path))
         delete_abandoned(target.parent, layout.temporary_names(target.name))
 
     def publish(self) -> None:
@@ -247,17 +247,12 @@ class DirectoryDraft:
             except OSError:
                 os.rename(self.target, self.path)
                 raise
-        self._release()
+        self._held.close()
 
     def discard(self) -> None:
         """Delete it. Does nothing once it has its target's name."""
         shutil.rmtree(self.path, ignore_errors=True)
-        self._release()
-
-    def _release(self) -> None:
-        if self._held is not None:
-            os.close(self._held)
-        self._held = None
+        self._held.close()
 
 
 @contextmanager
