@@ -246,12 +246,12 @@ def retried(folder: Path, disk: Disk, *, ready: str, call: str, at: int = 0, err
     if outcome in ("killed", "poisoned"):
         _age(root)
         with known.calling(root) as repeated:
-            _finish(repeated)
+            outcome = _again(repeated)
     _check(known, root, Path(ready), tidy=outcome != "done")
 
 
 def _fails(call: Call, root: Path, folder: Path, disk: Disk, at: int, error: int) -> str:
-    """Make the call twice; "done" if the first has succeeded, "poisoned" if the second is refused, else "failed"."""
+    """Make the call twice; "done" if the first was complete, "poisoned" if the second is refused, else "again"."""
     with call.calling(root) as calling:
         disk.fail(at or 1 << 40, error, removals=True)
         outcome = "done"
@@ -265,18 +265,21 @@ def _fails(call: Call, root: Path, folder: Path, disk: Disk, at: int, error: int
             made.close()
         _age(root)
         try:
-            _finish(calling)
+            again = _again(calling)
         except Poisoned:
             return "poisoned"
-    return outcome
+    return "done" if outcome == "done" else again
 
 
-def _finish(calling: Callable[[], object]) -> None:
-    """Make a call again. What it makes may be there: it was complete before the failure."""
-    with suppress(FileExistsError):
+def _again(calling: Callable[[], object]) -> str:
+    """Make a call again; "done" if that is refused because what it makes is there: it was complete."""
+    try:
         made = calling()
-        if isinstance(made, kvemb.Store):
-            made.close()
+    except FileExistsError:
+        return "done"
+    if isinstance(made, kvemb.Store):
+        made.close()
+    return "again"
 
 
 def _age(root: Path) -> None:
