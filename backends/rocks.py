@@ -24,6 +24,7 @@ from kvemb.backends.rocks_scan import translated
 from kvemb.backends.rocks_store import RocksStore
 from kvemb.contracts import ColdDatabase, Family
 from kvemb.errors import ColdStoreError
+from kvemb.hard_links import linked
 from kvemb.limits import DEFAULT, Limits
 from kvemb.options import RocksDBCreator
 from kvemb.rows.schema import Schema
@@ -183,11 +184,15 @@ class RocksDatabase(ColdDatabase):
         )
 
     def ingest(self, name: str, path: Path) -> None:
-        # It costs a hard link, whatever the size of the file.
+        # It costs two hard links, whatever the size of the file: RocksDB moves a second name of it, or copies the file.
         link = path.with_suffix(".link.sst")
         with translated(f"ingest {path} into {name!r}"):
-            os.link(path, link)
-            _ingest(self._stores[name].family, link)
+            link.unlink(missing_ok=True)  # left by a process that was killed here
+            try:
+                moved = linked(path, link)
+                _ingest(self._stores[name].family, link if moved else path, move=moved)
+            finally:
+                link.unlink(missing_ok=True)
 
     def crowded(self, name: str) -> bool:
         # RocksDB slows writes down at rocks_options.SLOW_FILES in level 0.
@@ -229,8 +234,8 @@ class RocksDatabase(ColdDatabase):
             self.column_families.close()
 
 
-def _ingest(family: rd.Rdict, file: Path) -> None:
+def _ingest(family: rd.Rdict, file: Path, *, move: bool) -> None:
     """Ingest one file. rocksdict holds the GIL meanwhile, so several in one call would stop other threads for long."""
     options = rd.IngestExternalFileOptions()
-    options.set_move_files(True)
+    options.set_move_files(move)
     family.ingest_external_file([str(file)], options)

@@ -214,6 +214,7 @@ class NumberedCheckpoints:
                 raise FileExistsError(
                     f"{local.path} is not the same checkpoint as at {masked(url)}; pull into another root"
                 )
+            fresh_files.remove(self.root / layout.PULLED)  # left if the process of its pull was killed at the end
             return local
         remote.pull(number, self.path(number), self.list(), self.root / layout.PULLED, Pulling(jobs, progress))
         return Checkpoint(self.path(number))
