@@ -28,6 +28,7 @@ from kvemb.hard_links import linked
 from kvemb.limits import DEFAULT, Limits
 from kvemb.options import RocksDBCreator
 from kvemb.rows.schema import Schema
+from kvemb.threads.interrupts import uninterrupted
 from kvemb.threads.parallel import cores
 from kvemb.threads.pool import Threads
 
@@ -128,14 +129,14 @@ class RocksDatabase(ColdDatabase):
         )
         if store.made:
             _ = store.family  # raises an error if the database has none of this name
-        with self._naming:
+        with uninterrupted(), self._naming:
             self._stores[name] = store
         return store
 
     def drop(self, name: str) -> None:
         """Delete a column family."""
         self._creators.pop(name, None)
-        with self._naming:
+        with uninterrupted(), self._naming:
             if name in self._stores:
                 self._stores.pop(name).close()
             self._partitioned.discard(name)  # a new one of this name begins with whole filters and indexes
@@ -215,7 +216,7 @@ class RocksDatabase(ColdDatabase):
         """
         if self._options.mapped:
             return
-        with self._naming:
+        with uninterrupted(), self._naming:
             stores = {name: store for name, store in self._stores.items() if store.made and not store.partitioned}
             if stores and sum(store.metadata_bytes() for store in stores.values()) > self._metadata_bytes:
                 for name, store in stores.items():

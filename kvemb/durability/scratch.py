@@ -50,7 +50,7 @@ def scratch(prefix: str, within: str | os.PathLike[str] | None = None) -> Iterat
         delete_abandoned(parent, pattern, before=os.fstat(lock).st_mtime - GRACE_SECONDS)
         yield folder
     finally:
-        with uninterrupted():  # Ctrl-C while files are being deleted would leave the others
+        with uninterrupted():  # a handler that raises would leave the other files
             if folder is not None and process == os.getpid():
                 shutil.rmtree(folder, ignore_errors=True)
             if lock is not None:

@@ -29,6 +29,7 @@ from kvemb.offline.places import chosen, source_at
 from kvemb.offline.transfer import JOBS, Pulling, Remote, Transfer
 from kvemb.progress import Progress
 from kvemb.shared_docs import described_as
+from kvemb.threads.interrupts import uninterrupted
 
 
 class NumberedCheckpoints:
@@ -250,7 +251,7 @@ class NumberedCheckpoints:
         self._lock = None
 
     def _drop_old(self) -> None:
-        with self._dropping, layout.as_cold_store_error(f"delete old checkpoints of {self.root}"):
+        with uninterrupted(), self._dropping, layout.as_cold_store_error(f"delete old checkpoints of {self.root}"):
             for number in self.numbers()[: -self.keep] if self.keep is not None else []:
                 hidden = self.root / layout.dropped_name(number)
                 os.rename(self.path(number), hidden)
