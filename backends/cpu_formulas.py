@@ -25,6 +25,7 @@ from kvemb.optimizers.base import STEPS
 from kvemb.optimizers.formula import FUNCTIONS, Formula, Function, parsing, read, uses_buffers
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.hashing import Positions, Sums
+from kvemb.threads.interrupts import uninterrupted
 
 # How many rows ahead rows are prefetched.
 AHEAD = 12
@@ -166,7 +167,7 @@ def source_of(name: str, functions: tuple[Function, ...], slots: tuple[str, ...]
 
 
 def _kernels(functions: tuple[Function, ...], slots: tuple[str, ...]) -> tuple[Callable[..., None], InParts]:
-    with parsing:  # threads that train several variables get here at the same time
+    with uninterrupted(), parsing:  # threads that train several variables get here at the same time
         return _made(functions, slots)
 
 

@@ -24,9 +24,11 @@ from kvemb.backends.rocks_scan import translated
 from kvemb.backends.rocks_store import RocksStore
 from kvemb.contracts import ColdDatabase, Family
 from kvemb.errors import ColdStoreError
+from kvemb.hard_links import linked
 from kvemb.limits import DEFAULT, Limits
 from kvemb.options import RocksDBCreator
 from kvemb.rows.schema import Schema
+from kvemb.threads.interrupts import uninterrupted
 from kvemb.threads.parallel import cores
 from kvemb.threads.pool import Threads
 
@@ -137,14 +139,14 @@ class RocksDatabase(ColdDatabase):
         )
         if store.made:
             _ = store.family  # raises an error if the database has none of this name
-        with self._naming:
+        with uninterrupted(), self._naming:
             self._stores[name] = store
         return store
 
     def drop(self, name: str) -> None:
         """Delete a column family."""
         self._creators.pop(name, None)
-        with self._naming:
+        with uninterrupted(), self._naming:
             if name in self._stores:
                 self._stores.pop(name).close()
             self._partitioned.discard(name)  # a new one of this name begins with whole filters and indexes
@@ -193,11 +195,15 @@ class RocksDatabase(ColdDatabase):
         )
 
     def ingest(self, name: str, path: Path) -> None:
-        # It costs a hard link, whatever the size of the file.
+        # It costs two hard links, whatever the size of the file: RocksDB moves a second name of it, or copies the file.
         link = path.with_suffix(".link.sst")
         with translated(f"ingest {path} into {name!r}"):
-            os.link(path, link)
-            self._stores[name].ingest(link)
+            link.unlink(missing_ok=True)  # left by a process that was killed here
+            try:
+                moved = linked(path, link)
+                self._stores[name].ingest(link if moved else path, move=moved)
+            finally:
+                link.unlink(missing_ok=True)
 
     def crowded(self, name: str) -> bool:
         # RocksDB slows writes down at rocks_options.SLOW_FILES in level 0.
@@ -220,7 +226,7 @@ class RocksDatabase(ColdDatabase):
         """
         if self._options.mapped:
             return
-        with self._naming:
+        with uninterrupted(), self._naming:
             stores = {name: store for name, store in self._stores.items() if store.made and not store.partitioned}
             if stores and sum(store.metadata_bytes() for store in stores.values()) > self._metadata_bytes:
                 for name, store in stores.items():

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import rocksdict as rd
 
+from kvemb.threads.interrupts import uninterrupted
+
 # From this number on, opening the database again costs less than making families one by one.
 MANY = 4
 
@@ -35,7 +37,7 @@ class Families:
 
     def create(self, name: str, options: rd.Options) -> None:
         """Add an empty family."""
-        with self._lock:
+        with uninterrupted(), self._lock:
             if self._any:
                 self.db.create_column_family(name, options)
             else:
@@ -66,12 +68,12 @@ class Families:
 
         If that fails, as on a full disk, they stay named, and the next call tries again.
         """
-        with self._lock:
+        with uninterrupted(), self._lock:
             self._make()
 
     def checkpoint(self, path: Path) -> None:
         """Write a native checkpoint of all families. Meanwhile none is made."""
-        with self._lock:
+        with uninterrupted(), self._lock:
             self._make()
             rd.Checkpoint(self.db).create_checkpoint(str(path))
 
@@ -99,7 +101,7 @@ class Families:
 
     def drop(self, name: str) -> None:
         """Delete a family."""
-        with self._lock:
+        with uninterrupted(), self._lock:
             if name in self._new:
                 del self._new[name]
             else:

@@ -18,6 +18,7 @@ from kvemb.errors import Closed, ColdStoreError, Corruption, KvembError
 from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import decode_rows
 from kvemb.rows.schema import Schema
+from kvemb.threads.interrupts import uninterrupted
 from kvemb.threads.native import native_code
 
 
@@ -66,7 +67,7 @@ class Scan(Iterator[RowBlock]):
         self._lock = threading.Lock()
 
     def __next__(self) -> RowBlock:
-        with self._lock, translated(f"scan {self._name!r}"):
+        with uninterrupted(), self._lock, translated(f"scan {self._name!r}"):
             if self._closed:
                 raise Closed(f"{self._name!r} was closed or dropped during this scan; open it, and scan again")
             batch = list(islice(self._items, self._batch_rows))
@@ -83,7 +84,7 @@ class Scan(Iterator[RowBlock]):
 
     def close(self) -> None:
         """End the scan, after waiting for a batch that is being read."""
-        with self._lock:
+        with uninterrupted(), self._lock:
             self._closed = self._check is not None
             self._release()
 

@@ -253,10 +253,10 @@ class RocksStore(ColdStore):
         with nullcontext() if self._tables is None else self._tables.changing(cleared=True):
             self._write(f"clear {self._name!r}", lambda: self.family.delete_range(b"", b"\xff" * 9, self._unlogged))
 
-    def ingest(self, path: Path) -> None:
-        """Ingest one file, which is moved. rocksdict holds the GIL meanwhile: several would stop others for long."""
+    def ingest(self, path: Path, *, move: bool) -> None:
+        """Ingest one file. rocksdict holds the GIL meanwhile: several in one call would stop other threads for long."""
         options = rd.IngestExternalFileOptions()
-        options.set_move_files(True)
+        options.set_move_files(move)
         with nullcontext() if self._tables is None else self._tables.changing():
             self.family.ingest_external_file([str(path)], options)
 

@@ -17,6 +17,7 @@ from kvemb.durability import layout
 from kvemb.handle import inside
 from kvemb.opening import open
 from kvemb.store import Store
+from kvemb.threads.interrupts import uninterrupted
 from kvemb.variable import Variable
 
 _lock = threading.Lock()
@@ -25,7 +26,7 @@ _arrived: dict[Path, Store] = {}
 
 def arrived_store(path: Path) -> Store:
     """Return the store at path, opened for all objects that are unpickled in this process. Raises what open does."""
-    with _lock:
+    with uninterrupted(), _lock:
         if path not in _arrived or _arrived[path].state.gone:
             whole = layout.is_checkpoint(path)
             _arrived[path] = open(path, read_only=whole, follow=not whole)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from kvemb.threads.interrupts import uninterrupted
+
 # Called with (done, total), in bytes or rows.
 Progress = Callable[[int, int], None]
 
@@ -21,7 +23,7 @@ class Meter:
 
     def __call__(self, count: int) -> None:
         """Count this much as done."""
-        with self._lock:
+        with uninterrupted(), self._lock:
             self._done = min(self._done + count, self._total)
             if self._report is not None:
                 self._report(self._done, self._total)

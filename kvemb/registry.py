@@ -63,7 +63,7 @@ def parse_device(spec: object) -> str:
 def _load(place: str) -> Any:
     module, name = place.split(":")
     try:
-        # Ctrl-C waits while a backend and numba are imported: numba's finalizers would swallow it.
+        # Signal handlers wait while a backend and numba are imported: numba's finalizers would swallow it.
         with uninterrupted():
             return getattr(importlib.import_module(module), name)
     except ImportError as error:

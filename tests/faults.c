@@ -7,9 +7,10 @@
    dirs/NUMBER. Nothing else counts as durable: neither sync(), nor O_SYNC, nor msync. The real fsync is left out.
    Removed files and directories move to kept/NUMBER, so that the number of an inode is never given to another.
 
-   The n-th operation that changes something fails, once or from then on: faults_arm. Before others the process is
-   stopped, for its parent to copy what a crash would leave: faults_stop. After so many bytes the disk is full:
-   faults_quota. What failed is told in the shadow's file "hits".
+   The n-th operation that changes something fails, once or from then on, or kills the process: faults_arm. Before
+   others the process is stopped, for its parent to copy what a crash would leave: faults_stop. After so many bytes the
+   disk is full: faults_quota. All hard links are refused: faults_refuse_links. What failed is told in the shadow's file
+   "hits".
 
    Thread-safe. Calls the kernel itself, as the functions of libc are the ones it stands in for. */
 #define _GNU_SOURCE
@@ -33,7 +34,7 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char root[PATH], shadow[PATH], only[PATH];
-static long armed, armed_error, armed_forever, stop_every, stop_first, seen, hits;
+static long armed, armed_error, armed_forever, armed_removals, stop_every, stop_first, seen, hits, refused_links;
 static long long quota = -1;
 
 /* What the test calls. */
@@ -43,12 +44,12 @@ void faults_begin(const char *new_root, const char *new_shadow) {
     snprintf(shadow, PATH, "%s", new_shadow);
 }
 
-/* Let the n-th operation from now on fail with this errno. n 0: let all succeed, and do not count.
-   Counted are operations whose path ends with `ending`. */
-void faults_arm(long n, long error, long forever, const char *ending) {
+/* Let the n-th operation from now on fail with this errno; below 0: let it kill the process. n 0: let all succeed, and
+   do not count. Counted are operations whose path ends with `ending`. removals: whether those may fail, too. */
+void faults_arm(long n, long error, long forever, const char *ending, long removals) {
     pthread_mutex_lock(&lock);
     snprintf(only, PATH, "%s", ending);
-    armed = n, armed_error = error, armed_forever = forever, seen = hits = 0;
+    armed = n, armed_error = error, armed_forever = forever, armed_removals = removals, seen = hits = 0;
     pthread_mutex_unlock(&lock);
 }
 
@@ -56,6 +57,7 @@ void faults_arm(long n, long error, long forever, const char *ending) {
 void faults_stop(long first, long every) { stop_first = first, stop_every = every; }
 
 void faults_quota(long long bytes) { quota = bytes; }
+void faults_refuse_links(long error) { refused_links = error; }
 long faults_seen(void) { return seen; }
 long faults_hits(void) { return hits; }
 
@@ -112,6 +114,7 @@ static int fails(const char *what, const char *path) {
     int hit = counts && (number == armed || (armed_forever && number > armed));
     int stop = counts && stop_every && number >= stop_first && (number - stop_first) % stop_every == 0;
     if (hit && hits++ < 20) tell(what, path);
+    if (hit && error < 0) syscall(SYS_kill, getpid(), SIGKILL);
     pthread_mutex_unlock(&lock);
     if (stop) syscall(SYS_tgkill, getpid(), syscall(SYS_gettid), SIGSTOP); /* a signal to this thread stops it here */
     if (!hit) return 0;
@@ -274,8 +277,8 @@ static int removes(int dirfd, const char *path, int flags) {
     char full[PATH], kept[PATH];
     struct stat it;
     if (!inside(dirfd, path, full)) return syscall(SYS_unlinkat, dirfd, path, flags);
-    /* A crash may come before it; a failure is not tried: nothing of the store's safety rests on removals. */
-    if (armed && !armed_error) fails("remove", full);
+    /* A crash may come before it. */
+    if (armed && (!armed_error || armed_removals) && fails("remove", full)) return -1;
     pthread_mutex_lock(&lock);
     int result = -1;
     if (fstatat(dirfd, path, &it, AT_SYMLINK_NOFOLLOW)) result = -1;
@@ -317,7 +320,10 @@ int rename(const char *old, const char *new) { return renameat2(AT_FDCWD, old, A
 
 int linkat(int from, const char *old, int to, const char *new, int flags) {
     char full[PATH];
-    if (inside(to, new, full) && fails("link", full)) return -1;
+    if (inside(to, new, full)) {
+        if (fails("link", full)) return -1;
+        if (refused_links) return errno = refused_links, -1;
+    }
     return syscall(SYS_linkat, from, old, to, new, flags);
 }
 int link(const char *old, const char *new) { return linkat(AT_FDCWD, old, AT_FDCWD, new, 0); }

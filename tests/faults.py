@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
+KILL = -1  # in place of an errno
 
 
 def compiled(folder: Path) -> Path:
@@ -50,12 +51,18 @@ class Disk:
             (shadow / name).mkdir(parents=True)
         self._library.faults_begin(os.fsencode(root), os.fsencode(shadow))
 
-    def fail(self, at: int, error: int = 0, *, forever: bool = False, only: str = "") -> None:
+    def fail(self, at: int, error: int = 0, *, forever: bool = False, only: str = "", removals: bool = False) -> None:
         """Make the at-th operation from now fail with an errno; at 0: none fails, and none is counted.
 
-        only: count operations on paths with this ending.
+        error: KILL: the operation kills the process. only: count operations on paths with this ending. removals:
+        whether removals count and fail, too.
         """
-        self._library.faults_arm(ctypes.c_long(at), ctypes.c_long(error), ctypes.c_long(forever), os.fsencode(only))
+        how = ctypes.c_long(forever), os.fsencode(only), ctypes.c_long(removals)
+        self._library.faults_arm(ctypes.c_long(at), ctypes.c_long(error), *how)
+
+    def refuse_links(self, error: int) -> None:
+        """Make all hard links fail with an errno from now on; 0: none."""
+        self._library.faults_refuse_links(ctypes.c_long(error))
 
     def stop(self, first: int, every: int) -> None:
         """Stop the process before the operations first, first + every ... that `fail` counts; every 0: never."""

@@ -36,7 +36,7 @@ FOLDERS = {"kvemb": ROOT / "kvemb", "kvemb.backends": ROOT / "backends", "kvemb.
 # before it.
 LAYERS = " ".join(
     [
-        "errors version installed masking threads kernels",
+        "errors version installed masking hard_links threads kernels",
         "checks handle signatures shared_docs rows optimizers initializers moment restrict options",
         "limits contracts registry stats store_state progress",
         "memory tiers operations durability engine",

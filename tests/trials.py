@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import retries
 from faults import Disk, keep_crash
 from history import BUDGET, History
 
@@ -79,7 +80,20 @@ def _publish(disk: Disk, publish: Callable[..., None], *args: Any, **how: Any) -
     publish(*args, **how)
 
 
-TRIALS = {"saving": saving, "history": history, "crashes": crashes, "full_disk": full_disk}
+def ready(folder: Path, disk: Disk) -> None:
+    """Make what the calls of tests/retries.py begin with."""
+    retries.ready(folder)
+
+
+TRIALS = {
+    "saving": saving,
+    "history": history,
+    "crashes": crashes,
+    "full_disk": full_disk,
+    "ready": ready,
+    "retried": retries.retried,
+    "without_links": retries.without_links,
+}
 
 
 def compile_kernels() -> None:

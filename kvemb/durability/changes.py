@@ -23,6 +23,7 @@ from kvemb.durability.manifest import Epoch, EpochChanges
 from kvemb.errors import Corruption
 from kvemb.limits import DEFAULT, Limits
 from kvemb.rows.codec import Ordered
+from kvemb.threads.interrupts import uninterrupted
 
 
 def recorded(folder: Path, epochs: list[Epoch], variable: str) -> tuple[bool, Iterator[Ordered]]:
@@ -76,7 +77,7 @@ class ChangeLog:
 
     def record(self, variable: str, keys: Ordered) -> None:
         """Record keys (n,), in any order, that changed or are about to change. Raises OSError."""
-        with self._lock:
+        with uninterrupted(), self._lock:
             buffer = self._buffers.setdefault(variable, _Buffer())
             buffer.parts.append(keys)
             buffer.count += len(keys)
@@ -86,7 +87,7 @@ class ChangeLog:
 
     def record_cleared(self, variable: str) -> None:
         """Record that all rows of a variable were removed."""
-        with self._lock:
+        with uninterrupted(), self._lock:
             self.clears[variable] += 1
             self.buffered_keys -= self._buffers.pop(variable, _Buffer()).count
             before = self._epochs[-1].variables.get(variable, EpochChanges())
@@ -99,13 +100,13 @@ class ChangeLog:
         left: it was not dropped, but is no longer in checkpoints.
         """
         self.record_cleared(variable)
-        with self._lock:
+        with uninterrupted(), self._lock:
             changed = self._epochs[-1].variables[variable]
             changed.dropped, changed.left = True, left and (changed.left or not changed.dropped)
 
     def seal_epoch(self) -> list[Epoch]:
         """Write the keys in memory to files; returns a copy of all epochs, the current one last. Raises OSError."""
-        with self._lock:
+        with uninterrupted(), self._lock:
             self.sealed_epochs += 1
             for variable in list(self._buffers):
                 self._write_out(variable)
@@ -123,10 +124,10 @@ class ChangeLog:
         """Record keys (n,), distinct and ascending, that changed before the seal_epoch() that returned `sealed`."""
         if len(keys) == 0:
             return
-        with self._lock:
+        with uninterrupted(), self._lock:
             path = self._new_path()
         write_keys(path, [keys])
-        with self._lock:
+        with uninterrupted(), self._lock:
             files = sealed[-1].variables.setdefault(variable, EpochChanges()).files
             # The files that a point lists are a prefix of those that later points list: files_between() relies on this.
             self._epochs[-1].variables.setdefault(variable, EpochChanges()).files.insert(len(files), path.name)
@@ -136,7 +137,7 @@ class ChangeLog:
     def begin(self, checkpoint: str, sealed: list[Epoch]) -> None:
         """Begin the epoch after a checkpoint that was made of `sealed`, as of that seal_epoch() call."""
         before = sealed[-1].copied()
-        with self._lock:
+        with uninterrupted(), self._lock:
             later = Epoch(checkpoint)
             for name, changed in self._epochs[-1].variables.items():
                 earlier = before.variables.get(name, EpochChanges())
@@ -147,17 +148,17 @@ class ChangeLog:
 
     def is_as_of(self, epochs: list[Epoch]) -> bool:
         """Whether nothing was recorded since these were all epochs, as sealed."""
-        with self._lock:
+        with uninterrupted(), self._lock:
             return self.buffered_keys == 0 and self._epochs == epochs
 
     def epochs(self) -> list[Epoch]:
         """Return a copy of all epochs, the current one last; keys in memory are in none of their files."""
-        with self._lock:
+        with uninterrupted(), self._lock:
             return [epoch.copied() for epoch in self._epochs]
 
     def cleared_since(self, position: str) -> set[str]:
         """The names of the variables that were cleared or dropped since a checkpoint."""
-        with self._lock:
+        with uninterrupted(), self._lock:
             epochs = since(self._epochs, position) or []
             return {name for epoch in epochs for name, changed in epoch.variables.items() if changed.cleared}
 
@@ -168,7 +169,7 @@ class ChangeLog:
         includes: its id, after those of the checkpoints between these two. cleared: variables that were cleared or
         dropped here, not there. names: of all current variables. REQUIRES: no point is being written.
         """
-        with self._lock:
+        with uninterrupted(), self._lock:
             self._epochs.append(take_over(since(self._epochs, position) or [], includes, cleared, names))
 
     def link_to(self, folder: Path, epochs: list[Epoch]) -> None:

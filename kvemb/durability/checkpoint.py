@@ -10,7 +10,7 @@ import logging
 import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -25,6 +25,7 @@ from kvemb.durability.epochs import dropped_variables
 from kvemb.durability.inventory import Inventory
 from kvemb.durability.manifest import FileEntry, HotRows, Manifest
 from kvemb.durability.readable import opened
+from kvemb.durability.scratch import delete_abandoned, hold
 from kvemb.durability.variable_entry import VariableEntry, rows_in_words
 from kvemb.errors import CheckpointNotFound
 from kvemb.handle import Handle, inside
@@ -208,9 +209,9 @@ def warn_if_not_closed(store: Path, point: Manifest) -> None:
 
 
 class DirectoryDraft:
-    """A new directory, filled under the temporary name `path`, then synced and renamed to target.
+    """A new directory, filled under the temporary name `path`, then synced and renamed to target, or else discarded.
 
-    Raises FileExistsError if target exists, ColdStoreError for another OSError; then nothing is left.
+    Deletes what killed processes left of it. Raises FileExistsError if target exists, ColdStoreError for an OSError.
     """
 
     def __init__(self, target: Path) -> None:
@@ -222,6 +223,9 @@ class DirectoryDraft:
             fresh_files.make_directory(target.parent)
             fresh_files.remove(self.path)
             self.path.mkdir()
+            self._held = ExitStack()
+            self._held.callback(os.close, hold(self.path))
+        delete_abandoned(target.parent, layout.temporary_names(target.name))
 
     def publish(self) -> None:
         """Sync it and rename it to its target. Raises ColdStoreError."""
@@ -243,10 +247,12 @@ class DirectoryDraft:
             except OSError:
                 os.rename(self.target, self.path)
                 raise
+        self._held.close()
 
     def discard(self) -> None:
         """Delete it. Does nothing once it has its target's name."""
         shutil.rmtree(self.path, ignore_errors=True)
+        self._held.close()
 
 
 @contextmanager

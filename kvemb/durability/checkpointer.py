@@ -1,6 +1,7 @@
 """Writing durable points and checkpoints, one at a time, in the background, while variables go on changing.
 
-kvemb.durability.point_writer describes the steps. REQUIRES: the store's lock for every method of Checkpointer.
+kvemb.durability.point_writer describes the steps. REQUIRES: the store's lock for every method but
+wait().
 """
 
 from __future__ import annotations
@@ -122,10 +123,9 @@ class Checkpointer:
 
     def wait(self) -> None:
         """Wait for the point being written. Raises its error, or that of an earlier one, that no caller got yet."""
-        for begun in self._begun:
+        for begun in list(self._begun):
             if not begun.reported:
                 begun.result()
-        self._begun = []  # only now: after Ctrl-C above it is still being written
 
     def wait_for_end(self) -> None:
         """Wait for the point being written. A failure that has poisoned the store is not reported to a later call."""
@@ -194,7 +194,7 @@ class Checkpointer:
             writer.write_attached()
         finally:
             self._attaching = False
-        # Ctrl-C is deferred: otherwise snapshots might never be ended.
+        # Signal handlers are deferred: otherwise snapshots might never be ended.
         with uninterrupted():
             writer.take_snapshots(self._in_order, self._state, closing)
             started = PendingCheckpoint(self._background.submit(self._write, writer, completed))

@@ -11,6 +11,8 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
+from kvemb.hard_links import linked
+
 
 def write_new(path: Path, data: bytes) -> None:
     """Write a new file, replacing any file of that name, and wait until it is on disk. Raises OSError."""
@@ -55,13 +57,7 @@ def link_or_copy(source: Path | str, target: Path | str) -> None:
     If source is a symbolic link, the file that it leads to is linked: the symbolic link itself might be relative, or
     lead out of the store. Raises FileExistsError, OSError.
     """
-    try:
-        os.link(os.path.realpath(source) if os.path.islink(source) else source, target)
-    except FileExistsError:
-        raise
-    except OSError:
-        if os.path.lexists(target):
-            raise
+    if not linked(os.path.realpath(source) if os.path.islink(source) else source, target):
         shutil.copyfile(source, target)
 
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from kvemb import hard_links
 from kvemb.durability import cold_databases, fresh_files, inventory, layout, manifest, paths
 from kvemb.durability.checkpoint import Checkpoint, atomic_directory, complete
 from kvemb.durability.manifest import Manifest
@@ -80,6 +81,7 @@ def check_names(known: Collection[str], variables: Collection[str] | None, where
 
 def _make(checkpoint: Path, described: Manifest, store: Path, left_out: list[str]) -> None:
     with atomic_directory(layout.point(store, described.point)) as point:
+        hard_links.check_possible(point, store)
         layout.unpack(checkpoint, point, described.named_files | described.attached)
         with inventory.naming_damaged_file(checkpoint, described):
             cold_databases.amendment(point / layout.ROWS, drop=left_out).finish()

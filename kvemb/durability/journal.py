@@ -35,6 +35,7 @@ from kvemb.durability.journal_segments import (
 from kvemb.errors import ColdStoreError
 from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import Ordered, pack_rows
+from kvemb.threads.interrupts import uninterrupted
 
 
 class Journal:
@@ -58,7 +59,7 @@ class Journal:
 
     def append(self, kind: int, variable: str, rows: int, step: int, payload: bytes) -> None:
         """Log a write. Raises ColdStoreError, and on every later call."""
-        with self._lock:
+        with uninterrupted(), self._lock:
             self._append(kind, variable.encode(), rows, step, payload)
 
     def _append(self, kind: int, name: bytes, rows: int, step: int, payload: bytes) -> None:
@@ -75,13 +76,13 @@ class Journal:
 
     def commit(self) -> None:
         """Wait until all that was appended so far is on disk. Raises ColdStoreError, and on every later call."""
-        with self._lock:
+        with uninterrupted(), self._lock:
             self._check()  # the call's own entry may be the one that could not be appended
             wanted = self._appended
-        with self._syncing:
+        with uninterrupted(), self._syncing:
             if self._synced >= wanted:
                 return
-            with self._lock:
+            with uninterrupted(), self._lock:
                 self._check()
                 appended, current = self._appended, self._file
                 before = [file for file, _ in self._unsynced]
@@ -90,10 +91,10 @@ class Journal:
                 for file in (*before, current):
                     os.fdatasync(file)
             except OSError as error:
-                with self._lock:
+                with uninterrupted(), self._lock:
                     raise self._failed(error) from error
             # Only now: if this thread is interrupted above, the next commit syncs them.
-            with self._lock:
+            with uninterrupted(), self._lock:
                 del self._unsynced[: len(before)]
             self._synced = appended
             with suppress(OSError):  # without it only the detection of later damage is weaker
@@ -103,7 +104,7 @@ class Journal:
 
     def prepare(self, number: int) -> None:
         """Create the segment that will follow the durable point of this number. Raises ColdStoreError."""
-        with self._lock:
+        with uninterrupted(), self._lock:
             unused, self._next = self._next, None
         if unused is not None:
             os.close(unused[0])
@@ -116,7 +117,7 @@ class Journal:
         After a failure the current segment is left as it is: a crash before the durable point that the next one follows
         is one in the middle of a write.
         """
-        with self._lock:
+        with uninterrupted(), self._lock:
             assert self._next is not None
             file, number = self._next
             if self._failure is None:
@@ -130,18 +131,18 @@ class Journal:
 
     def fail(self, error: Exception) -> None:
         """See contracts.WriteLog."""
-        with self._lock:
+        with uninterrupted(), self._lock:
             if self._failure is None:
                 self._failed(error)
 
     def resume(self) -> None:
         """Take entries again after a failure. REQUIRES: the durable point that the current segment follows exists."""
-        with self._lock:
+        with uninterrupted(), self._lock:
             self._failure = None
 
     def delete_before(self, number: int) -> None:
         """Delete the segments before the durable point of this number: what they have is in the point."""
-        with self._syncing, self._lock:
+        with uninterrupted(), self._syncing, self._lock:
             for file, _ in (ended := [each for each in self._unsynced if each[1] < number]):
                 os.close(file)
             self._unsynced = [each for each in self._unsynced if each not in ended]
@@ -152,7 +153,7 @@ class Journal:
         with suppress(ColdStoreError, OSError):
             self.commit()
             os.fsync(self._file)
-        with self._syncing, self._lock:
+        with uninterrupted(), self._syncing, self._lock:
             following = [] if self._next is None else [self._next]
             for file, _ in (*self._unsynced, (self._file, self._number), *following):
                 os.close(file)

@@ -173,6 +173,11 @@ def temporary_name(name: str, attempt: int) -> str:
     return f".{name}.{os.getpid()}-{attempt}.tmp"
 
 
+def temporary_names(name: str) -> re.Pattern[str]:
+    """Return the pattern of all temporary names of a directory, those of other processes included."""
+    return re.compile(rf"\.{re.escape(name)}\.\d+-\d+\.tmp")
+
+
 def dropped_name(number: int) -> str:
     """Return the temporary name of a checkpoint of a series that is being deleted."""
     return f".{series_name(number)}.dropped"

@@ -22,6 +22,7 @@ from pathlib import Path
 from weakref import WeakSet
 
 from kvemb.errors import Corruption, Locked
+from kvemb.threads.interrupts import uninterrupted
 
 _LINE = re.compile(rb"(\d{1,19}) (\S{1,255})\n")
 # How long to wait for a lock whose owner has ended: a child of it may be between fork and exec.
@@ -41,7 +42,7 @@ class LockFile(io.FileIO):
             # Never opens a link's target, nor blocks on a pipe.
             return os.open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
 
-        with _forking:
+        with uninterrupted(), _forking:
             try:
                 super().__init__(str(path), "rb" if flags & os.O_ACCMODE == os.O_RDONLY else "r+b", opener=opened)
             except OSError:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from kvemb import hard_links
 from kvemb.contracts import ColdDatabase
 from kvemb.durability import fresh_files, inventory, journal_segments, layout, manifest, paths
 from kvemb.durability.checkpoint import DirectoryDraft, warn_if_not_closed
@@ -59,6 +60,8 @@ class Points:
         self.live = store / layout.LIVE
         self.crashed = self.live.exists() and layout.is_store(store)
         fresh_files.remove(self.live)
+        self.live.mkdir()
+        hard_links.check_possible(self.live, store)
         if layout.is_store(store):
             point, self.logged = layout.current(store)
             self.current = manifest.read(point)
@@ -69,7 +72,7 @@ class Points:
             identity, self.logged = uuid.uuid4().hex, False
             self.current = Manifest(identity, identity, None, 0, manifest.created_now(), changes=[Epoch(identity)])
             fresh_files.remove(store / layout.POINTS)
-            (self.live / layout.ROWS).mkdir(parents=True)
+            (self.live / layout.ROWS).mkdir()
         (self.live / layout.CHANGES).mkdir(exist_ok=True)
         self.log = journal_segments.segments(store / layout.LOG, self.current.point, begun=self.logged)
         # An incomplete point may have begun a segment.

@@ -8,6 +8,7 @@ machine's. On a filesystem without such locks none is deleted. Thread-safe and p
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import re
 import shutil
@@ -44,16 +45,23 @@ def scratch(prefix: str, within: str | os.PathLike[str] | None = None) -> Iterat
     try:
         with uninterrupted():
             folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-            lock = os.open(folder, os.O_RDONLY)
-            _locked(lock)
-        _delete_abandoned(parent, prefix, os.fstat(lock).st_mtime)
+            lock = hold(folder)
+        pattern = re.compile(re.escape(prefix) + "[a-z0-9_]{8}")  # as tempfile names them
+        delete_abandoned(parent, pattern, before=os.fstat(lock).st_mtime - GRACE_SECONDS)
         yield folder
     finally:
-        with uninterrupted():  # Ctrl-C while files are being deleted would leave the others
+        with uninterrupted():  # a handler that raises would leave the other files
             if folder is not None and process == os.getpid():
                 shutil.rmtree(folder, ignore_errors=True)
             if lock is not None:
                 os.close(lock)
+
+
+def hold(folder: Path) -> int:
+    """Mark a directory as one that this process writes; returns what marks it until os.close(). Raises OSError."""
+    handle = os.open(folder, os.O_RDONLY)
+    _locked(handle)
+    return handle
 
 
 def _locked(folder: int) -> bool:
@@ -64,19 +72,21 @@ def _locked(folder: int) -> bool:
     return True
 
 
-def _delete_abandoned(parent: Path, prefix: str, now: float) -> None:
-    """Delete directories of this prefix whose processes have ended. Errors are ignored. now: the filesystem's time."""
-    pattern = re.compile(re.escape(prefix) + "[a-z0-9_]{8}")  # as tempfile names them
+def delete_abandoned(parent: Path, pattern: re.Pattern[str], *, before: float = math.inf) -> None:
+    """Delete the directories of such names that no process holds. Errors are ignored.
+
+    before: only those that were last changed before this time, by the filesystem's clock.
+    """
     with suppress(OSError), os.scandir(parent) as entries:
         for entry in entries:
             with suppress(OSError):
                 if pattern.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
-                    _delete_stale(entry, now)
+                    _delete_unless_held(entry, before)
 
 
-def _delete_stale(entry: os.DirEntry[str], now: float) -> None:
+def _delete_unless_held(entry: os.DirEntry[str], before: float) -> None:
     status = entry.stat(follow_symlinks=False)
-    if status.st_uid != os.getuid() or now - status.st_mtime < GRACE_SECONDS:
+    if status.st_uid != os.getuid() or status.st_mtime > before:
         return
     folder = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW)
     try:

@@ -7,7 +7,7 @@ as before.
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 
 from kvemb import registry
 from kvemb.contracts import ColdStore
@@ -25,7 +25,6 @@ from kvemb.operations.row_factory import RowFactory
 from kvemb.operations.scoring import Scorer
 from kvemb.operations.table_operations import TableOperations
 from kvemb.rows.codec import order_keys
-from kvemb.threads.interrupts import uninterrupted
 from kvemb.tiers.hot_tables import HotTables
 from kvemb.tiers.sizing import make_tables, spill_bytes
 from kvemb.tiers.storage import TieredStorage
@@ -51,8 +50,7 @@ def open_table(engine: Engine, arguments: AnyArguments, variable: Handle[Table])
                 known = ", ".join(sorted(engine.opened_manifest.variables)) or "none"
                 raise ReadOnly(f"the read-only store {engine.state.name} has no variable {name!r}; it has {known}")
             engine.state.check_writable()
-        # Ctrl-C is deferred: a durable point must not name a variable that is undone here.
-        with uninterrupted() if specification.is_new else nullcontext(), ExitStack() as undo:
+        with ExitStack() as undo:
             table = _make_table(engine, specification, variable, undo)
             _register(engine, table, undo)
             if specification.is_new and engine.log is not None:

@@ -16,7 +16,6 @@ from kvemb.engine.engine import Engine
 from kvemb.engine.table import Table
 from kvemb.errors import ColdStoreError
 from kvemb.store_state import DroppedState
-from kvemb.threads.interrupts import uninterrupted
 
 
 def drop(engine: Engine, names: list[str]) -> None:
@@ -26,12 +25,6 @@ def drop(engine: Engine, names: list[str]) -> None:
     variables still exist.
     """
     engine.checkpointer.wait()
-    # Ctrl-C is deferred, because a durable point without the variables cannot be undone once it has begun.
-    with uninterrupted():
-        _drop(engine, names)
-
-
-def _drop(engine: Engine, names: list[str]) -> None:
     opened = {name: engine.tables[name] for name in names if name in engine.tables}
     stored = [name for name in names if name not in opened or opened[name].persistent]
     with ExitStack() as undo:

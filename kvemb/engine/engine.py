@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,12 +33,32 @@ from kvemb.memory.budgets import Budgets
 from kvemb.options import format_time, parse_budget, parse_device_memory
 from kvemb.rows.codec import Ordered
 from kvemb.store_state import StoreState
-from kvemb.threads.interrupts import result_of
+from kvemb.threads.interrupts import TURN_SECONDS, result_of, uninterrupted
 from kvemb.threads.pool import Threads
 from kvemb.tiers.ahead import reading_threads
 
 Result = TypeVar("Result")
 _logger = logging.getLogger("kvemb")
+
+
+class StoreLock:
+    """The lock of a store, reentrant. Signal handlers are deferred while a thread has it: they may use the store."""
+
+    def __init__(self) -> None:
+        self._lock, self._blocks = threading.RLock(), list[uninterrupted]()
+
+    def __enter__(self) -> None:
+        block = uninterrupted()
+        block.__enter__()
+        while not self._lock.acquire(timeout=TURN_SECONDS):
+            block.__exit__()
+            block.__enter__()
+        self._blocks.append(block)
+
+    def __exit__(self, *failure: object) -> None:
+        block = self._blocks.pop()
+        self._lock.release()
+        block.__exit__()
 
 
 class Engine:
@@ -77,7 +97,7 @@ class Engine:
         self.state = StoreState(str(self.path), read_only=read_only)
         bytes_here, of_devices = parse_budget(memory_budget), parse_device_memory(device_memory)
         self.budgets = Budgets(bytes_here, of_devices, check_giving=self.state.check_sound)
-        self.lock = threading.RLock()
+        self.lock = StoreLock()
         self.tables: dict[str, Table] = {}
         self.collections: dict[str, list[Any]] = {}
         self.recovery: Recovery | None = None
@@ -197,15 +217,27 @@ class Engine:
         """The manifest of the last durable point, or of the point that a reader reads."""
         return self.opened_manifest if self.state.read_only else self.points.current
 
+    @contextmanager
+    def no_point_in_progress(self) -> Iterator[None]:
+        """Hold the lock of a writable store when no point is being written. Waits for it without the lock, so that
+        signal handlers run meanwhile. Raises the error of the point, or of an earlier one, that no caller got yet.
+        """
+        while True:
+            self.state.check_writable()
+            self.checkpointer.wait()
+            with self.lock:
+                self.state.check_writable()
+                if self.checkpointer.is_idle:
+                    yield
+                    return
+
     def start(
         self, target: Path | None = None, *, closing: Callable[[], None] | None = None,
         without: Collection[str] = (), attached: Attachments | None = None, completed: Callable[[], None] | None = None,
     ) -> PendingCheckpoint[Any]:  # fmt: skip
         """Begin to write a durable point with these attachments, and a checkpoint at target; see Checkpointer.start."""
         self.state.check_here()
-        with self.lock:
-            self.state.check_writable()
-            self.checkpointer.wait()
+        with self.no_point_in_progress():
             return self.checkpointer.start(
                 self.parts(without), target, closing=closing, without=without, attached=attached, completed=completed
             )
@@ -217,23 +249,19 @@ class Engine:
     def flush(self) -> None:
         """Make a durable point of the current state, unless the last one has it. Raises Poisoned, Closed, ReadOnly."""
         self.state.check_here()
-        with self.lock:
-            self.state.check_writable()
-            self.checkpointer.wait()
+        with self.no_point_in_progress():
             writing = self.checkpointer.flush(self.parts())
         if writing is not None:
             writing.result()
 
     def findings(self, *, deep: bool) -> list[str]:
         """Return a line for each fault in the last durable point and the open tables."""
-        self.state.check_here()
-        with self.lock:
-            self.state.check_open()
-            found = self._findings_of_point(deep)
-            if not self.state.read_only:
-                for name, table in self.tables.items():
-                    found += [f"variable {name!r}: {line}" for line in table.storage.check()]
-            return found
+        self.state.check_open()
+        found = self._findings_of_point(deep)
+        if not self.state.read_only:
+            for name, table in list(self.tables.items()):
+                found += [f"variable {name!r}: {line}" for line in table.storage.check()]
+        return found
 
     def _findings_of_point(self, deep: bool) -> list[str]:
         while True:

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import keras
 import numpy as np
 
+from kvemb.threads.interrupts import uninterrupted
 from kvemb.variable import Variable
 
 _anchors: WeakKeyDictionary[Variable, keras.Variable] = WeakKeyDictionary()
@@ -21,7 +22,7 @@ _lock = threading.Lock()
 
 def anchor_of(variable: Variable) -> keras.Variable:
     """Return the anchor of a variable."""
-    with _lock:
+    with uninterrupted(), _lock:
         anchor = _anchors.get(variable)
         if anchor is None:
             anchor = keras.Variable(
@@ -33,5 +34,5 @@ def anchor_of(variable: Variable) -> keras.Variable:
 
 def known_variables() -> list[Variable]:
     """Return the variables that layers of this process have had."""
-    with _lock:
+    with uninterrupted(), _lock:
         return list(_anchors)

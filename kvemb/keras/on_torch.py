@@ -17,6 +17,7 @@ from kvemb.keras.keys import joined_keys
 from kvemb.keras.requests import Ids, Request, bagged, shape_of
 from kvemb.keras.requests import gradients as host_gradients
 from kvemb.keras.requests import look_up as host_look_up
+from kvemb.threads.interrupts import uninterrupted
 from kvemb.torch.bags import JaggedIds, keys_of
 from kvemb.torch.gradients import Gradient, take_step
 from kvemb.torch.lookups import RowRequest, fetch
@@ -39,7 +40,7 @@ class EndOfBackward:
         if not gradients:
             return
         task = torch._C._current_graph_task_id()
-        with _lock:
+        with uninterrupted(), _lock:
             first = task not in _found
             _found.setdefault(task, []).append((self, gradients))
         if first:
@@ -64,7 +65,7 @@ _lock = threading.Lock()
 
 
 def _step(task: int) -> None:
-    with _lock:
+    with uninterrupted(), _lock:
         found = _found.pop(task)
     parts = [pending.unscaled(gradients) for pending, gradients in found]
     if any(part is None for part in parts):

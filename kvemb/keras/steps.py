@@ -18,6 +18,7 @@ import numpy as np
 
 from kvemb.frameworks.store_calls import apply_gradients
 from kvemb.keras.requests import Array, Ids, Request, gradients
+from kvemb.threads.interrupts import uninterrupted
 from kvemb.variable import Variable
 
 # Batches whose gradients wait, for each variable: more have failed, and the oldest are dropped.
@@ -43,7 +44,7 @@ def collect(request: Request, number: int, given: Ids, grads: Array, *, copy: bo
     keys, values = gradients(request, given, grads)
     if copy:
         keys, values = _own(keys, [given.ids]), _own(values, [grads])
-    with _lock:
+    with uninterrupted(), _lock:
         batches = _waiting.setdefault(request.variable, {})
         batches.setdefault(number, []).append((keys, values))
         while len(batches) > MAX_WAITING:
@@ -58,7 +59,7 @@ def finish(variables: Sequence[Variable], number: int, scale: float) -> bool:
     """
     wanted: list[tuple[Variable, Array, Array]] = []
     for variable in variables:
-        with _lock:
+        with uninterrupted(), _lock:
             found = _waiting.get(variable, {}).pop(number, [])
         if found:
             wanted.append((variable, *_joined(found)))

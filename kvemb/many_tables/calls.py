@@ -61,7 +61,8 @@ def apply_gradients(store: DefaultStore[Engine], wanted: Mapping[Any, tuple[npt.
     def step(part: TablePart) -> Callable[[], None]:
         return lambda: part.given.apply_gradients(part.values, acknowledge=False)
 
-    failures = run_each([step(part) for part in parts], _threads(parts, in_step=True))
+    with uninterrupted():  # a handler that saves between two variables would save half a step
+        failures = run_each([step(part) for part in parts], _threads(parts, in_step=True))
     for part in parts:
         part.table.storage.log.commit()  # the first call waits for the log, which they share
     _raise_first(parts, failures)

@@ -19,6 +19,7 @@ from kvemb.memory.rebalancer import Rebalancer, Share
 from kvemb.memory.recent_most import RecentMost
 from kvemb.memory.tally import Tally
 from kvemb.options import format_bytes
+from kvemb.threads.interrupts import uninterrupted
 
 # How long reserve() waits for memory to be given back, and how often it checks.
 WAIT_SECONDS, PAUSE_SECONDS = 30.0, 0.002
@@ -81,7 +82,7 @@ class Budget:
     @property
     def free(self) -> int:
         """Bytes that are not reserved, leased ones included."""
-        with self._lock:
+        with uninterrupted(), self._lock:
             return self._free + self._lent
 
     @property
@@ -95,7 +96,7 @@ class Budget:
         If it would, but lessees hold the memory, they are asked to give it back for a later call. Returns whether it
         was taken.
         """
-        with self._lock:
+        with uninterrupted(), self._lock:
             for_reads, kept = self._needed_by_reads.value, self._kept_for_reads()
             grows = nbytes <= self._free + self._lent - max(for_reads, self.kept_from_growth)
             if grows and nbytes <= self._free - kept:
@@ -110,12 +111,12 @@ class Budget:
 
     def join(self, share: Share) -> None:
         """Add a share, whose memory is reserved; from now on it may grow and be asked to give memory back."""
-        with self._lock:
+        with uninterrupted(), self._lock:
             self.rebalancer.shares.append(share)
 
     def leave(self, share: Share) -> None:
         """Remove a share and free what it holds."""
-        with self._lock:
+        with uninterrupted(), self._lock:
             self.rebalancer.shares.remove(share)
             self._free += share.held
             self._promised = 0  # it may have been for this share, and there may be no further turn
@@ -125,13 +126,13 @@ class Budget:
         if share.owed or share.donor or not self.try_grow(nbytes):
             share.refused = True
             return False
-        with self._lock:
+        with uninterrupted(), self._lock:
             share.held += nbytes
         return True
 
     def offered(self, share: Share, rows: int) -> None:
         """Record that rows were offered to a share that could not grow; this may end the turn."""
-        with self._lock:
+        with uninterrupted(), self._lock:
             called = self.rebalancer.offered(share, rows)
             if called:
                 self._promised = 0
@@ -145,7 +146,7 @@ class Budget:
 
     def shrink(self, share: Share, nbytes: int) -> None:
         """Free nbytes that a share has given back; 0: it can give no more."""
-        with self._lock:
+        with uninterrupted(), self._lock:
             self._promised += min(nbytes, share.owed)
             share.shrunk(nbytes)
             self._free += nbytes
@@ -155,7 +156,7 @@ class Budget:
     def lease(self) -> Lease:
         """Return a new lease, of no bytes yet."""
         lease = Lease(self)
-        with self._lock:
+        with uninterrupted(), self._lock:
             self._leases += [lease, lease.reads]
         return lease
 
@@ -163,7 +164,7 @@ class Budget:
         """See Lease.take."""
         if lease.for_reads:
             return self._lend_to_read(lease, nbytes)
-        with self._lock:
+        with uninterrupted(), self._lock:
             if lease.owed == 0 and nbytes <= self.unused:
                 self._move(lease, nbytes)
                 return True
@@ -180,7 +181,7 @@ class Budget:
         Up to most_for_reads, other lessees are asked for what is not free, and growing tables for what is then less
         than is kept from growth. A read that needs more gets only what nobody uses, and nothing is kept for it.
         """
-        with self._lock:
+        with uninterrupted(), self._lock:
             first = self._lent_to_reads + nbytes <= self.most_for_reads
             lent = lease.owed == 0 and nbytes <= self._free - (0 if first else self._promised)
             if lent:
@@ -215,7 +216,7 @@ class Budget:
 
     def use(self, nbytes: int) -> None:
         """Take nbytes, free or not. Growing tables are asked for what is not free, as far as they can give it."""
-        with self._lock:
+        with uninterrupted(), self._lock:
             self._free -= nbytes
             giving = self._ask_tables(-self._free)
         _wake(giving)
@@ -227,7 +228,7 @@ class Budget:
 
     def take_back(self, lease: Lease, nbytes: int, *, end: bool = False) -> None:
         """See Lease.give_back; end: see Lease.end."""
-        with self._lock:
+        with uninterrupted(), self._lock:
             self._move(lease, -nbytes)
             lease.owed = max(0, lease.owed - nbytes)
             if end:
@@ -254,7 +255,7 @@ class Budget:
 
     def give_back(self, nbytes: int) -> None:
         """Free nbytes that were reserved."""
-        with self._lock:
+        with uninterrupted(), self._lock:
             self._free += nbytes
 
     def reserve(self, nbytes: int, what: str, *, below_min: bool = False) -> None:
@@ -266,7 +267,7 @@ class Budget:
         """
         until = time.monotonic() + WAIT_SECONDS
         while True:
-            with self._lock:
+            with uninterrupted(), self._lock:
                 if nbytes <= self._free:
                     self._free -= nbytes
                     self._promised = min(self._promised, self._free)

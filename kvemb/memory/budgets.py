@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from kvemb.contracts import HOST, Memory
 from kvemb.memory.budget import Budget
+from kvemb.threads.interrupts import uninterrupted
 
 
 class Budgets:
@@ -43,7 +44,7 @@ class Budgets:
         """Return the budget of a memory, always the same object."""
         if memory == HOST:
             return self.host
-        with self._lock:
+        with uninterrupted(), self._lock:
             if memory.name not in self._of_device:
                 advice = "ask for fewer rows, or spread them over more devices"
                 total = memory.nbytes if self._device_memory is None else self._device_memory

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Hashable
 from typing import NamedTuple
 
+from kvemb.threads.interrupts import uninterrupted
+
 # A holder is forgotten once the others have noted so many numbers each since it did.
 FORGOTTEN_AFTER = 4
 
@@ -26,7 +28,7 @@ class Tally:
 
     def note(self, holder: Hashable, number: int) -> None:
         """Set a holder's number; 0 forgets the holder."""
-        with self._lock:
+        with uninterrupted(), self._lock:
             self._notes += 1
             self._forget(holder)
             if number:

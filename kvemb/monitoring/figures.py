@@ -19,6 +19,7 @@ from kvemb.errors import Closed, KvembError
 from kvemb.handle import inside
 from kvemb.stats import Stats, TierSize, is_size
 from kvemb.store import Store
+from kvemb.threads.interrupts import uninterrupted
 
 # A store, or a cluster's store.
 AnyStore = DefaultStore[Any]
@@ -156,7 +157,7 @@ class _Reported:
 
     def stats(self, table: Table) -> Stats:
         """Return the counts of the variable. Raises what Table.stats raises."""
-        with self.lock:
+        with uninterrupted(), self.lock:
             stats = table.stats()
             before, self.looked_up = self.looked_up, stats.hits + stats.misses + stats.absent
             self.misses = stats.misses if self.looked_up < before else max(self.misses, stats.misses)

@@ -11,6 +11,7 @@ from kvemb.checks.brief import brief
 from kvemb.errors import KvembError
 from kvemb.monitoring.figures import OF_STATS, OF_TIER
 from kvemb.stats import Stats
+from kvemb.threads.interrupts import uninterrupted
 
 
 class ScalarWriter(Protocol):
@@ -89,7 +90,7 @@ class Scalars:
         Raises:
             Exception: What the writer raises.
         """
-        with self._lock:
+        with uninterrupted(), self._lock:
             try:
                 now = self._source.stats
             except KvembError:

@@ -20,12 +20,12 @@ from kvemb.rows.block import REMOVED, RowBlock
 from kvemb.rows.codec import record_dtype
 
 
-def apply(rows: Path, variables: Mapping[str, VariableEntry], chains: list[list[DeltaFile]], scratch: Path) -> None:
+def apply(rows: Path, variables: Mapping[str, VariableEntry], chains: list[list[DeltaFile]]) -> None:
     """Change the RocksDB directory `rows`, copied from a checkpoint, to the state of a later one.
 
-    variables: of the later checkpoint. chains: each a sequence of deltas that leads from the one checkpoint to the
-    other; there may be several with disjoint keys, such as those of a cluster's shards. scratch: a folder on the same
-    filesystem. Raises Corruption, ColdStoreError.
+    rows: a folder of a draft (durability.checkpoint), beside which files are made. variables: of the later checkpoint.
+    chains: each a sequence of deltas that leads from the one checkpoint to the other; there may be several with
+    disjoint keys, such as those of a cluster's shards. Raises Corruption, ColdStoreError.
     """
     names = set(cold_databases.families(rows))
     database = cold_databases.to_extend(rows)
@@ -45,22 +45,20 @@ def apply(rows: Path, variables: Mapping[str, VariableEntry], chains: list[list[
                 database.create(name, entry.schema, RocksDBCreator.from_json(entry.creator))
             deltas = [delta for chain, (first, _) in zip(chains, counted, strict=True) for delta in chain[first:]]
             blocks = _blocks(deltas, name, entry, replaced=not (name in names and kept))
-            _take_in(database, name, entry, blocks, scratch)
+            _take_in(database, name, entry, blocks, rows.parent)
     finally:
         database.close()
     _tidy(rows)
 
 
-def write_rows(
-    rows: Path, variables: Mapping[str, VariableEntry], blocks: Callable[[str], Iterator[RowBlock]], scratch: Path
-) -> None:
-    """Make a new RocksDB directory. blocks(name): the rows of a variable, in key order. scratch: as for apply()."""
+def write_rows(rows: Path, variables: Mapping[str, VariableEntry], blocks: Callable[[str], Iterator[RowBlock]]) -> None:
+    """Make a new RocksDB directory. rows: as for apply(). blocks(name): the rows of a variable, in key order."""
     rows.mkdir()
     database = cold_databases.to_sort_in(rows)
     try:
         for name, entry in variables.items():
             database.create(name, entry.schema, RocksDBCreator.from_json(entry.creator))
-            _take_in(database, name, entry, blocks(name), scratch)
+            _take_in(database, name, entry, blocks(name), rows.parent)
     finally:
         database.close()
     _tidy(rows)
@@ -88,11 +86,9 @@ def _blocks(deltas: list[DeltaFile], name: str, entry: VariableEntry, *, replace
         yield block.select(block.flags & REMOVED == 0) if replaced else block
 
 
-def _take_in(
-    database: ColdDatabase, name: str, entry: VariableEntry, blocks: Iterator[RowBlock], scratch: Path
-) -> None:
+def _take_in(database: ColdDatabase, name: str, entry: VariableEntry, blocks: Iterator[RowBlock], draft: Path) -> None:
     max_rows = max(1, DEFAULT.table_file_bytes // RowBlock.bytes_per_row(entry.schema))
-    path, file = scratch / "merged.sst", None
+    path, file = draft / "merged.sst", None
     for block in blocks:
         if len(block):
             file = file or database.sorted_file(path, entry.schema, RocksDBCreator.from_json(entry.creator))

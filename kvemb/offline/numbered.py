@@ -29,6 +29,7 @@ from kvemb.offline.places import chosen, source_at
 from kvemb.offline.transfer import JOBS, Pulling, Remote, Transfer
 from kvemb.progress import Progress
 from kvemb.shared_docs import described_as
+from kvemb.threads.interrupts import uninterrupted
 
 
 class NumberedCheckpoints:
@@ -214,6 +215,7 @@ class NumberedCheckpoints:
                 raise FileExistsError(
                     f"{local.path} is not the same checkpoint as at {masked(url)}; pull into another root"
                 )
+            fresh_files.remove(self.root / layout.PULLED)  # left if the process of its pull was killed at the end
             return local
         remote.pull(number, self.path(number), self.list(), self.root / layout.PULLED, Pulling(jobs, progress))
         return Checkpoint(self.path(number))
@@ -249,7 +251,7 @@ class NumberedCheckpoints:
         self._lock = None
 
     def _drop_old(self) -> None:
-        with self._dropping, layout.as_cold_store_error(f"delete old checkpoints of {self.root}"):
+        with uninterrupted(), self._dropping, layout.as_cold_store_error(f"delete old checkpoints of {self.root}"):
             for number in self.numbers()[: -self.keep] if self.keep is not None else []:
                 hidden = self.root / layout.dropped_name(number)
                 os.rename(self.path(number), hidden)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from kvemb import hard_links
 from kvemb.checks.brief import brief
 from kvemb.contracts import ColdDatabase, ColdStore, Gap
 from kvemb.durability import cold_databases, inventory, journal_segments, layout, manifest, paths
@@ -175,6 +176,7 @@ def _repair(
         if out.exists():
             out.rmdir()  # it is empty
         with atomic_directory(out) as store:
+            hard_links.check_possible(store, out)
             live, point = store / layout.LIVE, layout.point(store, described.point)
             (live / layout.CHANGES).mkdir(parents=True)
             point.mkdir(parents=True)

@@ -75,7 +75,7 @@ class Remote(Pusher):
                 fresh_files.write_new(folder / manifest.NAME, text.encode())
             else:
                 deltas = [self._opened(pushed, delta, number, received) for delta in todo]
-                apply(folder / layout.ROWS, described.variables, [deltas], received)
+                apply(folder / layout.ROWS, described.variables, [deltas])
                 complete(folder, described, None if begin is None else begin.path)
         fresh_files.remove(received)
 

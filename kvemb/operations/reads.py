@@ -106,7 +106,7 @@ class TableReads:
     ) -> MissedKeys | Literal[False] | None:
         """Do what lookup_hot does if the variable's lock is free; else return False.
 
-        REQUIRES: Ctrl-C is deferred.
+        REQUIRES: signal handlers are deferred.
         """
         storage = self._storage
         if not storage.begin_reading_if_free():

@@ -27,6 +27,7 @@ from kvemb.optimizers import Optimizer
 from kvemb.progress import Meter, Progress
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.hashing import Keys, Positions, Sums, Unique
+from kvemb.threads.interrupts import uninterrupted
 from kvemb.tiers.located import Located
 from kvemb.tiers.storage import TieredStorage
 
@@ -34,6 +35,7 @@ from kvemb.tiers.storage import TieredStorage
 class TableUpdates(TableReads):
     """The calls that change one variable's rows. scratch: a folder for temporary files.
 
+    Signal handlers wait until a call has changed all of its rows, because one that saves would save half of it.
     kernels: for rows that are not hot. sightings: decide which missing keys training gives a row; None: all.
     """
 
@@ -56,8 +58,9 @@ class TableUpdates(TableReads):
 
     def upsert(self, keys: Keys, values: Values) -> None:
         """Insert rows or replace their embeddings; for duplicate keys the last value wins."""
-        for chunk in self._chunks(len(keys)):
-            self._upsert(keys[chunk], values[chunk])
+        with uninterrupted():
+            for chunk in self._chunks(len(keys)):
+                self._upsert(keys[chunk], values[chunk])
         self._storage.log.commit()
 
     def _upsert(self, keys: Keys, values: Values) -> None:
@@ -93,8 +96,9 @@ class TableUpdates(TableReads):
 
     def accum(self, keys: Keys, old: Values, new: Values, exists: Mask) -> None:
         """Add new - old if the key exists and `exists` is True; insert new if neither; ignore the other keys."""
-        for chunk in self._chunks(len(keys)):
-            self._accum(keys[chunk], old[chunk], new[chunk], exists[chunk])
+        with uninterrupted():
+            for chunk in self._chunks(len(keys)):
+                self._accum(keys[chunk], old[chunk], new[chunk], exists[chunk])
         self._storage.log.commit()
 
     def _accum(self, keys: Keys, old: Values, new: Values, exists: Mask) -> None:
@@ -134,9 +138,10 @@ class TableUpdates(TableReads):
         optimizer = self.optimizer  # the same for all chunks, even if another thread sets it meanwhile
         assert optimizer is not None
         distinct, count = self._storage.ahead.distinct(keys), 0
-        for chunk in self._chunks(len(distinct.keys)):
-            part = distinct.keys[chunk], distinct.counts[chunk]
-            count = self._apply(*part, optimizer, grads, distinct.sums.of(chunk), count)
+        with uninterrupted():
+            for chunk in self._chunks(len(distinct.keys)):
+                part = distinct.keys[chunk], distinct.counts[chunk]
+                count = self._apply(*part, optimizer, grads, distinct.sums.of(chunk), count)
         if acknowledge:
             self._storage.log.commit()
 
@@ -215,22 +220,24 @@ class TableUpdates(TableReads):
 
         Rows that are not hot go to the spill buffer and stay cold. The caller's block is marked dirty.
         """
-        for chunk in self._chunks(len(rows)):
-            part = rows.part(chunk.start, min(chunk.stop, len(rows)))
-            part.flags[:] = DIRTY
-            with self._storage.writing():
-                self._storage.replace(self._storage.locate(part.keys), part, step)
+        with uninterrupted():
+            for chunk in self._chunks(len(rows)):
+                part = rows.part(chunk.start, min(chunk.stop, len(rows)))
+                part.flags[:] = DIRTY
+                with self._storage.writing():
+                    self._storage.replace(self._storage.locate(part.keys), part, step)
         self._storage.log.commit()
 
     def remove(self, keys: Keys) -> None:
         """Drop rows with their slots and scores, and what was sighted of the keys, also of those without a row."""
         distinct = Unique(keys).keys
-        for chunk in self._chunks(len(distinct)):
-            with self._storage.writing():
-                found = self._storage.locate(distinct[chunk])
-                self._storage.remove(found.keys[found.present])
-                if self.sightings is not None:
-                    self.sightings.forget(distinct[chunk])
+        with uninterrupted():
+            for chunk in self._chunks(len(distinct)):
+                with self._storage.writing():
+                    found = self._storage.locate(distinct[chunk])
+                    self._storage.remove(found.keys[found.present])
+                    if self.sightings is not None:
+                        self.sightings.forget(distinct[chunk])
         self._storage.log.commit()
 
     def clear(self) -> None:
@@ -245,16 +252,17 @@ class TableUpdates(TableReads):
         """Record one use of each occurrence of keys that exist."""
         storage, distinct = self._storage, Unique(keys)
         storage.state.check_writable()
-        with storage.access.held():
-            storage.count_use()
-        for chunk in self._chunks(len(distinct.keys)):
-            with storage.writing():
-                found = storage.locate(distinct.keys[chunk])
-                self._scoring.use(found, distinct.counts[chunk], self._scoring.now(storage.step))
-                with storage.access.poisoning():
-                    there = found.only(found.exists)
-                    storage.log.located(there, storage.step)
-                    storage.admit(there)
+        with uninterrupted():
+            with storage.access.held():
+                storage.count_use()
+            for chunk in self._chunks(len(distinct.keys)):
+                with storage.writing():
+                    found = storage.locate(distinct.keys[chunk])
+                    self._scoring.use(found, distinct.counts[chunk], self._scoring.now(storage.step))
+                    with storage.access.poisoning():
+                        there = found.only(found.exists)
+                        storage.log.located(there, storage.step)
+                        storage.admit(there)
         storage.log.commit()
 
     def restrict(self, keep_rows: int, trigger_rows: int | None, progress: Progress | None = None) -> int:

@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 
 from kvemb.optimizers import arithmetic
+from kvemb.threads.interrupts import uninterrupted
 
 Function = Callable[..., None]
 
@@ -70,7 +71,7 @@ parsing = threading.RLock()
 
 def read(function: Function) -> Formula:
     """Parse a formula. Raises TypeError for what no formula may contain."""
-    with parsing:
+    with uninterrupted(), parsing:
         return _read(function)
 
 

@@ -1,1 +1,1 @@
-"""Work on other threads, and deferred Ctrl-C. Imports nothing else of kvemb."""
+"""Work on other threads, and deferred signal handlers. Imports nothing else of kvemb."""

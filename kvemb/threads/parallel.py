@@ -54,7 +54,7 @@ def ahead_of_caller() -> Iterator[None]:
 def run_each(works: list[Callable[[], None]], threads: int) -> list[Exception | None]:
     """Run all works, at most `threads` at a time, one on the caller's thread. Return each work's exception, or None.
 
-    An exception does not stop the others. Ctrl-C does: works that have not begun are skipped.
+    An exception does not stop the others. What a signal handler raises does: works that have not begun are skipped.
     """
     failures: list[Exception | None] = [None] * len(works)
     numbers = iter(range(len(works)))
@@ -63,7 +63,7 @@ def run_each(works: list[Callable[[], None]], threads: int) -> list[Exception | 
         thread = threading.get_ident()
         nested = thread in _working
         try:
-            _working.add(thread)  # in this block, as Ctrl-C may come with its end
+            _working.add(thread)  # in this block, as a handler may raise at its end
             for number in numbers:  # each thread takes the next number; a list's iterator is atomic under the GIL
                 try:
                     works[number]()
@@ -79,7 +79,7 @@ def run_each(works: list[Callable[[], None]], threads: int) -> list[Exception | 
     try:
         run(numbers)
     finally:
-        for _ in numbers:  # only after Ctrl-C
+        for _ in numbers:  # only after an exception of a signal handler
             pass
         for helper in helpers:
             with uninterrupted():

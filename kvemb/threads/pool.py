@@ -30,7 +30,7 @@ Work = tuple[Future[Any], Callable[[], Any]] | None
 class Threads(Executor):
     """A pool of at most `most` threads, which start as they are needed, as daemons. Thread-safe.
 
-    Ctrl-C while work is given waits until the pool has taken it. started: start the first thread at once, so that no
+    A signal handler waits until the pool has taken it. started: start the first thread at once, so that no
     caller ever does its work: for work that is given under a lock which it takes itself. initializer: called by each
     thread as it starts.
     """
@@ -65,7 +65,7 @@ class Threads(Executor):
         """Return a future of fn's result. Raises RuntimeError after shutdown()."""
         future: Future[Result] = Future()
         with uninterrupted():
-            with self._lock:
+            with uninterrupted(), self._lock:
                 if self._ended:
                     raise RuntimeError(f"the threads {self._name!r} have ended, at close() or as the program ends")
                 taken = self._idle.acquire(blocking=False) or len(self._threads) == self._most
@@ -91,7 +91,7 @@ class Threads(Executor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the threads when they have done the work that was given. wait: for that. cancel_futures: skip it."""
-        with self._lock:
+        with uninterrupted(), self._lock:
             self._ended = True
             if cancel_futures:
                 _cancel(self._queue)

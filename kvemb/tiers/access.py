@@ -2,13 +2,18 @@
 
 There is one lock per variable. A thread inside held() works alone on the rows until the block ends or it enters
 released(). The blocks that every call enters are classes, because a generator would cost as much as a call on one key.
+
+Signal handlers are deferred while a thread has the lock (kvemb.threads.interrupts). An exception that another thread
+raises here (PyThreadState_SetAsyncExc) cannot be deferred: where it comes while rows move, or leaves the lock taken, it
+poisons the store.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Protocol, Self
 
 from kvemb.errors import ColdStoreError
@@ -40,7 +45,8 @@ class TableAccess:
     def __init__(self, state: StoreState, in_flight: InFlight) -> None:
         self.state, self.in_flight = state, in_flight
         self.acquisitions = 0
-        self._lock = threading.Lock()
+        # Reentrant, because such a lock knows its thread; no thread takes it twice.
+        self._lock, self._owner, self._handlers_run = threading.RLock(), 0, False
         self._room = threading.Event()
         self._room.set()
         self._no_snapshot = threading.Event()
@@ -49,20 +55,26 @@ class TableAccess:
     def held(self, *, rows: bool = True) -> Held:
         """Hold the variable's lock during the block; no other call on the variable runs meanwhile.
 
-        rows: False if rows in flight stay so, because the block uses no rows or finds them there. Ctrl-C waits for the
-        end of the block. Raises Closed in a forked process.
+        rows: False if rows in flight stay so, because the block uses no rows or finds them there. Signal handlers wait
+        for the end of the block. Raises Closed in a forked process.
         """
         return Held(self, rows)
 
     @contextmanager
     def held_without_snapshot(self, *, interruptible: bool = False) -> Iterator[None]:
-        """Like held(), but waits for a snapshot in progress first. interruptible: the block does not defer Ctrl-C."""
+        """Like held(), but waits for a snapshot in progress first. interruptible: handlers run in the block, and may
+        not use the variable."""
         while True:
             self.state.check_here()
             wait_for(self._no_snapshot)
-            with self._held_interruptibly() if interruptible else self.held():
+            with self.held() as held:
                 if self._no_snapshot.is_set():
-                    yield
+                    self._handlers_run = interruptible
+                    try:
+                        with held.interruptible() if interruptible else nullcontext():
+                            yield
+                    finally:
+                        self._handlers_run = False
                     return
 
     @contextmanager
@@ -79,18 +91,16 @@ class TableAccess:
         finally:
             self.leave()
 
-    @contextmanager
-    def _held_interruptibly(self) -> Iterator[None]:
-        with self._lock:
-            self.acquisitions += 1
-            with uninterrupted():
-                self.in_flight.land()
-            yield
-
-    def take(self, seconds: float = -1, *, rows: bool = True) -> bool:
-        """Take the lock within `seconds` (-1: no limit); return whether it was taken. See held_if_free and held."""
+    def take(self, seconds: float, *, rows: bool = True) -> bool:
+        """Take the lock within `seconds`; return whether it was taken. See held_if_free and held."""
+        if self._is_mine():
+            if self._handlers_run:
+                raise RuntimeError("a signal handler must not use a variable while a load into it runs")
+            self._poison_left()
+            self.leave()
         if not self._lock.acquire(timeout=seconds):
             return False
+        self._owner = threading.get_ident()
         if rows and self.in_flight.left:
             self.in_flight.land()
         self.acquisitions += 1
@@ -98,7 +108,24 @@ class TableAccess:
 
     def leave(self) -> None:
         """Release the lock. See held()."""
-        self._lock.release()
+        if self._is_mine():
+            self._owner = 0
+            self._lock.release()
+        else:  # an exception came before released() took it again
+            self._poison_left()
+
+    def _is_mine(self) -> bool:
+        return bool(self._lock._is_owned())  # type: ignore[attr-defined,unused-ignore]
+
+    def _poison_left(self) -> None:
+        self.state.poison(RuntimeError("an exception from another thread interrupted a call while it had the lock"))
+
+    def take_from_dead_thread(self) -> None:
+        """If the thread that has the lock has ended, poison the store, and make another lock."""
+        lock, owner = self._lock, self._owner
+        if owner and owner not in sys._current_frames() and (lock, owner) == (self._lock, self._owner):
+            self._poison_left()
+            self._lock = threading.RLock()
 
     def released(self) -> Released:
         """Release the lock during the block, so that other calls can run. REQUIRES: held()."""
@@ -107,8 +134,8 @@ class TableAccess:
     def poisoning(self) -> Poisoning:
         """Poison the store if the block fails.
 
-        A ColdStoreError is raised as Poisoned; other errors are raised unchanged. Every statement that moves or changes
-        rows is in such a block, because after a failure a row may be half-way between two tiers.
+        A ColdStoreError is raised as Poisoned; all else is raised unchanged. Every statement that moves or changes rows
+        is in such a block, because after a failure a row may be half-way between two tiers.
         """
         return Poisoning(self.state)
 
@@ -143,21 +170,35 @@ class TableAccess:
 class Held(uninterrupted):
     """The block of TableAccess.held()."""
 
-    __slots__ = ("_access", "_rows")
+    __slots__ = ("_access", "_has", "_rows")
 
     def __init__(self, access: TableAccess, rows: bool = True) -> None:
-        self._access, self._rows = access, rows
+        self._access, self._rows, self._has = access, rows, False
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         self._access.state.check_here()
-        # Defer Ctrl-C first: between taking the lock and deferring, it would leave the lock taken.
+        # Defer handlers first: between taking the lock and deferring, one that raises would leave the lock taken.
         super().__enter__()
         while not self._access.take(TURN_SECONDS, rows=self._rows):
-            super().__exit__()
+            self._access.take_from_dead_thread()
+            with self.interruptible():
+                pass
+        self._has = True
+        return self
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Let signal handlers run during a block within this one."""
+        super().__exit__()
+        try:
+            yield
+        finally:
             super().__enter__()
 
     def __exit__(self, *failure: object) -> None:
-        self._access.leave()
+        if self._has:
+            self._access.leave()
+            self._has = False
         super().__exit__()
 
 
@@ -173,7 +214,7 @@ class HeldForCall(Held):
         super().__init__(access, rows)
         self._begin, self._timed = begin, timed
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         super().__enter__()
         self._timed.__enter__()
         try:
@@ -181,6 +222,7 @@ class HeldForCall(Held):
         except BaseException:
             self.__exit__()
             raise
+        return self
 
     def __exit__(self, *failure: object) -> None:
         self._timed.__exit__()
@@ -201,7 +243,8 @@ class Released:
         return self
 
     def __exit__(self, *failure: object) -> None:
-        self._access.take(rows=False)  # what others left in flight meanwhile is found there
+        while not self._access.take(TURN_SECONDS, rows=False):  # what others left in flight meanwhile is found there
+            self._access.take_from_dead_thread()
         self.alone = self._access.acquisitions == self._acquisitions + 1
 
 
@@ -217,7 +260,7 @@ class Poisoning:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception):
+        if error is not None:
             self._state.poison(error)
             if isinstance(error, ColdStoreError):
                 self._state.check_writable()

@@ -119,7 +119,7 @@ class TieredStorage:
     def begin_reading_if_free(self) -> bool:
         """Enter the block of reading() if the lock is free; return whether it was entered. end_reading() leaves it.
 
-        REQUIRES: Ctrl-C is deferred until end_reading(). Raises Closed.
+        REQUIRES: signal handlers are deferred until end_reading(). Raises Closed.
         """
         self.state.check_here()
         if not (self.access.has_room and self.access.take(0)):
@@ -426,7 +426,7 @@ class TieredStorage:
     def bypassing(self) -> Iterator[ColdStore]:
         """Hold the lock, write all dirty rows, and yield the cold store, for work that bypasses the hot tier.
 
-        The block may take long, so Ctrl-C interrupts it.
+        The block may take long, so signal handlers run in it. They cannot use the variable.
         """
         with self.access.held_without_snapshot(interruptible=True):
             self.state.check_writable()

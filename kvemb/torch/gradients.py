@@ -18,6 +18,7 @@ import torch
 from kvemb.frameworks.store_calls import apply_gradients
 from kvemb.rows.hashing import Unique
 from kvemb.rows.host_arrays import as_keys, public_keys
+from kvemb.threads.interrupts import uninterrupted
 from kvemb.torch.bags import Keys, joined_keys
 from kvemb.torch.rates import Rates
 from kvemb.variable import Variable
@@ -71,7 +72,7 @@ class PendingGradients:
             check_step(gradients, [self])
             take_step(gradients)
             return
-        with self._lock:
+        with uninterrupted(), self._lock:
             self.reached = True
             if (this := torch._C._current_graph_task_id()) != self._pass:  # not another call of the same pass
                 self.passes, self._pass = self.passes + 1, this

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from kvemb.backends.rocks_files import splits
-from kvemb.errors import ColdStoreError
+from kvemb.errors import ColdStoreError, Corruption
 from kvemb.limits import Limits
 from kvemb.options import RocksDBCreator
 from kvemb.rows.codec import LAST_KEY, order_keys
@@ -49,6 +52,25 @@ def test_a_sorted_file_replaces_rows_in_the_database_and_in_a_copy_of_it(tmp_pat
         assert_same(found.part(60, 70), changed)
         assert_same(found.part(70, 150), newer.part(20, 100))
     assert not opened.crowded("a")
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_what_an_interrupted_ingestion_left_is_replaced(tmp_path, monkeypatch, links):
+    """It was killed between the link of the file and the end of RocksDB's work."""
+    opened, schema = database(tmp_path / "rows"), schema_of(dim=3)
+    store = opened.create("a", schema, RocksDBCreator())
+    rows = rows_of(schema, np.arange(50), 0)
+    file = sorted_file_of(opened, tmp_path / "1.sst", rows)
+    os.link(file.path, tmp_path / "1.link.sst")
+    if not links:
+        monkeypatch.setattr(os, "link", Mock(side_effect=PermissionError(errno.EPERM, "refused")))
+    opened.ingest("a", file.path)
+    assert_same(all_rows(store), rows)
+    file.path.write_bytes(b"not a table file")
+    with pytest.raises(Corruption, match="ingest"):
+        opened.ingest("a", file.path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1.sst", "rows"]
+    opened.close()
 
 
 def test_files_that_nobody_merges_are_not_waited_for(tmp_path):

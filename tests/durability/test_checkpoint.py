@@ -17,7 +17,7 @@ from waiting import wait_until
 import kvemb
 from kvemb.backends.rocks_files import RocksSortedFile
 from kvemb.durability import inventory
-from kvemb.durability.checkpoint import Checkpoint
+from kvemb.durability.checkpoint import Checkpoint, DirectoryDraft
 from kvemb.handle import inside
 from kvemb.tiers.dirty_snapshot import DirtySnapshot, GrowingFile
 from kvemb.tools.stress.lockstep import LockstepChecker
@@ -212,3 +212,17 @@ def test_a_checkpoint_inside_the_store_is_refused(open_store, tmp_path, inside):
     taken = store.checkpoint(tmp_path / "store-1")
     with pytest.raises(ValueError, match="beside it for the new store"):
         kvemb.restore(taken, store.path / inside)
+
+
+def test_what_a_killed_process_left_of_a_checkpoint_is_deleted_by_the_next_one(tmp_path):
+    target, left, other = tmp_path / "out", tmp_path / ".out.4-1.tmp", tmp_path / ".other.4-1.tmp"
+    for folder in (left, other):
+        folder.mkdir()
+        (folder / "file").touch()
+    running = DirectoryDraft(target)  # of another attempt at the same time
+    draft = DirectoryDraft(target)
+    assert not left.exists()
+    assert other.exists()
+    running.discard()
+    draft.publish()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".other.4-1.tmp", "out"]

@@ -39,8 +39,15 @@ def test_a_damaged_table_file_does_not_become_a_sound_one_by_copying(monkeypatch
     damaged[len(damaged) // 3] ^= 4
     file.write_bytes(damaged)
 
+    real = os.link
+
+    def link(source, target):  # the checkpoint is on another filesystem
+        if str(source).startswith(str(taken.path)):
+            raise OSError(18, "Invalid cross-device link")
+        real(source, target)
+
     with monkeypatch.context() as patch:
-        patch.setattr(os, "link", Mock(side_effect=OSError(18, "Invalid cross-device link")))
+        patch.setattr(os, "link", link)
         with pytest.raises(Corruption, match=file.name):
             kvemb.restore(taken, tmp_path / "copy")
     assert not (tmp_path / "copy").exists()

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 from versions import fill, make, rows_of
 
 import kvemb
+from kvemb.backends import rocks
 from kvemb.durability import fresh_files, manifest
 from kvemb.errors import CheckpointNotFound, ColdStoreError, Corruption, TransferError
 from kvemb.offline import streams
@@ -303,6 +305,31 @@ def test_a_damaged_manifest_elsewhere_is_pushed_again(store, manager, tmp_path, 
         assert manager.push(url, options=options).files == 0
         assert files.cat_file(path) == text
     assert [Path(each).name for each in files.find(f"{root}/checkpoints")] == ["00000001.json"]
+
+
+def test_a_pull_whose_merging_failed_is_repeated(monkeypatch, store, manager, tmp_path):
+    """A table file that RocksDB did not take once made every later pull fail: its link was there."""
+    url = str(tmp_path / "url")
+    table = store.get_variable("table", dim=4)
+    table.upsert(np.arange(2000), np.ones((2000, 4), np.float32))
+    manager.save(store)
+    manager.push(url)
+    table.upsert([7], np.zeros((1, 4), np.float32))
+    saved = manager.save(store)
+    assert manager.push(url).deltas == 1
+    with kvemb.CheckpointManager(tmp_path / "copy") as copy:
+        copy.pull(url, number=1)
+        with monkeypatch.context() as patch:
+            patch.setattr(rocks, "_ingest", Mock(side_effect=OSError(28, os.strerror(28))))
+            with pytest.raises(ColdStoreError, match="No space left"):
+                copy.pull(url)
+        assert copy.numbers() == [1]
+        pulled = copy.pull(url)
+        assert kvemb.verify(pulled.path, deep=True)
+        assert rows_of(pulled) == rows_of(saved)
+        (copy.root / ".pulled").mkdir()  # as a kill at the end of a pull leaves it
+        assert copy.pull(url).path == pulled.path
+    assert sorted(path.name for path in copy.root.iterdir()) == ["00000001", "00000002", "LOCK"]
 
 
 def test_a_full_disk_leaves_no_checkpoint(monkeypatch, store, manager, tmp_path):

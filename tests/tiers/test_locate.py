@@ -57,11 +57,13 @@ def test_the_lock_is_free_while_cold_rows_are_read_and_held_again_after():
     place, free = Place(), []
 
     def look():
-        other = threading.Thread(target=lambda: free.append(place.access._lock.acquire(timeout=0.01)))
+        def enter():
+            with place.access.held_if_free(0.01) as held:
+                free.append(held)
+
+        other = threading.Thread(target=enter)
         other.start()
         other.join()
-        if free[-1]:
-            place.access._lock.release()
 
     place.cold.meanwhile = look
     with place.access.held():

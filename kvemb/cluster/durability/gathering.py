@@ -65,16 +65,14 @@ def gather_changes(
     wanted: Published,
     target: Path,
     before: Checkpoint,
-    scratch: Path,
 ) -> None:
     """Do the same as gather(), from an earlier checkpoint and the deltas since.
 
-    parts: without rows. deltas: of each shard, those that lead from its part of `before` to here. scratch: a folder on
-    the same filesystem.
+    parts: without rows. deltas: of each shard, those that lead from its part of `before` to here.
     """
     with atomic_directory(target) as folder:
         layout.unpack(before.path, folder, [])
-        apply(folder / layout.ROWS, wanted.described.variables, deltas, scratch)
+        apply(folder / layout.ROWS, wanted.described.variables, deltas)
         _complete(folder, parts, wanted, before)
 
 
@@ -140,7 +138,7 @@ def _write(folder: Path, described: ClusterManifest, rows: Rows, meter: Meter) -
             meter(len(block))
             yield block
 
-    write_rows(folder / layout.ROWS, dict(sorted(described.variables.items())), counted, folder)
+    write_rows(folder / layout.ROWS, dict(sorted(described.variables.items())), counted)
     return counts
 
 

@@ -76,7 +76,7 @@ class ClusterRemote(ClusterSeries, Source):
                 found, leading = self.of_shard(shard.store).pull_changes(number, since, folder, how)
                 parts.append(self._checked(ShardPart(shard, folder, found), wanted))
                 deltas.append(leading)
-            gather_changes(parts, deltas, wanted, target, before, received)
+            gather_changes(parts, deltas, wanted, target, before)
         else:
             parts = self.pulled(wanted, list(shards), received, how)
             gather(parts, wanted, target, Meter(wanted.rows, how.progress), before)
