@@ -48,9 +48,12 @@ class uninterrupted:  # noqa: N801 -- as contextlib.suppress
                 _handlers.run_due()
 
     def __del__(self) -> None:
-        # __exit__ was not called, or not to its end: another thread raised an exception here.
+        # __exit__ was not called, or not to its end: another thread raised an exception here. What a handler raised in
+        # this method would be lost, so handlers that are due wait for the end of another block.
         if getattr(self, "_open", False):
+            due, _handlers.due = _handlers.due, set()
             self.__exit__()
+            _handlers.due |= due
 
 
 class _Handlers:
