@@ -46,7 +46,8 @@ class Store(ManyTables[Engine]):
     """Hold embedding variables in one directory, with one memory budget.
 
     You get one from ``kvemb.open`` or ``kvemb.restore``. Inside its ``with`` block it is the default store of functions
-    such as ``kvemb.get_variable``. Leaving the block flushes and closes it. Thread-safe.
+    such as ``kvemb.get_variable``. Leaving the block flushes and closes it, also by an exception.
+    Thread-safe.
 
     Once it is closed, calls raise ``Closed``. Calls that write raise ``ReadOnly`` if it is read-only, and ``Poisoned``
     if a write to disk failed, in this call or earlier.

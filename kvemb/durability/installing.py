@@ -106,7 +106,9 @@ def clear_left(store: Path, described: Manifest | None = None) -> None:
     described: of the checkpoint that is restored now; None: whatever was left is deleted. Raises FileExistsError if it
     has a durable point that is more than a copy of a checkpoint of the same store, such as one that has lost CURRENT.
     """
-    for point in filter(layout.is_checkpoint, (store / layout.POINTS).glob("[!.]*")) if described is not None else ():
+    for point in filter(layout.is_checkpoint, (store / layout.POINTS).glob("[!.]*")):
+        if described is None:
+            break
         found = manifest.read(point)
         if found.id != found.parent or found.store != described.store:
             raise FileExistsError(

@@ -24,6 +24,7 @@ from kvemb.memory.lease import Lease
 from kvemb.operations.row_factory import RowFactory
 from kvemb.operations.scoring import Scorer
 from kvemb.operations.table_operations import TableOperations
+from kvemb.options import RocksDBCreator
 from kvemb.rows.codec import order_keys
 from kvemb.tiers.hot_tables import HotTables
 from kvemb.tiers.sizing import make_tables, spill_bytes
@@ -147,7 +148,7 @@ def _cold_store(engine: Engine, specification: Specification, undo: ExitStack) -
 def _warn_if_mapped(engine: Engine, specification: Specification) -> None:
     """Warn of files that stay mapped although the variable asks for another way of reading them."""
     creator = specification.creator
-    if specification.persistent and creator.read_mode != "mmap" == engine.database.read_mode:
+    if isinstance(creator, RocksDBCreator) and creator.read_mode != "mmap" == engine.database.read_mode:
         _logger.warning(
             "variable %r has read_mode=%r, but the store's files are mapped until it is opened again, because it was "
             "opened without such a variable; close the store after a flush, and open it again",

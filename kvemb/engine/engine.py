@@ -2,7 +2,7 @@
 
 Opening always starts from the last durable point: it makes `live/` again with hard links to that point, so recovery
 after a crash and an ordinary opening are the same. Thread-safe: `lock` guards opening, closing, snapshots, and every
-attribute that is reassigned.
+attribute that is reassigned. Longer than 300 lines: all that this lock guards is here.
 """
 
 from __future__ import annotations
@@ -33,32 +33,12 @@ from kvemb.memory.budgets import Budgets
 from kvemb.options import format_time, parse_budget, parse_device_memory
 from kvemb.rows.codec import Ordered
 from kvemb.store_state import StoreState
-from kvemb.threads.interrupts import TURN_SECONDS, result_of, uninterrupted
+from kvemb.threads.interrupts import UninterruptedLock, result_of
 from kvemb.threads.pool import Threads
 from kvemb.tiers.ahead import reading_threads
 
 Result = TypeVar("Result")
 _logger = logging.getLogger("kvemb")
-
-
-class StoreLock:
-    """The lock of a store, reentrant. Signal handlers are deferred while a thread has it: they may use the store."""
-
-    def __init__(self) -> None:
-        self._lock, self._blocks = threading.RLock(), list[uninterrupted]()
-
-    def __enter__(self) -> None:
-        block = uninterrupted()
-        block.__enter__()
-        while not self._lock.acquire(timeout=TURN_SECONDS):
-            block.__exit__()
-            block.__enter__()
-        self._blocks.append(block)
-
-    def __exit__(self, *failure: object) -> None:
-        block = self._blocks.pop()
-        self._lock.release()
-        block.__exit__()
 
 
 class Engine:
@@ -97,7 +77,7 @@ class Engine:
         self.state = StoreState(str(self.path), read_only=read_only)
         bytes_here, of_devices = parse_budget(memory_budget), parse_device_memory(device_memory)
         self.budgets = Budgets(bytes_here, of_devices, check_giving=self.state.check_sound)
-        self.lock = StoreLock()
+        self.lock = UninterruptedLock()
         self.tables: dict[str, Table] = {}
         self.collections: dict[str, list[Any]] = {}
         self.recovery: Recovery | None = None

@@ -31,7 +31,7 @@ class uninterrupted:  # noqa: N801 -- as contextlib.suppress
 
     __slots__ = ("_counted", "_open")
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> None:
         self._counted = threading.get_ident() == _handlers.thread
         self._open = True
         if self._counted:
@@ -48,9 +48,32 @@ class uninterrupted:  # noqa: N801 -- as contextlib.suppress
                 _handlers.run_due()
 
     def __del__(self) -> None:
-        # __exit__ was not called, or not to its end: another thread raised an exception here.
+        # __exit__ was not called, or not to its end: another thread raised an exception here. What a handler raised in
+        # this method would be lost, so handlers that are due wait for the end of another block.
         if getattr(self, "_open", False):
+            due, _handlers.due = _handlers.due, set()
             self.__exit__()
+            _handlers.due |= due
+
+
+class UninterruptedLock:
+    """A reentrant lock. Signal handlers are deferred while the main thread has it, but not while it waits for it."""
+
+    def __init__(self) -> None:
+        self._lock, self._blocks = threading.RLock(), list[uninterrupted]()
+
+    def __enter__(self) -> None:
+        block = uninterrupted()
+        block.__enter__()
+        while not self._lock.acquire(timeout=TURN_SECONDS):
+            block.__exit__()
+            block.__enter__()
+        self._blocks.append(block)
+
+    def __exit__(self, *failure: object) -> None:
+        block = self._blocks.pop()
+        self._lock.release()
+        block.__exit__()
 
 
 class _Handlers:

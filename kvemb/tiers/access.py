@@ -67,7 +67,7 @@ class TableAccess:
         while True:
             self.state.check_here()
             wait_for(self._no_snapshot)
-            with self.held() as held:
+            with (held := self.held()):
                 if self._no_snapshot.is_set():
                     self._handlers_run = interruptible
                     try:
@@ -175,7 +175,7 @@ class Held(uninterrupted):
     def __init__(self, access: TableAccess, rows: bool = True) -> None:
         self._access, self._rows, self._has = access, rows, False
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> None:
         self._access.state.check_here()
         # Defer handlers first: between taking the lock and deferring, one that raises would leave the lock taken.
         super().__enter__()
@@ -184,7 +184,6 @@ class Held(uninterrupted):
             with self.interruptible():
                 pass
         self._has = True
-        return self
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
@@ -214,7 +213,7 @@ class HeldForCall(Held):
         super().__init__(access, rows)
         self._begin, self._timed = begin, timed
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> None:
         super().__enter__()
         self._timed.__enter__()
         try:
@@ -222,7 +221,6 @@ class HeldForCall(Held):
         except BaseException:
             self.__exit__()
             raise
-        return self
 
     def __exit__(self, *failure: object) -> None:
         self._timed.__exit__()

@@ -69,4 +69,5 @@ class TableModule(RowsModule):
                 message += f"; of several processes rank 0 alone calls from_pretrained, and then the others {opening}"
             raise ValueError(message)
         write_weight(embeddings, module.variable)
-        return module.requires_grad_(not freeze)
+        module.requires_grad_(not freeze)
+        return module

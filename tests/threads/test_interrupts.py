@@ -1,10 +1,11 @@
-"""Ctrl-C at any instant leaves every acknowledged row as it was."""
+"""Handlers of signals at any instant leave every acknowledged row as it was."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,91 @@ def test_a_handler_of_the_users_own_is_called_once_after_the_block_and_stays() -
         assert signal.getsignal(signal.SIGINT) is own
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+class Raised(Exception):
+    """What a handler raises."""
+
+
+@pytest.fixture
+def caught() -> Iterator[list[int]]:
+    """Handlers of four signals, which list the signals; those before are set again."""
+    numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGALRM)
+    caught: list[int] = []
+    before = {number: signal.signal(number, lambda number, frame: caught.append(number)) for number in numbers}
+    yield caught
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_every_signal_waits_for_the_end_of_the_block(caught: list[int]) -> None:
+    with uninterrupted():
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGALRM):
+            os.kill(os.getpid(), number)
+        assert caught == []
+    assert sorted(caught) == sorted([signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGALRM])
+
+
+def test_what_handlers_raise_keeps_no_other_handler_from_running(caught: list[int]) -> None:
+    def refuse(number: int, frame: object) -> None:
+        caught.append(number)
+        raise Raised(number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, refuse)
+    with pytest.raises(Raised), uninterrupted():  # noqa: PT012
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+            os.kill(os.getpid(), number)
+    assert sorted(caught) == sorted([signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+
+
+def test_a_handler_that_is_set_in_a_block_waits_too_and_users_see_their_own(caught: list[int]) -> None:
+    def own(number: int, frame: object) -> None:
+        caught.append(-number)
+
+    with uninterrupted():
+        before = signal.signal(signal.SIGUSR1, own)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert caught == []
+        assert signal.getsignal(signal.SIGUSR1) is own
+    assert caught == [-signal.SIGUSR1]
+    assert signal.signal(signal.SIGUSR1, before) is own
+
+
+def test_a_signal_that_is_ignored_before_the_block_ends_is_not_delivered(caught: list[int]) -> None:
+    with uninterrupted():
+        os.kill(os.getpid(), signal.SIGUSR1)
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    assert caught == []
+
+
+def test_where_the_module_signal_works_differently_each_block_looks_for_handlers() -> None:
+    code = """
+        import os
+        import _signal, signal
+        # A module of its own functions, as a later Python may have it.
+        for name in ("signal", "getsignal"):
+            setattr(signal, name, getattr(_signal, name))
+        from kvemb.threads.interrupts import uninterrupted
+
+        with uninterrupted():
+            pass
+        signal.signal(signal.SIGTERM, lambda number, frame: print("handled"))
+        with uninterrupted():
+            os.kill(os.getpid(), signal.SIGTERM)
+            print("in the block")
+    """
+    assert run_python(code, check=True).stdout == "in the block\nhandled\n"
+
+
+def test_a_block_that_an_exception_of_another_thread_left_open_ends_with_its_object(caught: list[int]) -> None:
+    block = uninterrupted()
+    block.__enter__()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    del block
+    with uninterrupted():
+        assert caught == []
+    assert caught == [signal.SIGUSR1]
 
 
 @pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL])

@@ -180,3 +180,48 @@ def test_a_forked_process_is_told_before_any_lock_is_taken(access, monkeypatch):
                 pass
         with pytest.raises(Closed, match="fork"):
             access.wait_for_room()
+
+
+def test_a_lock_that_an_ended_thread_has_left_taken_is_made_anew_and_the_store_is_poisoned(access):
+    left = threading.Thread(target=lambda: access.take(PATIENCE))
+    left.start()
+    left.join()
+    with access.held():
+        pass
+    with pytest.raises(Poisoned, match="another thread"):
+        access.state.check_writable()
+
+
+def test_a_lock_that_this_thread_has_left_taken_is_free_again_and_the_store_is_poisoned(access):
+    access.take(PATIENCE)
+    with access.held():
+        pass
+    assert Caller(access.held).entered.wait(PATIENCE)
+    with pytest.raises(Poisoned, match="another thread"):
+        access.state.check_writable()
+
+
+def test_a_call_that_could_not_take_its_lock_again_releases_no_other_one(access):
+    with access.held():
+        access._lock.release()
+        other = Caller(access.held)
+        assert other.entered.wait(PATIENCE)
+    with pytest.raises(Poisoned, match="another thread"):
+        access.state.check_writable()
+
+
+def test_a_handler_that_uses_a_variable_while_it_is_loaded_is_refused(access):
+    with (
+        access.held_without_snapshot(interruptible=True),
+        pytest.raises(RuntimeError, match="a load into it"),
+        access.held(),
+    ):
+        pass
+    access.state.check_writable()
+
+
+def test_whatever_ends_a_block_that_moves_rows_poisons_the_store(access):
+    with pytest.raises(KeyboardInterrupt), access.poisoning():
+        raise KeyboardInterrupt
+    with pytest.raises(Poisoned):
+        access.state.check_writable()
