@@ -165,7 +165,8 @@ class RocksStore(ColdStore):
         records: list[bytes | None] = [None] * len(encoded)
 
         def get(begin: int, end: int) -> None:
-            records[begin:end] = self.family.get(encoded[begin:end])  # type: ignore[call-overload]
+            found: Any = self.family.get(encoded[begin:end])  # type: ignore[arg-type]
+            records[begin:end] = found
 
         self._spread(get, len(encoded))
         return records
