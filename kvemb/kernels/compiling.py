@@ -7,11 +7,8 @@ beside the sources, and has one index of all signatures of a kernel, in which tw
 from __future__ import annotations
 
 import hashlib
-import os
 import pickle
 import sys
-import threading
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,11 +19,8 @@ from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 
 from kvemb.kernels import cache as disk
-from kvemb.threads.interrupts import result_of, uninterrupted
-from kvemb.threads.pool import Threads
+from kvemb.threads.interrupts import uninterrupted
 from kvemb.version import VERSION
-
-COMPILING = "kvemb-compile"
 
 
 def kernel(function: Any, source: bytes = b"") -> Any:
@@ -67,30 +61,10 @@ def _kernel(function: Any, source: bytes = b"", **options: Any) -> Any:
     def compile_whole(signature: Any) -> Any:
         # Signal handlers wait while numba compiles or loads a kernel: it may hold locks that it would not release.
         with uninterrupted():
-            return _undisturbed(compile_one, signature)
+            return compile_one(signature)
 
     made.compile = compile_whole
     return made
-
-
-def _undisturbed(call: Callable[[Any], Any], argument: Any) -> Any:
-    """Run a call on a thread of its own, in which no other thread raises an exception, as none knows it."""
-    if threading.current_thread().name.startswith(COMPILING):  # a kernel that another one calls
-        return call(argument)
-    try:
-        result = _compiling_thread().submit(call, argument)
-    except RuntimeError:  # the program ends
-        return call(argument)
-    return result_of(result)
-
-
-@cache
-def _compiling_thread() -> Threads:
-    return Threads(1, thread_name_prefix=COMPILING, started=True)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_compiling_thread.cache_clear)
 
 
 class _CodeOnDisk:
