@@ -14,6 +14,7 @@ from contextlib import nullcontext, suppress
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from weakref import WeakSet
 
 import numpy as np

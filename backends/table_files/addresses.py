@@ -54,8 +54,8 @@ def copy(typingctx: Any, to: Any, source: Any, nbytes: Any) -> Any:
     """Copy bytes between two addresses that do not overlap."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        ends = [builder.inttoptr(each, cgutils.voidptr_t) for each in args[:2]]
-        cgutils.raw_memcpy(builder, *ends, args[2], 1)
+        to, source = (builder.inttoptr(each, cgutils.voidptr_t) for each in args[:2])
+        cgutils.raw_memcpy(builder, to, source, args[2], 1)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), codegen

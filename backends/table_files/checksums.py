@@ -88,7 +88,7 @@ def _of_more(data: int, nbytes: int, secret: int, sums: Any) -> Any:
 
 
 @compiled
-def checksum(data: int, nbytes: int, secret: int, sums: Any) -> int:
+def checksum(data: int, nbytes: int, secret: int, sums: Any) -> Any:
     """Return the low 32 bits of XXH3 of bytes at an address. REQUIRES: nbytes >= MIN_BYTES.
 
     secret: the address of SECRET. sums: 8 words of scratch, uint64.

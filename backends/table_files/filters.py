@@ -26,7 +26,7 @@ def hashed_key(ordered: Any) -> Any:
 
 
 @compiled
-def line_of(hashed: Any, filter_at: int, lines: int) -> int:
+def line_of(hashed: Any, filter_at: int, lines: int) -> Any:
     """Return the address of the 64 bytes that have all bits of a key. lines: how many the filter has."""
     return filter_at + np.int64(((hashed & _U(0xFFFFFFFF)) * _U(lines)) >> _U(32)) * 64
 

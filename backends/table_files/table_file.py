@@ -58,7 +58,7 @@ class Unreadable(Exception):
 
 
 @kernel
-def _checksum(data: int, nbytes: int, secret: int, sums: Any) -> int:
+def _checksum(data: int, nbytes: int, secret: int, sums: Any) -> Any:
     return checksum(data, nbytes, secret, sums)
 
 
