@@ -339,11 +339,19 @@ def ride(folder: Path, way: str, seed: int, calls: int) -> int:
     chance = np.random.default_rng(seed)
     storm = Storm(folder, way, chance)
     before = {name: signal.getsignal(getattr(signal, name)) for name in SIGNALS}
+    start = threading.Thread.start
+
+    def start_undisturbed(thread: threading.Thread) -> None:
+        with storm.sending:  # Python gives a new thread its maker's exceptions until it runs, and then waits forever
+            start(thread)
+
     try:
+        threading.Thread.start = start_undisturbed  # type: ignore[method-assign]
         for name in SIGNALS:
             signal.signal(getattr(signal, name), storm.handle)
         storm.run(calls)
     finally:
+        threading.Thread.start = start  # type: ignore[method-assign]
         for name, handler in before.items():
             signal.signal(getattr(signal, name), handler)
     storm.end()

@@ -26,6 +26,6 @@ def test_what_users_see_of_a_variable_and_a_store_does_not_grow() -> None:
     store = {name for name in dir(kvemb.Store) if not name.startswith("_")}
     assert store == {
         "apply_delta", "apply_gradients", "as_default", "check", "checkpoint", "close", "drop_variable", "flush",
-        "get_collection", "get_variable", "id", "lookup", "point", "prefetch", "refresh", "stats",
+        "get_collection", "get_variable", "id", "lookup", "point", "prefetch", "recover", "refresh", "stats",
         "variables",
     }  # fmt: skip

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 import storm
 
+# An exception of another thread may come in a finalizer, which Python then tells of.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 
 @pytest.mark.parametrize("way", storm.WAYS)
 def test_interrupted_calls_have_happened_or_not(way: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,6 +11,8 @@ import os
 import threading
 import time
 
+# A disk may hang, and an exception of another thread may have come before a call was counted as ended.
+PATIENCE_SECONDS = 30.0
 # The threads in native code, each once for each call: append and remove are atomic under the GIL.
 _inside: list[int] = []
 _ended = [False]
@@ -33,9 +35,10 @@ class native_code:  # noqa: N801 -- as contextlib.suppress
 
 
 def end_native_code() -> None:
-    """Let no other thread call native code from now on, and wait until none is in it."""
+    """Let no other thread call native code from now on, and wait until none is in it, but not forever."""
     _ended[0] = True
-    while any(thread != threading.get_ident() for thread in list(_inside)):
+    end = time.monotonic() + PATIENCE_SECONDS
+    while any(thread != threading.get_ident() for thread in list(_inside)) and time.monotonic() < end:
         time.sleep(0.001)
 
 

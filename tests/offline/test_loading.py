@@ -49,7 +49,7 @@ def test_what_is_loaded_is_durable_and_in_deltas(open_store, tmp_path):
         (Rows(KEY.reshape(1, 1), VALUE), ValueError, "keys must have the shape"),
         (Rows(np.zeros(1), VALUE), TypeError, "keys"),
         (Rows(KEY, np.zeros((1, 3), np.float32)), ValueError, "values"),
-        (Rows(KEY, np.zeros((1, DIM))), TypeError, "float64"),
+        (Rows(KEY, np.zeros((1, DIM), np.complex64)), TypeError, "complex64"),
         (Rows(KEY, VALUE, {"m": VALUE}), ValueError, "slots must be"),
         (Rows(KEY, VALUE, scores=np.zeros(2)), ValueError, "scores must have"),
         (Rows(KEY, VALUE, scores=np.array([np.nan])), ValueError, "not a number"),
