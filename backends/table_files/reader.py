@@ -126,7 +126,7 @@ class TableReader:
     # Versions.
 
     def _current(self, too_old: _Version | None = None) -> _Version | None:
-        """Return a version to read from, newer than too_old; None: RocksDB's memory may have a range deletion."""
+        """Return a version to read from, newer than too_old; None: RocksDB's memory may have unknown rows."""
         number = self._count("current-super-version-number")
         version = self._usable(too_old)
         if version is not None and (version.number == number or self._loading.locked()):
@@ -148,7 +148,7 @@ class TableReader:
             # The order of these counts: see the top of this file.
             generation, cleared = self._generation, self._cleared
             number, floor = self._count("current-super-version-number"), self._written.floor()
-            if cleared and self._in_memory():
+            if floor is None or (cleared and self._in_memory()):
                 return None
             version, known = _Version(number, floor, generation), self._version
             try:

@@ -29,19 +29,23 @@ class WrittenKeys:
     def __init__(self, in_memory: Callable[[], int]) -> None:
         self._in_memory = in_memory
         self._lock = threading.Lock()
-        self._written = 0  # entries of writes that have ended
+        # Entries of writes that have ended. The first ones, which were in memory before this began, have unknown keys.
+        self._written = self._unknown = in_memory()
         self._forgotten = 0  # keys whose last write is not above this are not here
         self._cells = _empty(_FIRST_CELLS)  # rows of a key and its count; 0: none
         self._used = 0
 
-    def floor(self) -> int:
+    def floor(self) -> int | None:
         """Return how many entries were written that RocksDB no longer has in memory. It may be more by now.
+
+        None: it has entries whose keys are unknown, so it must be asked for all keys.
 
         An entry is in a file before it leaves the memory. So a list of the files that is asked for after this call has
         all entries below the floor.
         """
         forgotten, written = self._forgotten, self._written  # before those in memory are counted, which may be more
-        return max(forgotten, written - self._in_memory())
+        floor = max(forgotten, written - self._in_memory())
+        return floor if floor >= self._unknown else None
 
     @contextmanager
     def writing(self, keys: Ordered) -> Iterator[None]:
@@ -66,7 +70,7 @@ class WrittenKeys:
         """Forget what is in files by now, if the cells could become too full. REQUIRES: the lock."""
         if 4 * (self._used + count) <= 3 * len(self._cells):
             return
-        self._forgotten = self.floor()
+        self._forgotten = self.floor() or 0
         later = int(np.count_nonzero(self._cells[:, 1] > np.uint64(self._forgotten)))
         cells = _FIRST_CELLS
         while 4 * (later + count) > 2 * cells:

@@ -14,7 +14,7 @@ import pytest
 from versions import fill, make, rows_of
 
 import kvemb
-from kvemb.backends import rocks
+from kvemb.backends.rocks_store import RocksStore
 from kvemb.durability import fresh_files, manifest
 from kvemb.errors import CheckpointNotFound, ColdStoreError, Corruption, TransferError
 from kvemb.offline import streams
@@ -320,7 +320,7 @@ def test_a_pull_whose_merging_failed_is_repeated(monkeypatch, store, manager, tm
     with kvemb.CheckpointManager(tmp_path / "copy") as copy:
         copy.pull(url, number=1)
         with monkeypatch.context() as patch:
-            patch.setattr(rocks, "_ingest", Mock(side_effect=OSError(28, os.strerror(28))))
+            patch.setattr(RocksStore, "ingest", Mock(side_effect=OSError(28, os.strerror(28))))
             with pytest.raises(ColdStoreError, match="No space left"):
                 copy.pull(url)
         assert copy.numbers() == [1]

@@ -71,3 +71,15 @@ def test_keys_of_a_write_that_failed_stay_until_later_ones_are_in_files():
     memory[0] = 3
     assert written.floor() == 10
     assert set(marked(written, range(100), 10) or []) >= {0, 1, 2}
+
+
+def test_entries_that_were_in_memory_before_have_unknown_keys_until_they_are_in_files():
+    """A store opened anew over another one's writes once found no row of these."""
+    memory = [100]
+    written = WrittenKeys(lambda: memory[0])
+    assert written.floor() is None
+    write(written, range(10))
+    memory[0] = 110
+    assert written.floor() is None
+    memory[0] = 10
+    assert marked(written, range(20), written.floor()) == list(range(10))
