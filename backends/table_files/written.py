@@ -29,8 +29,9 @@ class WrittenKeys:
     def __init__(self, in_memory: Callable[[], int]) -> None:
         self._in_memory = in_memory
         self._lock = threading.Lock()
-        # Entries of writes that have ended. The first ones, which were in memory before this began, have unknown keys.
-        self._written = self._unknown = in_memory()
+        # Entries of writes that have ended. The first, in memory before the first call, have unknown keys.
+        self._written = self._unknown = 0
+        self._begun = False
         self._forgotten = 0  # keys whose last write is not above this are not here
         self._cells = _empty(_FIRST_CELLS)  # rows of a key and its count; 0: none
         self._used = 0
@@ -43,13 +44,23 @@ class WrittenKeys:
         An entry is in a file before it leaves the memory. So a list of the files that is asked for after this call has
         all entries below the floor.
         """
+        self._begin()
         forgotten, written = self._forgotten, self._written  # before those in memory are counted, which may be more
         floor = max(forgotten, written - self._in_memory())
         return floor if floor >= self._unknown else None
 
+    def _begin(self) -> None:
+        """Count what is in memory, once. Not before the first call, since a family without rows is not made yet."""
+        if not self._begun:
+            with self._lock:
+                if not self._begun:
+                    self._written = self._unknown = self._in_memory()
+                    self._begun = True
+
     @contextmanager
     def writing(self, keys: Ordered) -> Iterator[None]:
         """Write these keys in the block: one entry each. If the block fails, they may have been written or not."""
+        self._begin()
         with self._lock:
             after = self._written + len(keys)
             self._make_room(len(keys))

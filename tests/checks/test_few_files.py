@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import resource
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ ADVICE = r"this process may open [\d,]+ files: raise the limit \(ulimit -n\), or
 @contextmanager
 def room_for(files: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let this process open so many more files, and not raise the limit."""
+    gc.collect()  # files of databases that earlier tests left
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken = {int(name) for name in os.listdir("/proc/self/fd")}
     number = next(n for n in range(len(taken) + files, 1 << 20) if n - len([fd for fd in taken if fd < n]) >= files)

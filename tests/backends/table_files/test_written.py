@@ -40,6 +40,7 @@ def test_keys_written_above_a_floor_are_known():
 def test_a_floor_below_what_was_forgotten_is_refused():
     memory = [0]
     written = WrittenKeys(lambda: memory[0])
+    assert written.floor() == 0
     for start in range(0, 100_000, 500):
         memory[0] = min(memory[0] + 500, 2000)
         write(written, range(start, start + 500))
