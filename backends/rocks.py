@@ -13,7 +13,7 @@ from pathlib import Path
 
 import rocksdict as rd
 
-from kvemb.backends.open_files import FEW_FILES, most_open
+from kvemb.backends.open_files import FEW_FILES, PLENTY, most_open, raise_limit
 from kvemb.backends.rocks_config import check_config
 from kvemb.backends.rocks_families import Families
 from kvemb.backends.rocks_files import RocksSortedFile
@@ -122,7 +122,9 @@ class RocksDatabase(ColdDatabase):
     @property
     def _folder(self) -> Path | None:
         """The folder of the files, if kernels read them."""
-        return self.path if self._options.mapped and not self._options.salvaging else None
+        # A mapping keeps a descriptor of its file, beside RocksDB's own.
+        read = self._options.mapped and not self._options.salvaging and raise_limit() >= PLENTY
+        return self.path if read else None
 
     def attach(self, name: str, schema: Schema) -> RocksStore:
         """Return the store of an existing column family."""

@@ -14,8 +14,8 @@ from contextlib import nullcontext, suppress
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
-from weakref import WeakSet
+from typing import Any, TypeVar
+from weakref import WeakMethod, WeakSet
 
 import numpy as np
 import rocksdict as rd
@@ -41,6 +41,9 @@ READAHEAD_BYTES = 2 << 20
 READ_KEYS = 4_096
 STALL_SECONDS = 0.002
 COMPACT_PART_BYTES = 32 << 20
+
+
+Property = TypeVar("Property")
 
 
 class RocksStore(ColdStore):
@@ -75,7 +78,8 @@ class RocksStore(ColdStore):
 
     def read_files_in(self, folder: Path | None) -> None:
         """Let kernels read the files in a folder; None: RocksDB reads them. REQUIRES: it has no rows yet, or is new."""
-        self._tables = None if folder is None else TableReader(self._name, folder, self._count, self._text)
+        count, text = _weakly(self._count), _weakly(self._text)
+        self._tables = None if folder is None else TableReader(self._name, folder, count, text)
 
     @property
     def made(self) -> bool:
@@ -272,3 +276,17 @@ def _cache_blocks(family: rd.Rdict, fill: bool) -> None:
     options = rd.ReadOptions()
     options.fill_cache(fill)  # type: ignore[call-arg]
     family.set_read_options(options)
+
+
+def _weakly(method: Callable[[str], Property]) -> Callable[[str], Property]:
+    """Return a function that calls a method and does not keep its object: a store that nobody uses any more lets go of
+    the database at once, not at a garbage collection.
+    """
+    reference = WeakMethod(method)
+
+    def call(name: str) -> Property:
+        method = reference()
+        assert method is not None
+        return method(name)
+
+    return call
