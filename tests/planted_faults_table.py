@@ -301,8 +301,8 @@ FAULTS = [
     Fault(
         "deltas that a kept checkpoint needs are pruned",
         "kvemb/offline/pushing.py",
-        "needed = {sha256 for number in kept for sha256 in self._read(number)[1].files}",
-        "needed = {file.sha256 for number in kept for file in self._read(number)[1].described.files.values()}",
+        "for sha256 in pushed[number].files}",
+        "for sha256 in {file.sha256 for file in pushed[number].described.files.values()}}",
         ("offline/test_pushing.py",),
     ),
     Fault(
@@ -371,8 +371,8 @@ FAULTS = [
     Fault(
         "a save keeps one checkpoint less than asked for",
         "kvemb/offline/numbered.py",
-        "self.numbers()[: -self.keep] if",
-        "self.numbers()[: 1 - self.keep or None] if",
+        "if self._store_of(each) == store][: -self.keep]",
+        "if self._store_of(each) == store][: 1 - self.keep or None]",
         ("offline/test_series.py",),
     ),
     Fault(
@@ -471,8 +471,8 @@ FAULTS = [
     Fault(
         "files of a shard that a kept checkpoint needs are pruned",
         "kvemb/cluster/durability/series.py",
-        "of_shard.prune(sum(number >= first[store] for number in of_shard.numbers()))",
-        "of_shard.prune(1)",
+        "of_shard.prune(sum(number >= first[store] for number in of_shard.numbers()), store)",
+        "of_shard.prune(1, store)",
         ("cluster/durability/test_checkpointing.py",),
     ),
     Fault(

@@ -111,6 +111,18 @@ def text_of(pushed: PushedCheckpoint) -> bytes:
     return manifest.text_of({"checksum": manifest.checksum_of(data), **data}).encode()
 
 
+def check_owner(owner: str, store: str, newest: str, what: str) -> None:
+    """Raise FileExistsError if a series belongs to another store. owner: the identity of its newest checkpoint's store.
+
+    newest, what: names in the message, of that checkpoint and of what would be written.
+    """
+    if owner != store:
+        raise FileExistsError(
+            f"{newest}, the newest checkpoint of the series, is of the store with the id {owner}, and {what} of that "
+            f"with the id {store}: name another place, or take the series over with take_over=True"
+        )
+
+
 def parse(text: str, where: str, *, max_characters: int) -> PushedCheckpoint:
     """Parse a checkpoint's description at a URL. where: its name in errors. Raises UnsupportedFormat, Corruption."""
     if (data := _chained(text, max_characters)) is None:

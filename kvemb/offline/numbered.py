@@ -3,6 +3,9 @@
     ROOT/00000042/    a checkpoint
     ROOT/LOCK         held by the process that writes to the series
 
+A series belongs to one store, that of its newest checkpoint, and to those restored from its checkpoints: they share an
+identity. Another store's checkpoints are refused unless the caller says so, and never deleted to make room.
+
 A checkpoint appears atomically (kvemb.durability.checkpoint), and is renamed to a hidden name before it is deleted, so
 a directory with a number is complete. Each checkpoint has its own hard links, so deleting one does not affect another.
 """
@@ -13,6 +16,7 @@ import builtins
 import os
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +26,11 @@ from kvemb.durability import fresh_files, layout, paths
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.layout import series_name
 from kvemb.durability.lock_file import LockFile
-from kvemb.errors import CheckpointNotFound
+from kvemb.errors import CheckpointNotFound, Corruption, UnsupportedFormat
+from kvemb.handle import inside
 from kvemb.masking import masked
 from kvemb.offline import leftovers
+from kvemb.offline.chain import check_owner
 from kvemb.offline.places import chosen, source_at
 from kvemb.offline.transfer import JOBS, Pulling, Remote, Transfer
 from kvemb.progress import Progress
@@ -43,6 +49,7 @@ class NumberedCheckpoints:
         self.keep: int | None = None if keep is None else as_int(keep, "keep", 1, MAX_SERIES)
         self._lock: LockFile | None = None
         self._dropping = threading.Lock()
+        self._stores: dict[int, str] = {}  # the identity of each checkpoint's store, once it was read
 
     def numbers(self) -> builtins.list[int]:
         """List the numbers of the complete checkpoints.
@@ -104,6 +111,7 @@ class NumberedCheckpoints:
         keep: int | None = None,
         verify: bool = False,
         whole: bool = False,
+        take_over: bool = False,
         options: Mapping[str, Any] | None = None,
         jobs: int = JOBS,
         progress: Progress | None = None,
@@ -121,11 +129,12 @@ class NumberedCheckpoints:
         Args:
             url: A URL such as ``"s3://bucket/series"``, or a directory.
             number: The checkpoint's number. None: the newest.
-            keep: How many of the newest checkpoints to keep at the URL. None: all. With ``keep``, no other process may
-                push there at the same time.
+            keep: How many of the store's newest checkpoints to keep at the URL; those of other stores stay. None: all.
+                With ``keep``, no other process may push there at the same time.
             verify: Whether to also read all files that the checkpoint needs at the URL, and replace damaged ones. If
                 one is not available locally, such as an old delta, the checkpoint is sent whole.
             whole: Whether to send it whole in any case.
+            take_over: Whether to push to a URL whose newest checkpoint is of another store.
             options: fsspec's options for the filesystem, a dict.
             jobs: How many files to transfer at a time.
             progress: ``fn(done, total)``, called with bytes.
@@ -135,10 +144,10 @@ class NumberedCheckpoints:
 
         Raises:
             CheckpointNotFound: The series has no such checkpoint.
-            FileExistsError: Another checkpoint has the number at the URL, or the URL or the root is a store or a
-                checkpoint.
+            FileExistsError: The newest checkpoint at the URL is of another store, or another checkpoint has the number
+                there; or the URL or the root is a store, a checkpoint or a cluster's.
             TransferError: The URL could not be read or written, for example because the bucket does not exist.
-            Corruption: A local file is damaged; the message names it.
+            Corruption: A local file is damaged, or with ``keep`` a description at the URL; the message names it.
             BackendUnavailable: fsspec, or what it needs for the URL, is not installed.
             TypeError, ValueError: An argument is not valid.
 
@@ -153,10 +162,11 @@ class NumberedCheckpoints:
         paths.check_series_root(self.root)
         number = chosen(number, self.numbers(), str(self.root))
         remote = Remote(url, options)
-        how = {"verify": bool(verify), "whole": bool(whole)}
-        done = remote.push(Checkpoint(self.path(number)), number, **how, jobs=jobs, progress=progress)
+        how = {"verify": bool(verify), "whole": bool(whole), "take_over": bool(take_over)}
+        checkpoint = Checkpoint(self.path(number))
+        done = remote.push(checkpoint, number, **how, jobs=jobs, progress=progress)
         if keep is not None:
-            remote.prune(keep)
+            remote.prune(keep, inside(checkpoint).store)
         return done
 
     @described_as(push)
@@ -165,6 +175,7 @@ class NumberedCheckpoints:
         url: str | os.PathLike[str],
         *,
         number: int | None = None,
+        take_over: bool = False,
         options: Mapping[str, Any] | None = None,
         jobs: int = JOBS,
         progress: Progress | None = None,
@@ -182,6 +193,7 @@ class NumberedCheckpoints:
 
         Args:
             url: A URL or a directory to which a series was pushed, or the URL of a cluster.
+            take_over: Whether to pull into a series whose newest checkpoint is of another store.
 
         Returns:
             The checkpoint in the series.
@@ -190,7 +202,8 @@ class NumberedCheckpoints:
             Locked: Another process writes to the series.
             CheckpointNotFound: There is no such checkpoint at the URL.
             TransferError: The URL could not be read.
-            FileExistsError: Another checkpoint has the number in the series, or the root is a store or a checkpoint.
+            FileExistsError: The newest checkpoint of the series is of another store, or another checkpoint has the
+                number there; or the root is a store or a checkpoint.
             Corruption: A file at the URL is damaged; the message names it.
             ColdStoreError: The disk could not be written.
             BackendUnavailable: fsspec, or what it needs for the URL, is not installed.
@@ -217,6 +230,8 @@ class NumberedCheckpoints:
                 )
             fresh_files.remove(self.root / layout.PULLED)  # left if the process of its pull was killed at the end
             return local
+        if not take_over and self.numbers():
+            self._check_owner(remote.store_of(number), f"checkpoint {series_name(number)} at {masked(url)}")
         remote.pull(number, self.path(number), self.list(), self.root / layout.PULLED, Pulling(jobs, progress))
         return Checkpoint(self.path(number))
 
@@ -250,9 +265,28 @@ class NumberedCheckpoints:
             self._lock.close()
         self._lock = None
 
-    def _drop_old(self) -> None:
+    def _check_owner(self, store: str, what: str) -> None:
+        """Raise FileExistsError if the newest readable checkpoint of the series is of another store."""
+        for number in reversed(self.numbers()):
+            if (owner := self._store_of(number)) is not None:
+                check_owner(owner, store, str(self.path(number)), what)
+                return
+
+    def _store_of(self, number: int) -> str | None:
+        """Return the identity of a checkpoint's store; None if the manifest cannot be read."""
+        if number not in self._stores:
+            with suppress(CheckpointNotFound, Corruption, UnsupportedFormat):
+                self._stores[number] = inside(Checkpoint(self.path(number))).store
+        return self._stores.get(number)
+
+    def _drop_old(self, store: str) -> None:
+        """Delete the checkpoints of a store beyond `keep`; those of others, and those that cannot be read, stay."""
+        if self.keep is None:
+            return
         with uninterrupted(), self._dropping, layout.as_cold_store_error(f"delete old checkpoints of {self.root}"):
-            for number in self.numbers()[: -self.keep] if self.keep is not None else []:
+            if len(numbers := self.numbers()) <= self.keep:
+                return
+            for number in [each for each in numbers if self._store_of(each) == store][: -self.keep]:
                 hidden = self.root / layout.dropped_name(number)
                 os.rename(self.path(number), hidden)
                 fresh_files.remove(hidden)

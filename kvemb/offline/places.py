@@ -42,6 +42,9 @@ class Source(Protocol):
     def id_of(self, number: int) -> str:
         """The id of a checkpoint. Raises CheckpointNotFound, Corruption, TransferError."""
 
+    def store_of(self, number: int) -> str:
+        """The identity of the store, or the cluster, of a checkpoint. Raises as id_of does."""
+
     def described(self, number: int) -> CheckpointDescription:
         """Return the description of a checkpoint. Raises as id_of does."""
 

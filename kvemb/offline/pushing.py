@@ -19,7 +19,7 @@ from kvemb.durability.scratch import scratch
 from kvemb.errors import CheckpointNotFound, Corruption
 from kvemb.handle import inside
 from kvemb.offline import streams
-from kvemb.offline.chain import MAX_DELTAS, Delta, PushedCheckpoint, is_row_file, text_of
+from kvemb.offline.chain import MAX_DELTAS, Delta, PushedCheckpoint, check_owner, is_row_file, text_of
 from kvemb.offline.delta_file import write_delta
 from kvemb.offline.remote import FILES, RemoteCheckpoints
 from kvemb.progress import Meter, Progress
@@ -72,6 +72,7 @@ class Pusher(RemoteCheckpoints):
         *,
         verify: bool = False,
         whole: bool = False,
+        take_over: bool = False,
         jobs: int = JOBS,
         progress: Progress | None = None,
     ) -> Transfer:
@@ -81,10 +82,17 @@ class Pusher(RemoteCheckpoints):
         deltas stay small compared with their base; otherwise whole, as a new base. whole: always send it whole. A
         remote file of the right size was hashed when it was sent, and is kept; a file of another size is replaced.
         verify: also read remote files, and replace damaged ones. If a damaged file is not available locally, the
-        checkpoint is sent whole. Raises FileExistsError if another checkpoint has that number, TransferError;
-        Corruption if a local file does not match the manifest.
+        checkpoint is sent whole. Raises FileExistsError if another checkpoint has that number, or the newest one is of
+        another store and the caller does not take_over; TransferError; Corruption if a local file does not match the
+        manifest.
         """
         self._check_destination()
+        if self.is_of_cluster:
+            raise FileExistsError(
+                f"{self._url} has a cluster's checkpoints, which only the cluster writes; push elsewhere"
+            )
+        if not take_over:
+            self._check_owner(checkpoint)
         there = self._there(checkpoint, number)
         with self._translated("list"):
             found = {path.rpartition("/")[2]: known["size"] for path, known in self._found(FILES).items()}
@@ -196,6 +204,14 @@ class Pusher(RemoteCheckpoints):
             if kind := "store" if layout.is_store(root) else "checkpoint" if layout.is_checkpoint(root) else None:
                 raise FileExistsError(f"{root} is a {kind}; name another directory")
 
+    def _check_owner(self, checkpoint: Checkpoint) -> None:
+        """Raise FileExistsError if the newest readable checkpoint at the URL is of another store."""
+        for number in reversed(self.numbers()):
+            with suppress(Corruption, CheckpointNotFound):
+                owner, newest = self.store_of(number), f"{series_name(number)} at {self._url}"
+                check_owner(owner, inside(checkpoint).store, newest, str(checkpoint.path))
+                return
+
     def _there(self, checkpoint: Checkpoint, number: int) -> PushedCheckpoint | None:
         """Return the checkpoint at the URL; a damaged manifest counts as missing. Raises FileExistsError."""
         if number not in self.numbers():
@@ -228,16 +244,18 @@ class Pusher(RemoteCheckpoints):
         if self._has_folders:
             self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
 
-    def prune(self, keep: int) -> list[int]:
-        """Delete all but the newest `keep` checkpoints, then unreferenced files; returns the numbers deleted.
+    def prune(self, keep: int, store: str) -> list[int]:
+        """Delete a store's checkpoints but its newest `keep`, then unreferenced files; returns the numbers deleted.
 
-        Bases and deltas of deleted checkpoints stay as long as a kept checkpoint needs them.
+        store: its identity; checkpoints of other stores stay. Bases and deltas of deleted checkpoints stay as long as a
+        kept checkpoint needs them.
 
-        REQUIRES: no push to the URL at the same time. Raises TransferError.
+        REQUIRES: no push to the URL at the same time. Raises TransferError; Corruption, before anything is deleted, if
+        a description is damaged: it might be another store's.
         """
-        numbers = self.numbers()
-        deleted, kept = numbers[:-keep], numbers[-keep:]
-        needed = {sha256 for number in kept for sha256 in self._read(number)[1].files}
+        pushed = {number: self._read(number)[1] for number in self.numbers()}
+        deleted = [number for number, each in pushed.items() if each.described.store == store][:-keep]
+        needed = {sha256 for number in pushed.keys() - {*deleted} for sha256 in pushed[number].files}
         with self._translated("delete from"):
             for number in deleted:
                 self._files.rm_file(self._manifest_at(number))

@@ -131,6 +131,10 @@ class RemoteCheckpoints:
         """The id of a checkpoint at the URL. Raises CheckpointNotFound, Corruption, TransferError."""
         return self._read(number)[1].described.id
 
+    def store_of(self, number: int) -> str:
+        """The identity of the store of a checkpoint at the URL. Raises as id_of does."""
+        return self._read(number)[1].described.store
+
     def nbytes(self, number: int) -> int:
         """The bytes of all files that a checkpoint at the URL needs. Raises as id_of does."""
         return sum(entry.bytes for entry in self._read(number)[1].files.values())

@@ -6,6 +6,7 @@ import math
 import os
 import time
 from collections.abc import Collection
+from functools import partial
 from typing import Literal, overload
 
 from kvemb.checks.brief import brief
@@ -36,7 +37,7 @@ class CheckpointManager(NumberedCheckpoints):
 
     Args:
         root: The directory of the series. A relative path is made absolute.
-        keep: How many of the newest checkpoints a save keeps. None: all.
+        keep: How many of its store's newest checkpoints a save keeps. None: all.
         every: Seconds between checkpoints of ``save_if_due``. None: ``save_if_due`` is not used.
 
     Raises:
@@ -58,28 +59,37 @@ class CheckpointManager(NumberedCheckpoints):
 
     @overload
     def save(
-        self, store: Store, *, block: Literal[True] = True, files: Files = None, extra: Extra = None
+        self,
+        store: Store,
+        *,
+        block: Literal[True] = True,
+        files: Files = None,
+        extra: Extra = None,
+        take_over: bool = False,
     ) -> Checkpoint: ...
     @overload
     def save(
-        self, store: Store, *, block: Literal[False], files: Files = None, extra: Extra = None
+        self, store: Store, *, block: Literal[False], files: Files = None, extra: Extra = None, take_over: bool = False
     ) -> PendingCheckpoint[Checkpoint]: ...
     @overload
     def save(
-        self, store: Store, *, block: bool, files: Files = None, extra: Extra = None
+        self, store: Store, *, block: bool, files: Files = None, extra: Extra = None, take_over: bool = False
     ) -> Checkpoint | PendingCheckpoint[Checkpoint]: ...
 
     @described_as(Store.checkpoint)
     def save(
-        self, store: Store, *, block: bool = True, files: Files = None, extra: Extra = None
+        self, store: Store, *, block: bool = True, files: Files = None, extra: Extra = None, take_over: bool = False
     ) -> Checkpoint | PendingCheckpoint[Checkpoint]:
-        """Write the next checkpoint of the series, and delete those beyond ``keep``.
+        """Write the next checkpoint of the series, and delete the store's own beyond ``keep``.
+
+        A series belongs to one store and to those restored from its checkpoints, which have the same ``Store.id``.
 
         The checkpoint is that of ``Store.checkpoint``. With ``block=False`` old checkpoints are deleted when the new
         one is complete.
 
         Args:
             store: The store. A cluster has a series of its own at its URL.
+            take_over: Whether to save to a series whose newest checkpoint is of another store. Its checkpoints stay.
 
         Returns:
             The ``Checkpoint``; with ``block=False`` a ``PendingCheckpoint``, at once.
@@ -87,6 +97,7 @@ class CheckpointManager(NumberedCheckpoints):
         Raises:
             Locked: Another process writes to the series.
             TypeError: ``store`` is not a ``kvemb.Store``, or an argument has the wrong type.
+            FileExistsError: The newest checkpoint of the series is of another store.
             ValueError: The root is inside a store, or ``files`` or ``extra`` is not valid.
             ColdStoreError: The checkpoint could not be written. The store can still be used.
             Poisoned: A write of the store's own files failed, in this call or earlier.
@@ -97,14 +108,18 @@ class CheckpointManager(NumberedCheckpoints):
         self._hold()
         if self._pending is not None and not self._pending.done():
             self._pending.result()
-        self._drop_old()
+        id = store.id
+        if not take_over:
+            self._check_owner(id, str(store.path))
+        drop_old = partial(self._drop_old, id)
+        drop_old()
         path = self.path(max(self.numbers(), default=0) + 1)
-        pending = inside(store).start(path, attached=Attachments(files, extra), completed=self._drop_old)
+        pending = inside(store).start(path, attached=Attachments(files, extra), completed=drop_old)
         self._pending, self._begun = pending, time.time()
         if not block:
             return pending
         checkpoint: Checkpoint = pending.result()
-        self._drop_old()  # raises what it could not delete
+        drop_old()  # raises what it could not delete
         return checkpoint
 
     @described_as(save)

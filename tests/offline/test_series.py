@@ -58,7 +58,7 @@ def test_a_checkpoint_is_complete_also_if_old_ones_cannot_be_listed(monkeypatch,
     with kvemb.CheckpointManager(tmp_path / "series", keep=1) as manager:
         manager.save(store)
         with monkeypatch.context() as patched:
-            listed = [[1], [1], OSError(errno.EMFILE, "too many open files")]
+            listed = [[1], [1], [1], OSError(errno.EMFILE, "too many open files")]
             patched.setattr(series.paths, "series_numbers", Mock(side_effect=listed))
             assert manager.save(store, block=False).result().path == manager.path(2)
         assert manager.numbers() == [1, 2]

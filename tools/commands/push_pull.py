@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,6 +16,10 @@ Number = Annotated[
     int | None, typer.Option(min=1, max=MAX_SERIES, help="The checkpoint's number. Default: the newest.")
 ]
 Jobs = Annotated[int, typer.Option(min=1, max=MAX_JOBS, help="Number of files to transfer at once.")]
+
+TakeOver = Annotated[
+    bool, typer.Option("--take-over", help="Also write where the newest checkpoint is of another store.")
+]
 
 
 def push(
@@ -29,12 +33,13 @@ def push(
     number: Number = None,
     keep: Annotated[
         int | None,
-        typer.Option(min=1, max=MAX_SERIES, help="Keep only this many checkpoints at the destination: the newest."),
+        typer.Option(min=1, max=MAX_SERIES, help="Keep only this many of the store's checkpoints there: the newest."),
     ] = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Also read the files at the destination, and replace damaged ones.")
     ] = False,
     whole: Annotated[bool, typer.Option("--whole", help="Send the whole checkpoint, not only changed rows.")] = False,
+    take_over: TakeOver = False,
     jobs: Jobs = 8,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -48,7 +53,8 @@ def push(
     screen = Screen(quiet, as_json)
     with screen.reading("push") as update:
         series = kvemb.CheckpointManager(root)
-        done = series.push(url, number=number, keep=keep, verify=verify, whole=whole, jobs=jobs, progress=update)
+        how: dict[str, Any] = {"verify": verify, "whole": whole, "take_over": take_over}
+        done = series.push(url, number=number, keep=keep, **how, jobs=jobs, progress=update)
     lines = [
         ("checkpoint", f"{done.number:08d}"),
         ("sent", f"{counted(done.files, 'file')}, {size(done.nbytes)}"),
@@ -67,6 +73,7 @@ def pull(
         ),
     ],
     number: Number = None,
+    take_over: TakeOver = False,
     jobs: Jobs = 8,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -80,7 +87,7 @@ def pull(
     screen = Screen(quiet, as_json)
     with screen.reading("pull") as update, kvemb.CheckpointManager(root) as manager:
         existing = {manager.path(each) for each in manager.numbers()}
-        found = manager.pull(url, number=number, jobs=jobs, progress=update)
+        found = manager.pull(url, number=number, take_over=take_over, jobs=jobs, progress=update)
     rows = sum(entry.rows for entry in found.variables.values())
     known = found.path in existing
     lines = [

@@ -55,6 +55,9 @@ class ClusterRemote(ClusterSeries, Source):
     def id_of(self, number: int) -> str:
         return self.read(number).id
 
+    def store_of(self, number: int) -> str:
+        return self.read(number).store
+
     def pull(
         self, number: int, target: Path, have: Iterable[Checkpoint], received: Path, how: Pulling = PULLING
     ) -> None:

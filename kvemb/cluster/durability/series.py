@@ -66,6 +66,8 @@ class ClusterSeries(Pusher):
     def lock(self) -> LockFile | Lease:
         """Lock the directory, or take the URL's lease. Raises Locked, ColdStoreError, TransferError."""
         self._check_destination()
+        if self.numbers() and not self.is_of_cluster:
+            raise FileExistsError(f"{self._url} has a single store's checkpoints; name another place for a cluster's")
         if "file" not in self._files.protocol:
             with self._translated("write to"):
                 self._make_folder_of(f"{self._root}/{lease.NAME}")
@@ -122,7 +124,7 @@ class ClusterSeries(Pusher):
         for store in self._stores():
             if store in first:
                 of_shard = self.of_shard(store)
-                of_shard.prune(sum(number >= first[store] for number in of_shard.numbers()))
+                of_shard.prune(sum(number >= first[store] for number in of_shard.numbers()), store)
             else:
                 with self._translated("delete from"):
                     self._files.rm(f"{self._root}/{SHARDS}/{store}", recursive=True)
