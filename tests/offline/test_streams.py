@@ -82,3 +82,28 @@ def test_a_damaged_file_that_cannot_be_removed_there_is_seen_by_its_size(there, 
     with pytest.raises(Corruption, match="is damaged"):
         streams.send(tmp_path / "here", entry_of(b"x" * 100), files, target)
     assert files.size(target) < 100
+
+
+@pytest.mark.slow
+def test_a_small_file_is_read_while_another_process_replaces_it(s3, tmp_path, monkeypatch):
+    """A file that is opened has its size asked first, and s3fs refuses to read what has another ETag by then."""
+    files = fsspec.filesystem("s3", skip_instance_cache=True, **s3)
+    path = f"bucket/{tmp_path.name}"
+    files.pipe_file(path, b"the first")
+    asked, real = [], files._call_s3
+
+    async def replaced(method, *args, **kwargs):
+        asked.append(method)
+        answer = await real(method, *args, **kwargs)
+        await real("put_object", Bucket="bucket", Key=tmp_path.name, Body=b"the second, which is longer")
+        return answer
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "_call_s3", replaced)
+        assert streams.read(files, path, 100) == b"the first"
+    assert asked == ["get_object"]
+    assert streams.read(files, path, 10) == b"the second"
+    files.pipe_file(path, b"")
+    assert streams.read(files, path, 10) == b""
+    with pytest.raises(FileNotFoundError):
+        streams.read(files, f"{path}-lacking", 10)

@@ -217,7 +217,7 @@ class Checkpointing:
             snapshot.contained,
         )
         if isinstance(self._lock, Lease):
-            self._lock.check()
+            self.series.check(self._lock)
         self.series.publish(number, described)
         self.last, self._before, self._changes = number, described, snapshot.changes
         if request.keep is not None:

@@ -79,6 +79,11 @@ class ClusterSeries(Pusher):
             fresh_files.make_directory(root)
             return layout.lock(root, "the cluster at {} is open", "close it there")
 
+    def check(self, lease: Lease) -> None:
+        """Raise Locked if another cluster has the lease of the URL; TransferError."""
+        with self._translated("read"):
+            lease.check()
+
     def newest(self) -> Published | None:
         """Return the newest checkpoint, None if there is none. Raises as read does."""
         numbers = self.numbers()
