@@ -146,13 +146,15 @@ def test_counts_of_a_cluster_are_the_sums_over_its_shards(tmp_path):
         users, gone = cluster.get_variable("users", dim=2), cluster.get_variable("gone", dim=2)
         users.upsert(np.arange(9), np.ones((9, 2), np.float32))
         users.lookup(np.arange(10))
+        assert "kvemb_point_timestamp_seconds" not in names(series(prometheus_text(c=cluster)))
         cluster.checkpoint()
         with kvemb.cluster.connect(tmp_path / "series", transport="local") as other:
             other.drop_variable("gone")
         assert gone.name in inside(cluster).tables
         found = series(prometheus_text(c=cluster))
-        of_stores_alone = {"kvemb_point_timestamp_seconds", "kvemb_memory_budget_bytes"}
-        assert names(found) == {figure.full_name for figure in ALL} - of_stores_alone
+        assert names(found) == {figure.full_name for figure in ALL} - {"kvemb_memory_budget_bytes"}
+        made = kvemb.cluster.latest(tmp_path / "series").described.created
+        assert value(found, "kvemb_point_timestamp_seconds", store="c") == made
         assert {dict(labels).get("variable") for _, labels in found} == {None, "users"}
         assert (value(found, "kvemb_up", store="c"), value(found, "kvemb_point", store="c")) == (1, 1)
         assert value(found, "kvemb_rows", store="c", variable="users") == 9

@@ -76,10 +76,13 @@ class _Client:
 
 
 class Ledger:
-    """The calls of all clients, and the gate. changes: how many calls may have changed what a checkpoint has."""
+    """The calls of all clients, and the gate. changes: how many calls may have changed what a checkpoint has.
+
+    uses: how many calls may have recorded uses of rows, and changed nothing else that a checkpoint has.
+    """
 
     def __init__(self) -> None:
-        self.changes = 0
+        self.changes = self.uses = 0
         self._clients: OrderedDict[str, _Client] = OrderedDict()
         self._lock = threading.Lock()
         # The gate. _cut: number of the cut that closed it, None while it is open; _ended: number of the last cut that
@@ -110,7 +113,7 @@ class Ledger:
 
         Raises GateClosed.
         """
-        future = None if stamp is None else self._begin(stamp, True)[0]
+        future = None if stamp is None else self._begin(stamp, uses=True)[0]
         try:
             yield future is not None
         finally:
@@ -123,7 +126,7 @@ class Ledger:
         changes: whether it counts as a change. Waits if the call is being executed. Returns None for a call
         whose answer the client has. Raises GateClosed.
         """
-        mine, future = self._begin(stamp, changes)
+        mine, future = self._begin(stamp, changes=changes)
         if mine is not None:
             try:
                 mine.set_result(work())
@@ -136,7 +139,9 @@ class Ledger:
         with self._lock:
             self.changes += 1
 
-    def _begin(self, stamp: Stamp, changes: bool) -> tuple[Future[Any] | None, Future[Any] | None]:
+    def _begin(
+        self, stamp: Stamp, *, changes: bool = False, uses: bool = False
+    ) -> tuple[Future[Any] | None, Future[Any] | None]:
         """Return the future to complete if the call must be executed now, and that of its result if there is one."""
         with self._lock:
             client = self._client(stamp.client)
@@ -148,6 +153,7 @@ class Ledger:
             future: Future[Any] = Future()
             client.made[stamp.number] = _Call(future, stamp.shards)
             self.changes += changes
+            self.uses += uses
             return future, future
 
     # The gate.

@@ -61,6 +61,13 @@ class ChangeRequest(NamedTuple):
     moment: Moment
 
 
+class ChangeCounts(NamedTuple):
+    """How many calls may have changed what a checkpoint has: by changes of rows, and by uses alone (Ledger)."""
+
+    changes: int = 0
+    uses: int = 0
+
+
 class PushedPart(NamedTuple):
     """A shard's part of a checkpoint, at the URL. store: the identity of its store. nbytes: bytes sent.
 

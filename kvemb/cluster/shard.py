@@ -20,7 +20,7 @@ from kvemb.cluster.durability.shard_checkpoints import ShardCheckpoints
 from kvemb.cluster.in_flight.steps import Accepted, FailedStep, StepsInFlight
 from kvemb.cluster.in_step.parts import Joint, Part, Parts
 from kvemb.cluster.ledger import Ledger, Stamp, StoredCalls, once
-from kvemb.cluster.messages import ChangeRequest, PushedPart, ReadRequest
+from kvemb.cluster.messages import ChangeCounts, ChangeRequest, PushedPart, ReadRequest
 from kvemb.cluster.ranking import Ranking
 from kvemb.cluster.scans import Scans
 from kvemb.cluster.transport import ShardFailed
@@ -237,9 +237,9 @@ class Shard:
 
     # A checkpoint over all shards.
 
-    def changes(self) -> int:
-        """Return how many calls may have changed what a checkpoint has, since the shard was made: Ledger.changes."""
-        return self.ledger.changes
+    def changes(self) -> ChangeCounts:
+        """Return how many calls may have changed what a checkpoint has, since the shard was made."""
+        return ChangeCounts(self.ledger.changes, self.ledger.uses)
 
     @once()
     def snapshot(

@@ -83,7 +83,10 @@ OF_TIER = {each.name: _of_tier_field(each.name) for each in fields(TierSize)}
 UP = Figure("up", "1 if the store can be read; 0 after close(), in a forked process, or if a cluster lost a shard.")
 POISONED = Figure("poisoned", "1 after a failed write to disk: writes raise Poisoned, reads still work.")
 POINT = Figure("point", "Number of the last durable point; of a cluster, of its last checkpoint.")
-POINT_CREATED = Figure("point_timestamp_seconds", "When the last durable point was made, in seconds since 1970.")
+POINT_CREATED = Figure(
+    "point_timestamp_seconds",
+    "When the last durable point, or a cluster's last checkpoint, was made, in seconds since 1970.",
+)
 BUDGET = Figure("memory_budget_bytes", "The memory_budget with which the store was opened.")
 ALL = (UP, POISONED, POINT, POINT_CREATED, BUDGET, *OF_STATS.values(), *OF_TIER.values())
 
@@ -113,7 +116,7 @@ def samples(label: str, store: AnyStore) -> Iterator[Sample]:
         yield UP, names, 0
         return
     try:
-        point = int(cast(Any, store).point)
+        point, created = _point(store)
         by_variable = dict(_stats(store))
     except KvembError:  # it was closed meanwhile, or a shard is lost
         yield UP, names, 0
@@ -121,8 +124,9 @@ def samples(label: str, store: AnyStore) -> Iterator[Sample]:
     yield UP, names, 1
     yield POISONED, names, int(store.state.cause is not None)
     yield POINT, names, point
+    if created is not None:
+        yield POINT_CREATED, names, created
     if isinstance(store, Store):
-        yield POINT_CREATED, names, inside(store).current_manifest.created
         yield BUDGET, names, store.budget.total
     for variable, stats in by_variable.items():
         for name, figure in OF_STATS.items():
@@ -130,6 +134,14 @@ def samples(label: str, store: AnyStore) -> Iterator[Sample]:
         for tier, size in stats.tiers.items():
             for name, figure in OF_TIER.items():
                 yield figure, (label, variable, tier), getattr(size, name)
+
+
+def _point(store: AnyStore) -> tuple[int, float | None]:
+    """Return the number of the last durable point, and when it was made. Raises KvembError."""
+    if isinstance(store, Store):
+        return store.point, inside(store).current_manifest.created
+    found: tuple[int, float | None] = cast(Any, inside(store)).begin_call().ask("last_created")
+    return found
 
 
 def _stats(store: AnyStore) -> Iterator[tuple[str, Stats]]:

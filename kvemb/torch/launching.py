@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -51,7 +52,9 @@ def distributed(
 
     Args:
         url: Where the cluster's checkpoints are: a directory or a URL that all machines reach.
-        timeout: Seconds that a rank waits for the others at the beginning and at the end.
+        timeout: Seconds that a rank waits for the others: at the beginning, at the end, and in collectives of
+            ``torch.distributed``, such as those of ``DistributedDataParallel`` and barriers. A group that you have
+            initialized before keeps its own, which is half an hour by default.
         **arguments: Other arguments of ``kvemb.cluster.open``, such as ``shards``, ``memory_budget``, ``scratch`` and
             ``options``. There is no ``transport``.
 
@@ -69,7 +72,7 @@ def distributed(
     seconds = as_seconds(timeout, "timeout")
     with ExitStack() as last:
         if not torch.distributed.is_initialized():
-            _begin_group()
+            _begin_group(seconds)
             last.callback(torch.distributed.destroy_process_group)
         store, ranks, leave_ray = _opened_together(url, seconds, arguments, last)
         try:
@@ -86,10 +89,10 @@ def distributed(
             raise
 
 
-def _begin_group() -> None:
-    """Initialize torch.distributed as torchrun says, or without it for one process."""
+def _begin_group(seconds: float) -> None:
+    """Initialize torch.distributed as torchrun says, or without it for one process. seconds: for its collectives."""
     if "RANK" in os.environ:
-        torch.distributed.init_process_group()
+        torch.distributed.init_process_group(timeout=timedelta(seconds=seconds))
     else:
         torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
+import subprocess
+import sys
 from functools import partial
 
 import pytest
@@ -57,3 +62,35 @@ def test_an_error_closes_the_cluster_without_a_checkpoint(here, tmp_path, no_def
     assert not torch.distributed.is_initialized()
     with pytest.raises(ValueError, match="leave transport out"):
         kt.distributed(tmp_path / "series", transport="local").__enter__()
+
+
+_RANK = """
+import os, signal, sys
+import torch
+from kvemb.torch.launching import _begin_group
+
+_begin_group(3.0)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+torch.distributed.barrier()
+if os.environ["RANK"] == "1":
+    os.kill(os.getpid(), signal.SIGSTOP)
+try:
+    model(torch.ones(1, 1)).sum().backward()
+except RuntimeError as error:
+    assert "3000ms" in str(error), error
+    sys.exit(7)
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_not_waited_for_in_backward_longer_than_the_timeout():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    how = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = [subprocess.Popen([sys.executable, "-c", _RANK], env={**how, "RANK": rank}) for rank in "01"]
+    try:
+        assert ranks[0].wait(120) == 7, "torch waits for half an hour by default"
+    finally:
+        for rank in ranks:
+            rank.send_signal(signal.SIGKILL)
+            rank.wait()

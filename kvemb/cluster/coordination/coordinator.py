@@ -240,6 +240,11 @@ class Coordinator:
         """Return the number of the checkpoint to which recover() would go back."""
         return None if self._checkpointing is None else self._checkpointing.last
 
+    def last_created(self) -> tuple[int, float | None]:
+        """Return that number, 0 if there is none, and when the checkpoint was made."""
+        checkpointing = self._checkpointing
+        return (0, None) if checkpointing is None else (checkpointing.last or 0, checkpointing.created())
+
     def recover(self, generation: int, lost: str, version: str) -> tuple[Recovery, JoinReply]:
         """Go back to the last checkpoint, with new shards, unless that was done since; returns the last recovery.
 

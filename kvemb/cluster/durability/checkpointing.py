@@ -22,7 +22,7 @@ from kvemb.cluster.coordination.opened import steps_of
 from kvemb.cluster.durability.manifest import ClusterManifest, ShardEntry, following, joined, ranges
 from kvemb.cluster.durability.series import ClusterSeries, Published
 from kvemb.cluster.ledger import StoredCalls, joined_calls
-from kvemb.cluster.messages import PushedPart
+from kvemb.cluster.messages import ChangeCounts, PushedPart
 from kvemb.durability.lock_file import LockFile
 from kvemb.durability.manifest import created_now
 from kvemb.durability.variable_entry import VariableEntry, rows_in_words
@@ -96,7 +96,7 @@ class _Snapshot(NamedTuple):
     id: str
     created: float
     request: CheckpointRequest
-    changes: list[int]
+    changes: list[ChangeCounts]
     contained: StoredCalls
 
 
@@ -113,11 +113,15 @@ class Checkpointing:
         self._before: ClusterManifest | None = None
         self._begun: Published | None = None
         # Of each shard, when it took its snapshot of the last one; None: that is not the newest, or there is none.
-        self._changes: list[int] | None = None
+        self._changes: list[ChangeCounts] | None = None
         self._passed = 0  # the newest checkpoint when the cluster started from an earlier one
         self._tried = 0  # the last number begun; shards have files of it even if it failed
         self._background = Threads(1, thread_name_prefix="kvemb-checkpoint")
         self._writing: OrderedDict[int, Future[Checkpoint]] = OrderedDict()
+
+    def created(self) -> float | None:
+        """Return when the last checkpoint was made, in seconds since 1970; None if there is none."""
+        return None if self._before is None else self._before.created
 
     def begin_with(self, number: int) -> None:
         """Start from this checkpoint: settled() returns it until another is written. Raises as ClusterSeries.read.
@@ -143,20 +147,22 @@ class Checkpointing:
         """Make the last cut, and write a checkpoint of it if rows, steps or variables differ from the newest one.
 
         If the last one has files or values beside the rows, which the next one would lack, none is written unless
-        `anyway`; returns the changes since, None if there are none. Returns once the checkpoint is complete; if it
-        fails, raises its error, and calls are executed again. Raises ShardLost.
+        `anyway`; returns the changes since, None if there are none but uses. Returns once the checkpoint is complete;
+        if it fails, raises its error, and calls are executed again. Raises ShardLost.
         """
         with self._starting:
             self.wait()
             with cut(last=True) as open_steps:
-                changes, steps = calls.all("changes"), self._steps_since(open_steps)
+                changes: list[ChangeCounts] = calls.all("changes")
+                steps = self._steps_since(open_steps)
                 if changes == self._changes and not steps:
                     return None
                 if self.last is not None and not anyway and self._carries(self.last):
                     before = self._changes
                     if before is None or len(before) != len(changes):  # the shards are new
-                        before = [0] * len(changes)
-                    return Dropped(self.last, steps) if steps or changes != before else None
+                        before = [ChangeCounts()] * len(changes)
+                    changed = any(now.changes != then.changes for now, then in zip(changes, before, strict=True))
+                    return Dropped(self.last, steps) if changed else None  # uses alone are not worth a warning
                 snapshot = self._snapshot(open_steps, calls, CheckpointRequest(None, {}, None))
                 self._write_behind(snapshot)
                 self.result(snapshot.number)
@@ -234,7 +240,9 @@ class Checkpointing:
             if newest is not None and newest.number <= self._passed:
                 last = self._begun
             self.last, self._before = last if last else (None, None)
-            self._changes = [0] * len(last.described.shards) if last is not None and last == newest else None
+            self._changes = (
+                [ChangeCounts()] * len(last.described.shards) if last is not None and last == newest else None
+            )
             return last
 
     def close(self) -> None:

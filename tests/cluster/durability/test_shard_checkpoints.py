@@ -213,8 +213,14 @@ def test_close_saves_the_rows_after_a_checkpoint_with_files_if_asked(open_cluste
     cluster.close()
     assert caplog.messages == [], "nothing has changed"
     cluster = open_cluster(None, url=tmp_path / "series", number=1)
+    cluster.variables["table"].lookup([1])
+    cluster.close()
+    assert caplog.messages == [], "uses alone are no training that is lost"
+    cluster = open_cluster(None, url=tmp_path / "series", number=1)
+    table = cluster.variables["table"]
     for _ in range(3):
-        cluster.variables["table"].lookup([1])
+        table.lookup([1])
+    table.upsert([1], [[2.0]])
     cluster.close()
     (line,) = caplog.messages
     assert (
