@@ -11,7 +11,7 @@ import sys
 from contextlib import suppress
 from typing import NamedTuple
 
-from kvemb.cluster.ray_transport import ray_here, ray_package
+from kvemb.cluster.ray_transport import TOKEN_ADVICE, ray_here, ray_package
 from kvemb.errors import BackendUnavailable
 
 # Ray's mode of authentication, in the environment. A process that starts Ray sets it, and keeps the token in a file.
@@ -76,7 +76,7 @@ def join(there: RayAddress) -> bool:
         ray.init(address=there.address, log_to_driver=False)
     except (OSError, RuntimeError, ValueError) as error:
         text = f"the Ray cluster of rank 0 at {there.address} cannot be reached: {str(error).rstrip('.')}"
-        raise BackendUnavailable(f"{text}; run `ray start` on this machine, with the token of that cluster") from error
+        raise BackendUnavailable(f"{text}; run `ray start` on this machine; {TOKEN_ADVICE}") from error
     return True
 
 

@@ -40,6 +40,16 @@ def ray_package() -> Any:
     return ray
 
 
+# Ray tells why it refuses a program without the token only in the log of its C++ part.
+TOKEN_ADVICE = (
+    "if its head was started with a token, copy ~/.ray/auth_token from there to this machine and set "
+    "RAY_AUTH_MODE=token"
+)
+_START_ADVICE = (
+    "first call ray.init(), which starts one on this machine, or ray.init(address=...), which connects to one"
+)
+
+
 def ray_here() -> Any:
     """Return the module ray, connected to a Ray cluster. Raises BackendUnavailable.
 
@@ -51,10 +61,10 @@ def ray_here() -> Any:
             _try(os.environ.get("RAY_ADDRESS", ""))
             ray.init(address="auto", log_to_driver=False)
         except (OSError, RuntimeError, ValueError) as error:
-            raise BackendUnavailable(
-                f"no Ray cluster can be reached: {str(error).rstrip('.')}; first call ray.init(), which starts one on "
-                "this machine, or ray.init(address=...), which connects to one"
-            ) from error
+            refused = "Failed to connect" in str(error) and os.environ.get("RAY_AUTH_MODE", "").lower() != "token"
+            advice = TOKEN_ADVICE if refused else _START_ADVICE
+            text = f"no Ray cluster can be reached: {str(error).rstrip('.')}; {advice}"
+            raise BackendUnavailable(text) from error
     return ray
 
 
