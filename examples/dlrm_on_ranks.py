@@ -79,6 +79,9 @@ def main() -> None:
                     )
                 dist.barrier()  # no rank looks up the next batch before the snapshot
 
+        means = torch.tensor(losses)
+        dist.all_reduce(means)  # each rank has the losses of its part of the batches
+        losses = (means / ranks).tolist()
         if rank == 0:
             tested, counts = auc(model, 4_096), store.stats
     if rank == 0:

@@ -212,9 +212,13 @@ def parse(text: str, path: str, *, max_characters: int = MAX_CHARACTERS) -> Mani
         if len(text) > max_characters:
             raise ValueError(f"it is longer than {max_characters:,} characters")
         data = json.loads(text)
+        if not isinstance(data, dict):
+            raise ValueError("it is no JSON object")
+        if "format" not in data:
+            raise ValueError("it has no format")
         version = data["format"]
-    except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
-        raise Corruption(f"{path} is damaged: {error!r}; restore from another checkpoint") from error
+    except (ValueError, RecursionError) as error:
+        raise Corruption(f"{path} is damaged: {error}; restore from another checkpoint") from error
     if version == CLUSTER_FORMAT:
         raise UnsupportedFormat(f"{path} is a cluster's checkpoint; use kvemb.restore to make one store of it")
     if type(version) is not int or version not in READABLE:

@@ -181,6 +181,7 @@ class RemoteCheckpoints:
                 most = 4 * self._max_characters + 1  # bytes of UTF-8
                 text = streams.read(self._files, self._manifest_at(number), most).decode()
             except FileNotFoundError as error:
+                self._check_bucket()
                 text = f"there is no checkpoint {series_name(number)} at {self._url}"
                 raise CheckpointNotFound(text) from unsecret(error)
             except UnicodeDecodeError as error:

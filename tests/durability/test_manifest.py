@@ -217,3 +217,11 @@ def test_a_clock_that_is_wrong_makes_no_manifest_that_cannot_be_read(tmp_path, m
         with kvemb.open(tmp_path / path, memory_budget="4MiB") as store:
             assert store.variables["users"].lookup([1]).tolist() == [[1, 2]]
         assert kvemb.Checkpoint.at(tmp_path / path).created == created
+
+
+@pytest.mark.parametrize(
+    ("text", "told"), [("{}\n", "it has no format"), ("[]\n", "it is no JSON object"), ("{", "Expecting property name")]
+)
+def test_what_is_no_manifest_says_what_it_lacks(text, told):
+    with pytest.raises(Corruption, match=f"somewhere is damaged: {told}"):
+        manifest.parse(text, "somewhere")

@@ -11,6 +11,7 @@ import pytest
 from versions import make
 
 import kvemb
+import kvemb.cluster
 from kvemb.durability import manifest
 from kvemb.errors import BackendUnavailable, CheckpointNotFound, Corruption, TransferError
 from kvemb.installed import pip_install
@@ -98,3 +99,18 @@ def test_no_more_of_a_manifest_is_read_than_one_may_have(monkeypatch, store, man
     assert asked == [401]
     with pytest.raises(Corruption, match="longer than 100 char"):
         manifest.read(manager.latest().path, max_characters=100)
+
+
+@pytest.mark.slow
+def test_a_bucket_that_is_missing_is_named_whatever_is_asked(s3):
+    url = "s3://lacking/model"
+    for call in (
+        lambda: kvemb.verify(url, options=s3),
+        lambda: kvemb.restore(f"{url}/00000001", "nowhere", options=s3),
+        lambda: kvemb.cluster.latest(url, number=1, options=s3),
+        lambda: kvemb.cluster.open(url, shards=1, transport="local", options=s3),
+    ):
+        with pytest.raises(
+            TransferError, match=r"the bucket 'lacking' of s3://lacking/model does not exist; create it"
+        ):
+            call()

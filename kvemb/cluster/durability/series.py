@@ -96,6 +96,7 @@ class ClusterSeries(Pusher):
             try:
                 text = streams.read(self._files, self._manifest_at(number), 4 * MAX_CHARACTERS).decode()
             except FileNotFoundError as error:
+                self._check_bucket()
                 text = f"there is no checkpoint {series_name(number)} at {self._url}"
                 raise CheckpointNotFound(text) from unsecret(error)
             except UnicodeDecodeError as error:
