@@ -67,6 +67,8 @@ def strings() -> Iterator[str]:
 OF_OTHERS = {
     *("No space left on device", "Permission denied", "Read-only file system", "Input/output error"),
     *("No locks available", "Operation not supported"),
+    # torch, of collectives
+    *("Timed out waiting", "ms for recv operation", "Watchdog caught collective operation timeout"),
 }
 
 
