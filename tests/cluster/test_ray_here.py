@@ -43,8 +43,9 @@ def answers(port: int) -> bool:
 
 _PROGRAM = """
 import sys, time
-import kvemb.cluster, ray
-ray.init(address="auto", log_to_driver=False)
+import kvemb.cluster
+from kvemb.cluster.ray_transport import ray_here
+ray = ray_here()
 deadline = time.monotonic() + 120
 while sum(node["Alive"] for node in ray.nodes()) < 2 and time.monotonic() < deadline:
     time.sleep(0.1)
