@@ -141,7 +141,11 @@ class Checkpointer:
         """Whether no point is being written."""
         return all(is_done(inside(begun)) for begun in self._begun)
 
-    def flush(self, parts: list[VariablePart]) -> PendingCheckpoint[Any] | None:
+    def write_to(self, database: ColdDatabase) -> None:
+        """Write points of this open database from now on. REQUIRES: is_idle."""
+        self._database = database
+
+    def flush(self, parts: list[VariablePart], keep: Callable[[], None] | None = None) -> PendingCheckpoint[Any] | None:
         """Start to write a durable point, unless the current one already has this state: then return None.
 
         Whatever a point holds must be compared here. Variables are looked at one after another: one that has not
@@ -153,7 +157,7 @@ class Checkpointer:
         unchanged = all(entries.get(part.name) == part.entry() and part.is_clean() for part in parts)
         if unchanged and not self._points.adopted_sightings and self._changes.is_as_of(self._points.current.changes):
             return None
-        return self.start(parts, None)
+        return self.start(parts, None, keep=keep)
 
     def start(
         self,
@@ -164,6 +168,7 @@ class Checkpointer:
         without: Collection[str] = (),
         attached: Attachments | None = None,
         completed: Callable[[], None] | None = None,
+        keep: Callable[[], None] | None = None,
     ) -> PendingCheckpoint[Any]:
         """Take a snapshot, and start to write a durable point and, if target is given, a checkpoint there.
 
@@ -172,6 +177,7 @@ class Checkpointer:
         attached: files and values to save in the point and the checkpoint; the files are written first.
         completed: called when the checkpoint is complete; its KvembErrors are ignored. Returns a stand-in for the
         checkpoint, without a target for None.
+        keep: called once it is the store's point; see PointWriter.
         REQUIRES: is_idle. Raises FileExistsError, ValueError, ColdStoreError, Poisoned, Closed; what a writer raises.
         """
         self._check_not_attaching()
@@ -187,7 +193,7 @@ class Checkpointer:
             self._state.poison(error, intact=True)
             self._state.check_sound()
         self._state.check_may_flush()
-        made = self._database, self._points, self._changes, self._log, without, attached
+        made = self._database, self._points, self._changes, self._log, without, attached, keep
         writer = PointWriter(number, parts, target, *made)
         self._attaching = True
         try:
