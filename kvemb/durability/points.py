@@ -196,7 +196,7 @@ class Points:
     def _delete_live(self) -> None:
         """Delete the unpacked files of a closed store, while it is locked: the next owner unpacks them again."""
         if self.closed:
-            shutil.rmtree(self.live, ignore_errors=True)
+            shutil.rmtree(self.store / layout.LIVE, ignore_errors=True)
 
 
 def _without(named: dict[str, Value], names: Collection[str]) -> dict[str, Value]:

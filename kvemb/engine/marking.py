@@ -6,10 +6,13 @@ nothing has changed since the last point, the mark keeps that one.
 
 from __future__ import annotations
 
+import hashlib
 from functools import partial
 
-from kvemb.durability import layout
+from kvemb.durability import layout, manifest
 from kvemb.durability.attachments import Attachments
+from kvemb.durability.epochs import files_between, variables_dropped_between
+from kvemb.durability.manifest import Manifest
 from kvemb.durability.marks.kept import check_name, read_marks
 from kvemb.durability.marks.mark import Mark
 from kvemb.engine.engine import Engine
@@ -51,3 +54,47 @@ def drop_mark(engine: Engine, given: Mark | str) -> None:
         points = engine.points
         points.marks.drop(points.marks.find(given, points.current.store))
         points.drop_others()
+
+
+def find(engine: Engine, identity: str) -> Mark | None:
+    """Return the mark with this id, if the store has it."""
+    return next((mark for mark in marks(engine) if mark.id == identity), None)
+
+
+def content_of(described: Manifest) -> str:
+    """Return a checksum of all table files, counter files and counts of a durable point: if it is equal, so is all."""
+    kept = (".sst", ".blob", ".counts")
+    files = sorted(entry.sha256 for name, entry in described.files.items() if name.endswith(kept))
+    return hashlib.sha256(repr([files, _counts(described)]).encode()).hexdigest()
+
+
+def _counts(described: Manifest) -> list[tuple[str, int, int, int]]:
+    entries = sorted(described.variables.items())
+    return [(name, each.rows, each.step, each.optimizer_steps) for name, each in entries if each.checkpoint]
+
+
+def has_rows_of(engine: Engine, mark: Mark | None, content: str) -> bool:
+    """Whether the present rows are certainly those of a mark. mark: None if the store does not have it.
+
+    content: content_of() its point. False also if that is unknown.
+    """
+    engine.state.check_here()
+    if engine.state.read_only:
+        return _is_same(engine.opened_manifest, mark, content)
+    with engine.no_point_in_progress():
+        return engine.checkpointer.is_flushed(engine.parts()) and _is_same(engine.points.current, mark, content)
+
+
+def _is_same(present: Manifest, mark: Mark | None, content: str) -> bool:
+    if content_of(present) == content:
+        return True
+    if mark is None:
+        return False
+    then = manifest.read(mark.path)
+    if layout.history(then.point) != layout.history(present.point) or then.point > present.point:
+        return False
+    return (
+        (_counts(then), then.sightings) == (_counts(present), present.sightings)
+        and not variables_dropped_between(then.changes, present.changes)
+        and all(files_between(then.changes, present.changes, name) == [] for name in then.variables)
+    )

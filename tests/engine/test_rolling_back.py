@@ -56,6 +56,14 @@ def test_rows_counts_and_variables_go_back_and_everything_stays_valid(store):
     assert columns_of(store) == before
 
 
+def test_a_store_that_went_back_closes_as_any_other(open_store, tmp_path):
+    with open_store(tmp_path / "store") as store:
+        fill(store, [1], 1)
+        store.rollback(store.mark())
+    assert not (tmp_path / "store" / "live").exists()
+    assert open_store(tmp_path / "store").recovery is None
+
+
 def test_rows_that_did_not_change_stay_hot(store):
     table = fill(store, range(100), 1)
     mark = store.mark()
