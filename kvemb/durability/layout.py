@@ -15,6 +15,7 @@ sightings/ counter files, and files/ what a caller attached.
 
     ROOT/LOCK                held by the process that writes to a series
     ROOT/00000042/           a checkpoint of a series
+    ROOT/PINNED              which of them stay, however many newer ones there are
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from kvemb.errors import CheckpointNotFound, ColdStoreError, Corruption, KvembEr
 
 LOCK, CURRENT, POINTS, LOG, LIVE, MARKS = "LOCK", "CURRENT", "points", "log", "live", "marks"
 ROWS, CHANGES, HOT, SIGHTINGS, FILES = "rows", "changes", "hot", "sightings", "files"
+PINNED = "PINNED"  # in a series: which checkpoints stay (kvemb.offline.pins)
 PULLED = ".pulled"  # in a series: the files received by a pull that has not completed
 # On disk; do not change. A store that goes back to a checkpoint continues at the next multiple of so many points, so
 # that a follower knows by the number that changes which it has read may have been undone.

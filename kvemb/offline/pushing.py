@@ -5,7 +5,7 @@ One process at a time may write to a URL. After an interruption, the next push s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -228,15 +228,18 @@ class Pusher(RemoteCheckpoints):
         if self._has_folders:
             self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
 
-    def prune(self, keep: int) -> list[int]:
-        """Delete all but the newest `keep` checkpoints, then unreferenced files; returns the numbers deleted.
+    def prune(self, keep: int, pinned: Collection[int] = ()) -> list[int]:
+        """Delete all but the pinned checkpoints and the newest `keep` of the others, then unreferenced files.
+
+        Returns the numbers deleted.
 
         Bases and deltas of deleted checkpoints stay as long as a kept checkpoint needs them.
 
         REQUIRES: no push to the URL at the same time. Raises TransferError.
         """
         numbers = self.numbers()
-        deleted, kept = numbers[:-keep], numbers[-keep:]
+        deleted = [number for number in numbers if number not in pinned][:-keep]
+        kept = [number for number in numbers if number not in deleted]
         needed = {sha256 for number in kept for sha256 in self._read(number)[1].files}
         with self._translated("delete from"):
             for number in deleted:

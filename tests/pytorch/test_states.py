@@ -90,6 +90,7 @@ def test_all_modules_of_a_store_share_one_mark_of_a_call(model, store):
         model.load_state_dict(state)
 
 
+@pytest.mark.slow
 def test_it_comes_back_from_a_file_in_another_process(model, store, tmp_path):
     train(model, 3)
     torch.save(model.state_dict(), tmp_path / "best.pt")
