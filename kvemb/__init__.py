@@ -18,6 +18,7 @@ from kvemb.default_store import default_store, get_collection, get_variable, tem
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.checkpointer import PendingCheckpoint
 from kvemb.durability.delta import Change
+from kvemb.durability.marks.mark import Mark
 from kvemb.errors import KvembError
 from kvemb.initializers import (
     Constant,
@@ -78,6 +79,7 @@ __all__ = [
     "GraphKeys",
     "Initializer",
     "KvembError",
+    "Mark",
     "MemoryCreator",
     "NormRestrictPolicy",
     "Ones",

@@ -49,6 +49,17 @@ class CheckpointNotFound(KvembError, FileNotFoundError):
     """
 
 
+class MarkNotFound(KvembError, LookupError):
+    """The store does not have this mark, or does not have it any more.
+
+    It is raised by `Store.rollback`, `Store.drop_mark` and the `load_state_dict` of kvemb.torch's modules, if the mark
+    was dropped, was never complete, or belongs to another store. Nothing has changed then.
+
+    `Store.marks` lists the marks that there are. Give a mark that you need later a name: marks without one are dropped,
+    the oldest first, once there are more of them than keep_marks= of `kvemb.open`.
+    """
+
+
 class UnsupportedFormat(KvembError, ValueError):
     """The files were written by a kvemb with another format version, or name something this kvemb does not know.
 

@@ -14,6 +14,7 @@ from kvemb.checks import few_files
 from kvemb.checks.machine import memory_bytes
 from kvemb.durability import layout, paths
 from kvemb.durability.installing import discard, install
+from kvemb.durability.marks.kept import KEEP_MARKS
 from kvemb.engine.engine import Engine
 from kvemb.engine.open_arguments import OpenArguments
 from kvemb.engine.periodic_flush import as_flush_every, run_flushes
@@ -37,6 +38,7 @@ def open(
     durability: Literal["checkpoint", "write"] = "checkpoint",
     flush_every: float | None = None,
     limits: Limits = Limits(),  # noqa: B008 -- a frozen value
+    keep_marks: int = KEEP_MARKS,
 ) -> Store:
     """Open the store at a path. It is created if the directory is missing or empty.
 
@@ -63,6 +65,8 @@ def open(
             flushes make uses durable and keep the log short. None: the store is flushed only when you call ``flush()``.
             A cluster has no ``flush_every``; use ``checkpoint(block=False)`` there.
         limits: How much one internal step processes at a time (``kvemb.limits.Limits``).
+        keep_marks: How many marks without a name the store keeps, the newest ones (``Store.mark``), as those that a
+            ``state_dict`` has.
 
     Returns:
         The store. Use it in a ``with`` block, which flushes and closes it, or call ``close()``.
@@ -95,6 +99,7 @@ def open(
         durability=durability,
         flush_every=flush_every,
         limits=limits,
+        keep_marks=keep_marks,
     )
     if follow and layout.is_checkpoint(place):
         raise ValueError(f"{path} is a checkpoint, which never changes; follow the store, or use read_only=True")
@@ -113,6 +118,7 @@ def open_at(path: Path, how: OpenArguments) -> Store:
             durability=how.durability,
             limits=how.limits,
             warm=bool(how.warm),
+            keep_marks=how.keep_marks,
         )
     store = Store(engine)
     if (seconds := as_flush_every(how.flush_every)) is not None:

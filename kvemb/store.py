@@ -19,12 +19,15 @@ from kvemb.durability import paths
 from kvemb.durability.attachments import Attachments, Extra, Files
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.checkpointer import PendingCheckpoint
+from kvemb.durability.marks.mark import Mark
 from kvemb.durability.recovery import Recovery
 from kvemb.engine.arguments import Arguments, GraphKeys
 from kvemb.engine.dropping import drop
 from kvemb.engine.engine import Engine
+from kvemb.engine.marking import drop_mark, mark, marks
 from kvemb.engine.recovering import recover
 from kvemb.engine.refreshing import refresh
+from kvemb.engine.rolling_back import rollback
 from kvemb.errors import Corruption
 from kvemb.limits import Limits
 from kvemb.many_tables import calls
@@ -318,6 +321,104 @@ class Store(ManyTables[Engine]):
         target, attached = paths.local(path), Attachments(files, extra)
         pending: PendingCheckpoint[Checkpoint] = self._inside.start(target, attached=attached)
         return pending.result() if block else pending
+
+    # Marks.
+
+    def mark(self, name: str | None = None, *, files: Files = None, extra: Extra = None, block: bool = False) -> Mark:
+        """Keep the present state, so that ``rollback`` can take the store back to it.
+
+        A mark is a durable point that stays. It has all variables but those of a ``MemoryCreator``. The call returns
+        when the snapshot is taken, after some tens of milliseconds, and the mark is written in the background, at the
+        cost of a flush: only what changed since the last durable point is written, and unchanged files are shared by
+        hard links. Marks survive closing and, once they are complete, crashes. They need disk space for rows that
+        changed or were removed since, because their files stay until the mark is dropped.
+
+        Args:
+            name: A name, under which the mark stays until it is dropped or another mark gets the name. None: the mark
+                stays until there are ``keep_marks`` newer ones without a name (``kvemb.open``).
+            files: Other files that belong to this state, as of ``checkpoint``.
+            extra: A dict of JSON values, as of ``checkpoint``.
+            block: Whether to wait until the mark is complete. With False, an error is raised by the next
+                ``rollback()``, ``mark()``, ``flush()``, ``checkpoint()`` or ``close()``.
+
+        Returns:
+            A value that names the mark, and can be pickled.
+
+        Raises:
+            TypeError, ValueError: An argument is not valid.
+            ColdStoreError: The mark could not be written. The store can still be used.
+            Poisoned: A write of the store's own files failed, in this call or earlier.
+
+        Example:
+            >>> best = store.mark()
+            >>> users.upsert([2], [[9, 9]])
+            >>> store.rollback(best)
+            >>> users.lookup([2])
+            array([[2., 2.]], dtype=float32)
+        """
+        return mark(self._inside, name, Attachments(files, extra), block=block)
+
+    def rollback(self, mark: Mark | str) -> None:
+        """Take the store back to a mark, with all variables, at once and durably.
+
+        Rows, scores, counts of steps and sightings become those at the mark; what came after it is lost, unless another
+        mark or a checkpoint has it. Every ``Variable`` stays valid and keeps its optimizer's and its policy's settings.
+        Calls on a variable that did not exist at the mark raise Closed; one that was dropped since is there again.
+        Variables of a ``MemoryCreator`` do not change. Rows that did not change since the mark stay hot. Other threads
+        may use the store meanwhile: a call that is running may change some of its keys before the rollback, and others
+        after it. The mark stays, so you can go back to it again. The cost is that of opening the store. After any error
+        but ``Poisoned`` the store is as it was.
+
+        Later checkpoints follow those before the mark. A replica that has a checkpoint made after the mark must be
+        restored; a reader with ``follow=True`` moves with ``refresh()``.
+
+        Args:
+            mark: A mark, or the name of one.
+
+        Raises:
+            MarkNotFound: The store does not have the mark.
+            Corruption: Bytes on disk differ from what was written.
+            ColdStoreError: The disk could not be read or written.
+            Poisoned: A write of the store's own files failed, in this call or earlier.
+            TypeError: ``mark`` is something else.
+
+        Example:
+            >>> _ = store.mark("before")
+            >>> users.remove([1, 2, 3])
+            >>> store.rollback("before")
+            >>> users.size()
+            3
+        """
+        rollback(self._inside, mark)
+
+    @property
+    def marks(self) -> list[Mark]:
+        """The complete marks of the store, the oldest first.
+
+        Raises:
+            Closed: The store is closed.
+            Corruption: A read-only store could not read its marks.
+
+        Example:
+            >>> _ = store.mark("best", block=True)
+            >>> [(mark.name, kvemb.Checkpoint(mark.path).variables["users"].rows) for mark in store.marks]
+            [('best', 3)]
+        """
+        return marks(self._inside)
+
+    def drop_mark(self, mark: Mark | str) -> None:
+        """Drop a mark, and free the disk space that it alone needs.
+
+        Args:
+            mark: A mark, or the name of one.
+
+        Raises:
+            MarkNotFound: The store does not have the mark.
+            ColdStoreError: The disk could not be written.
+            Poisoned: A write of the store's own files failed, in this call or earlier.
+            TypeError: ``mark`` is something else.
+        """
+        drop_mark(self._inside, mark)
 
     def apply_delta(self, checkpoint: str | os.PathLike[str]) -> None:
         """Bring this store to a later checkpoint of the store that it follows, at the cost of what changed there.

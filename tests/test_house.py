@@ -510,6 +510,7 @@ TESTED_BY = {
             "optimizer": ["optimizer", "gradients", "rates"],
             **{name: [name] for name in ("bags", "collection", "eager", "prefetching")},
             **{name: [name] for name in ("connecting", "in_step", "joined_gradient", "launching", "ranks")},
+            "states": ["states"],
             "weights": ["weights", "table_module"],
         }.items()
         for name in names

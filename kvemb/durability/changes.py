@@ -73,7 +73,7 @@ class ChangeLog:
         self._sealed: set[str] = set()  # files of the last seal_epoch(), which a point may still have to link
         self.sealed_epochs = 0
         self.clears: Counter[str] = Counter()
-        self._last_number = max((int(path.stem) for path in directory.glob("*.keys")), default=0)
+        self._last_number = _last_number(directory)
 
     def record(self, variable: str, keys: Ordered) -> None:
         """Record keys (n,), in any order, that changed or are about to change. Raises OSError."""
@@ -172,6 +172,17 @@ class ChangeLog:
         with uninterrupted(), self._lock:
             self._epochs.append(take_over(since(self._epochs, position) or [], includes, cleared, names))
 
+    def go_back(self, directory: Path, epochs: list[Epoch]) -> None:
+        """Continue from the epochs of a point to which the store goes back. directory: where its key files are now.
+
+        What was recorded since is forgotten, as are the rows. REQUIRES: no point is being written.
+        """
+        with uninterrupted(), self._lock:
+            self._directory, self._epochs = directory, [epoch.copied() for epoch in epochs]
+            self._buffers, self.buffered_keys, self._sealed = {}, 0, set()
+            self.sealed_epochs += 1  # a load in progress must record its keys again
+            self._last_number = _last_number(directory)
+
     def link_to(self, folder: Path, epochs: list[Epoch]) -> None:
         """Link the files of epochs into a folder, which is created if there are any. Raises OSError."""
         if files := files_of(epochs):
@@ -244,6 +255,10 @@ class ChangeLog:
         for file in files:
             if file not in kept:
                 (self._directory / file).unlink(missing_ok=True)
+
+
+def _last_number(directory: Path) -> int:
+    return max((int(path.stem) for path in directory.glob("*.keys")), default=0)
 
 
 class Recorder:

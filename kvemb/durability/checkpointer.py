@@ -7,6 +7,7 @@ wait().
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Collection
 from concurrent.futures import Executor, Future
 from contextlib import suppress
@@ -119,7 +120,7 @@ class Checkpointer:
         self._background = Threads(1, thread_name_prefix="kvemb-checkpoint", started=True)
         # The last point, and before it those whose failure was raised to no caller.
         self._begun: list[PendingCheckpoint[Any]] = []
-        self._attaching = False
+        self._attaching = 0  # the thread that calls such functions
 
     def wait(self) -> None:
         """Wait for the point being written. Raises its error, or that of an earlier one, that no caller got yet."""
@@ -141,7 +142,11 @@ class Checkpointer:
         """Whether no point is being written."""
         return all(is_done(inside(begun)) for begun in self._begun)
 
-    def flush(self, parts: list[VariablePart]) -> PendingCheckpoint[Any] | None:
+    def write_to(self, database: ColdDatabase) -> None:
+        """Write points of this open database from now on. REQUIRES: is_idle."""
+        self._database = database
+
+    def flush(self, parts: list[VariablePart], keep: Callable[[], None] | None = None) -> PendingCheckpoint[Any] | None:
         """Start to write a durable point, unless the current one already has this state: then return None.
 
         Whatever a point holds must be compared here. Variables are looked at one after another: one that has not
@@ -149,11 +154,18 @@ class Checkpointer:
         """
         self._check_not_attaching()
         self._state.check_writable()
+        return None if self.is_flushed(parts) else self.start(parts, None, keep=keep)
+
+    def is_flushed(self, parts: list[VariablePart]) -> bool:
+        """Whether the current durable point has this state. REQUIRES: is_idle."""
         entries = self._points.current.variables
         unchanged = all(entries.get(part.name) == part.entry() and part.is_clean() for part in parts)
-        if unchanged and not self._points.adopted_sightings and self._changes.is_as_of(self._points.current.changes):
-            return None
-        return self.start(parts, None)
+        return unchanged and not self._points.adopted_sightings and self._changes.is_as_of(self._points.current.changes)
+
+    @property
+    def attaches_here(self) -> bool:
+        """Whether this thread calls functions that write files of a point."""
+        return self._attaching == threading.get_ident()
 
     def start(
         self,
@@ -164,6 +176,7 @@ class Checkpointer:
         without: Collection[str] = (),
         attached: Attachments | None = None,
         completed: Callable[[], None] | None = None,
+        keep: Callable[[], None] | None = None,
     ) -> PendingCheckpoint[Any]:
         """Take a snapshot, and start to write a durable point and, if target is given, a checkpoint there.
 
@@ -172,6 +185,7 @@ class Checkpointer:
         attached: files and values to save in the point and the checkpoint; the files are written first.
         completed: called when the checkpoint is complete; its KvembErrors are ignored. Returns a stand-in for the
         checkpoint, without a target for None.
+        keep: called once it is the store's point; see PointWriter.
         REQUIRES: is_idle. Raises FileExistsError, ValueError, ColdStoreError, Poisoned, Closed; what a writer raises.
         """
         self._check_not_attaching()
@@ -187,13 +201,13 @@ class Checkpointer:
             self._state.poison(error, intact=True)
             self._state.check_sound()
         self._state.check_may_flush()
-        made = self._database, self._points, self._changes, self._log, without, attached
+        made = self._database, self._points, self._changes, self._log, without, attached, keep
         writer = PointWriter(number, parts, target, *made)
-        self._attaching = True
+        self._attaching = threading.get_ident()
         try:
             writer.write_attached()
         finally:
-            self._attaching = False
+            self._attaching = 0
         # Signal handlers are deferred: otherwise snapshots might never be ended.
         with uninterrupted():
             writer.take_snapshots(self._in_order, self._state, closing)

@@ -21,7 +21,7 @@ from kvemb.durability.manifest import Manifest
 from kvemb.errors import Corruption, Locked, StoreNotFound
 from kvemb.handle import inside
 
-_OURS = {layout.LOCK, layout.CURRENT, layout.CURRENT + ".tmp", layout.POINTS, layout.LOG, layout.LIVE}
+_OURS = {layout.LOCK, layout.CURRENT, layout.CURRENT + ".tmp", layout.POINTS, layout.LOG, layout.LIVE, layout.MARKS}
 # What a restore makes before it ends, and what a killed deletion of a restored store leaves.
 _OF_RESTORE = {layout.POINTS, layout.LOG, layout.CURRENT + ".tmp"}
 

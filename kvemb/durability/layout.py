@@ -7,6 +7,7 @@ URL (kvemb.offline.remote), and RocksDB's own.
     STORE/CURRENT            the name of the durable point to open
     STORE/points/000007/     a durable point: a checkpoint inside the store, written by the last flush
     STORE/log/000007.log     the writes since that point, if each is durable (kvemb.durability.journal)
+    STORE/marks/ID.json      which durable point is kept, so that the store can go back to it (kvemb.durability.marks)
     STORE/live/              the open database, made again from the durable point whenever the store is opened
 
 A checkpoint is a directory with manifest.json and rows/, a RocksDB database; changes/ and hot/ hold key files,
@@ -14,6 +15,7 @@ sightings/ counter files, and files/ what a caller attached.
 
     ROOT/LOCK                held by the process that writes to a series
     ROOT/00000042/           a checkpoint of a series
+    ROOT/PINNED              which of them stay, however many newer ones there are
 """
 
 from __future__ import annotations
@@ -33,8 +35,9 @@ from kvemb.durability.lock_file import LockFile
 from kvemb.durability.scratch import scratch
 from kvemb.errors import CheckpointNotFound, ColdStoreError, Corruption, KvembError, Locked, StoreNotFound
 
-LOCK, CURRENT, POINTS, LOG, LIVE = "LOCK", "CURRENT", "points", "log", "live"
+LOCK, CURRENT, POINTS, LOG, LIVE, MARKS = "LOCK", "CURRENT", "points", "log", "live", "marks"
 ROWS, CHANGES, HOT, SIGHTINGS, FILES = "rows", "changes", "hot", "sightings", "files"
+PINNED = "PINNED"  # in a series: which checkpoints stay (kvemb.offline.pins)
 PULLED = ".pulled"  # in a series: the files received by a pull that has not completed
 # On disk; do not change. A store that goes back to a checkpoint continues at the next multiple of so many points, so
 # that a follower knows by the number that changes which it has read may have been undone.

@@ -67,7 +67,7 @@ def text_of(given: str | os.PathLike[str], what: str) -> str:
 
 def check_own(store: Path) -> None:
     """Raise Corruption if a directory that the store writes to and deletes from is a symbolic link."""
-    for folder in (store / layout.POINTS, store / layout.LOG):
+    for folder in (store / layout.POINTS, store / layout.LOG, store / layout.MARKS):
         if folder.is_symlink():
             raise Corruption(
                 f"{folder} is a symbolic link to {os.readlink(folder)}; a store changes only files in its own "

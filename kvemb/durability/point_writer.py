@@ -6,7 +6,7 @@
 3. write(), in the background: the marked rows are written to files in key order, which are ingested into the open cold
    database and into its copy. A checkpoint is linked to the copy, complete but for its name. The copy becomes the
    store's durable point; then the checkpoint gets its name. So the store follows every checkpoint that exists.
-The previous point stays current until the copy replaces it.
+The previous point stays current until the copy replaces it. Longer than 300 lines: all steps are here, in their order.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class TargetFailed(Exception):
 class PointWriter:
     """Writes one point. number: unused by any other point. target: path of a checkpoint to make of it, or None.
 
-    without: variables of the cold database that the point leaves out. attached: files and values to save in it.
+    without: variables of the cold database that the point leaves out. attached: files and values to save in it. keep:
+    called when it is the store's point, before other points are deleted; what it raises is that of a failed target.
     If a step fails, the snapshots end, the directories are deleted, and the previous point stays current, unless it was
     the last step, in which the checkpoint gets its name. undone: whether that has been done, and another point can be
     written instead; not if variables are left out, because they may have been recorded as dropped.
@@ -93,10 +94,11 @@ class PointWriter:
         log: Journal | None,
         without: Collection[str] = (),
         attached: Attachments | None = None,
+        keep: Callable[[], None] | None = None,
     ) -> None:
         self._number, self._parts, self._target, self._without = number, parts, target, list(without)
         self._database, self._points, self._changes, self._log = database, points, changes, log
-        self._attached, self._draft = attached or Attachments(), points.draft(number)
+        self._attached, self._draft, self._keep = attached or Attachments(), points.draft(number), keep
         self._checkpoint: DirectoryDraft | None = None
         self._written: Checkpoint | None = None
         self._snapshots: list[tuple[VariablePart, DirtySnapshot]] = []
@@ -195,9 +197,11 @@ class PointWriter:
         for part in self._parts:
             if part.sightings is not None:
                 part.sightings.saved()
-        if self._checkpoint is not None:
-            with _naming_target():
+        with _naming_target():
+            if self._checkpoint is not None:
                 self._checkpoint.rename()
+            if self._keep is not None:
+                self._keep()
         self._points.drop_others()
         if self._log is not None:
             # A closed store has no writes after its point: an unused segment that was prepared is deleted too.
@@ -250,8 +254,8 @@ class PointWriter:
         scratch, points, new = self._draft.path, self._points, self._manifest
         self._changes.link_to(scratch / layout.CHANGES, epochs)
         hot = write_hot(scratch / layout.HOT, new.point, self._hot, points.folder / layout.HOT, new.hot)
-        known = points.adopted_sightings, points.sightings
-        counted = write_sightings(scratch / layout.SIGHTINGS, new.point, new.variables, self._counted, *known)
+        stored = points.adopted_sightings, points.sightings
+        counted = write_sightings(scratch / layout.SIGHTINGS, new.point, new.variables, self._counted, *stored)
         self._manifest = replace(new, changes=epochs, hot=hot, sightings=counted)
 
     def _write_checkpoint(self, target: Path) -> None:

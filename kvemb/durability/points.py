@@ -18,9 +18,10 @@ from typing import TypeVar
 from kvemb import hard_links
 from kvemb.contracts import ColdDatabase
 from kvemb.durability import fresh_files, inventory, journal_segments, layout, manifest, paths
-from kvemb.durability.checkpoint import DirectoryDraft, warn_if_not_closed
+from kvemb.durability.checkpoint import DirectoryDraft, atomic_directory, complete, warn_if_not_closed
 from kvemb.durability.installing import check_store_path
 from kvemb.durability.manifest import Epoch, Manifest
+from kvemb.durability.marks.kept import KEEP_MARKS, Marks
 from kvemb.durability.readable import database_in_place
 from kvemb.durability.sightings.point_files import Adopted, Stored
 from kvemb.durability.variable_entry import VariableEntry
@@ -34,12 +35,15 @@ class Points:
 
     store: the directory. current: the last durable point's manifest. live: the unpacked files. log: the segments that
     follow the point; logged: whether there must be a log. crashed: whether the last owner did not close the store.
-    closed: set when the store is closed. adopted_sightings: counter files of other checkpoints, for the next point.
+    marks: names the points that are kept. copied: the number of the kept point with a copy of which the present history
+    of points began in this process, if it did. closed: set when the store is closed. adopted_sightings: counter files
+    of other checkpoints, for the next point.
     undo: receives the callbacks that release the directory.
     """
 
-    def __init__(self, store: Path, undo: ExitStack) -> None:
+    def __init__(self, store: Path, undo: ExitStack, keep_marks: int = KEEP_MARKS) -> None:
         self.store, self.closed = store, False
+        self.copied: int | None = None
         self.adopted_sightings: Adopted = {}
         paths.check_not_in_series(store)
         try:
@@ -50,13 +54,14 @@ class Points:
             raise
         fixed = layout.is_store(store) and not os.access(store, os.W_OK)
         with layout.as_cold_store_error(f"open {store}{' for writing, only with read_only=True' * fixed}"):
-            self._open(store, undo)
+            self._open(store, undo, keep_marks)
 
-    def _open(self, store: Path, undo: ExitStack) -> None:
+    def _open(self, store: Path, undo: ExitStack, keep_marks: int) -> None:
         fresh_files.make_directory(store)
         undo.enter_context(layout.lock(store))
         undo.callback(self._delete_live)
         paths.check_own(store)
+        self.marks = Marks(store, keep_marks)
         self.live = store / layout.LIVE
         self.crashed = self.live.exists() and layout.is_store(store)
         fresh_files.remove(self.live)
@@ -84,6 +89,11 @@ class Points:
     def folder(self) -> Path:
         """The current point's directory."""
         return layout.point(self.store, self.current.point)
+
+    @property
+    def coming_number(self) -> int:
+        """What next_number() will return."""
+        return self._last_number + 1
 
     def next_number(self) -> int:
         """Return a new number for a point, never used before."""
@@ -127,10 +137,48 @@ class Points:
             layout.set_current(self.store, self.current.point, logged=logged)
 
     def drop_others(self) -> None:
-        """Delete all points but the current one."""
+        """Delete all points but the current one and those that marks keep."""
+        kept = {layout.point(self.store, number) for number in (self.current.point, *self.marks.points())}
         for other in (self.store / layout.POINTS).iterdir():
-            if other != self.folder:
+            if other not in kept:
                 fresh_files.remove(other)
+
+    # Going back to a point that a mark keeps: a copy of it, with a number of its own, becomes the current point.
+
+    def copy_back(self, kept: Path, described: Manifest) -> tuple[Manifest, Path]:
+        """Make a point that is a copy of a kept one, and unpack it; returns its manifest and the unpacked files.
+
+        Its number begins a new history (layout.history). Raises Corruption, ColdStoreError; then nothing is left.
+        """
+        number = self._last_number = (layout.history(self._last_number) + 1) * layout.POINTS_OF_HISTORY
+        described = replace(described, id=uuid.uuid4().hex, point=number)
+        with atomic_directory(layout.point(self.store, number)) as point:
+            layout.unpack(kept, point, described.named_files | described.attached)
+            described = complete(point, described, kept, same_names=True)
+        live = self.store / layout.LIVE / f"{number}"
+        try:
+            layout.unpack(layout.point(self.store, number), live, described.named_files)
+            (live / layout.CHANGES).mkdir(exist_ok=True)
+        except BaseException:
+            self.discard_copy(described, live)
+            raise
+        return described, live
+
+    def discard_copy(self, described: Manifest, live: Path) -> None:
+        """Delete what copy_back() made."""
+        fresh_files.remove(live)
+        fresh_files.remove(layout.point(self.store, described.point))
+
+    def go_back(self, described: Manifest, live: Path, *, logged: bool) -> list[Path]:
+        """Make what copy_back() made the current point; returns the unpacked files of the one before, to be deleted.
+
+        Raises ColdStoreError; then it is unknown which point a crash leads to, until another one is published.
+        """
+        with layout.as_cold_store_error(f"write {self.store / layout.CURRENT}"):
+            layout.set_current(self.store, described.point, logged=logged)
+        before, self.live = self.live, live
+        self.current, self.adopted_sightings = described, {}
+        return [before / folder for folder in (layout.ROWS, layout.CHANGES, layout.HOT, layout.SIGHTINGS)]
 
     def begin_log(self) -> None:
         """Record in CURRENT that a segment of the log follows the current point. Raises ColdStoreError.
@@ -148,7 +196,7 @@ class Points:
     def _delete_live(self) -> None:
         """Delete the unpacked files of a closed store, while it is locked: the next owner unpacks them again."""
         if self.closed:
-            shutil.rmtree(self.live, ignore_errors=True)
+            shutil.rmtree(self.store / layout.LIVE, ignore_errors=True)
 
 
 def _without(named: dict[str, Value], names: Collection[str]) -> dict[str, Value]:

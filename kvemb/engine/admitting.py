@@ -10,7 +10,7 @@ from kvemb.durability.sightings.counter_file import Counted, read_counters
 from kvemb.engine.engine import Engine
 from kvemb.engine.specification import Specification
 from kvemb.engine.table import Table
-from kvemb.operations.sightings import Sightings
+from kvemb.operations.sightings import Counters, Sightings
 from kvemb.restrict import Admission
 
 _logger = logging.getLogger("kvemb")
@@ -66,11 +66,25 @@ def adopt_sightings(engine: Engine, table: Table, folder: Path, counted: Counted
             _load(sightings, admission, table.name, folder, counted)
 
 
+def counters_of(table: Table, folder: Path, counted: Counted | None) -> Counters | None:
+    """Return the counters with which a variable continues from a counter file; None: from 0. Raises Corruption."""
+    sightings, admission = table.operations.sightings, table.specification.admission
+    if sightings is None or admission is None or counted is None:
+        return None
+    return _read(sightings, admission, table.name, folder, counted)
+
+
 def _load(
     sightings: Sightings, admission: Admission, name: str, folder: Path, counted: Counted, *, saved: bool = False
 ) -> None:
-    if counted.counters != sightings.nbytes:
+    if (counters := _read(sightings, admission, name, folder, counted)) is None:
         sightings.take(None)
+    else:
+        sightings.take(counters, saved=saved)
+
+
+def _read(sightings: Sightings, admission: Admission, name: str, folder: Path, counted: Counted) -> Counters | None:
+    if counted.counters != sightings.nbytes:
         _logger.warning(
             "the sightings of %r start again at 0: %s bytes of counters are stored, but it was opened with %r; give "
             "the stored size as memory_bytes to keep them",
@@ -78,5 +92,5 @@ def _load(
             f"{counted.counters:,}",
             admission,
         )
-        return
-    sightings.take(read_counters(folder, counted), saved=saved)
+        return None
+    return read_counters(folder, counted)

@@ -95,7 +95,7 @@ def _make_table(engine: Engine, specification: Specification, variable: Handle[T
     undo.callback(give_back, engine, hot_tables, sized.slot_rows, lease)
     recorded = specification.persistent and not engine.state.read_only
     if recorded and specification.joins_checkpoints:
-        _record_whole(engine, specification, cold)
+        record_whole(engine, specification, cold)
     storage = TieredStorage(
         schema,
         hot_tables,
@@ -179,7 +179,7 @@ def poison_if_there(engine: Engine, name: str, cause: ColdStoreError) -> None:
         engine.state.poison(cause, intact=True)
 
 
-def _record_whole(engine: Engine, specification: Specification, cold: ColdStore) -> None:
+def record_whole(engine: Engine, specification: Specification, cold: ColdStore) -> None:
     """Record that every row of a stored variable changed, because checkpoints before this opening do not contain it.
 
     After a crash the durable point still says that the variable is in no checkpoint, so the next opening does this

@@ -65,14 +65,25 @@ def end_variable(engine: Engine, table: Table) -> None:
     _forget(engine, table)
 
 
+def refuse_variable(engine: Engine, table: Table, why: str) -> None:
+    """Make every use of a variable that is there no more raise Closed. REQUIRES: closing(); then forget_variable()."""
+    table.storage.discard()
+    table.storage.refuse(DroppedState(engine.state, why))
+
+
+def forget_variable(engine: Engine, table: Table, why: str) -> None:
+    """Return the memory of a variable to the budgets. REQUIRES: refuse_variable(), and no lock of a variable."""
+    _forget(engine, table, why)
+
+
 def _why(engine: Engine, name: str) -> str:
     return f"variable {name!r} was dropped from the store {engine.path}; create it again with get_variable"
 
 
-def _forget(engine: Engine, table: Table) -> None:
+def _forget(engine: Engine, table: Table, why: str | None = None) -> None:
     """Return a variable's memory to the budgets; every later use raises Closed. REQUIRES: its storage has ended."""
     engine.discard(table)
     hot_tables, storage = table.hot_tables, table.storage
-    table.forget(_why(engine, table.name))
+    table.forget(why or _why(engine, table.name))
     give_back(engine, hot_tables, storage.slot_rows, storage.lease)
     engine.budgets.host.give_back(memory_bytes(engine, table.specification))

@@ -23,6 +23,7 @@ from kvemb.durability.checkpointer import Checkpointer, PendingCheckpoint
 from kvemb.durability.hotset import read_hot
 from kvemb.durability.journal import Journal
 from kvemb.durability.manifest import Manifest
+from kvemb.durability.marks.kept import KEEP_MARKS
 from kvemb.durability.point_writer import VariablePart
 from kvemb.durability.points import Points, held_history, reading
 from kvemb.durability.recovery import Recovery, checked, replay
@@ -71,6 +72,7 @@ class Engine:
         durability: str = "checkpoint",
         limits: Limits = Limits(),  # noqa: B008 -- a frozen value
         warm: bool = False,
+        keep_marks: int = KEEP_MARKS,
     ) -> None:
         self.limits, self.follows, self.warm = limits, follow, warm
         self.path = path.absolute()
@@ -88,11 +90,11 @@ class Engine:
                 undo.callback(lambda: self.view.close())
                 self._open_view()
             else:
-                self.points = Points(self.path, undo)
+                self.points = Points(self.path, undo, keep_marks)
                 self.opened_manifest = self.points.current
                 with inventory.naming_damaged_file(self.points.folder, self.opened_manifest):
                     self.database = self.open_database(self.points.live / layout.ROWS, self.opened_manifest)
-                undo.callback(self.database.close)
+                undo.callback(lambda: self.database.close())  # another one after a rollback
             self.budgets.opened(self.database.spare_bytes)
             self.spiller = Threads(1, thread_name_prefix="kvemb-spill", started=True)
             self.readers = reading_threads()

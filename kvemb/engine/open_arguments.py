@@ -10,6 +10,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from kvemb.checks.brief import brief
+from kvemb.checks.numeric import as_int
+from kvemb.durability.marks.kept import KEEP_MARKS, MAX_MARKS
 from kvemb.engine.periodic_flush import as_flush_every
 from kvemb.limits import DEFAULT, Limits
 from kvemb.options import parse_budget, parse_device_memory
@@ -27,6 +29,7 @@ class OpenArguments:
     durability: str = "checkpoint"
     flush_every: float | None = None
     limits: Limits = DEFAULT
+    keep_marks: int = KEEP_MARKS
 
     def __post_init__(self) -> None:
         parse_budget(self.memory_budget)
@@ -39,6 +42,7 @@ class OpenArguments:
             )
         if as_flush_every(self.flush_every) is not None and self.reads:
             raise ValueError("flush_every needs a writable store; leave it out, or leave out read_only and follow")
+        as_int(self.keep_marks, "keep_marks", 0, MAX_MARKS)
         if not isinstance(self.limits, Limits):
             raise TypeError(f"limits must be a kvemb.limits.Limits, got {brief(self.limits)}")
 

@@ -89,8 +89,11 @@ def _move_tables(engine: Engine, database: ColdDatabase, described: Manifest, *,
         name: _renewed(engine, database, described, table) if follows_on else None
         for name, table in engine.tables.items()
     }
-    # Without a record of drops since the present point, every variable may have been dropped and created again.
+    # Without a record of drops since the present point, every variable may have been dropped and created again. If the
+    # store went back, its variables of then are there, as they are in the store itself (kvemb.engine.rolling_back).
     dropped = variables_dropped_between(engine.opened_manifest.changes, described.changes)
+    if dropped is None and layout.history(described.point) != layout.history(engine.opened_manifest.point):
+        dropped = set()
     gone: list[Table] = []
     with ExitStack() as paused:
         for table in engine.tables.values():

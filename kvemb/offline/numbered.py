@@ -8,6 +8,7 @@ identity. Another store's checkpoints are refused unless the caller says so, and
 
 A checkpoint appears atomically (kvemb.durability.checkpoint), and is renamed to a hidden name before it is deleted, so
 a directory with a number is complete. Each checkpoint has its own hard links, so deleting one does not affect another.
+Longer than 300 lines: every call on a series that needs no store is defined here, with its docstring.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from kvemb.handle import inside
 from kvemb.masking import masked
 from kvemb.offline import leftovers
 from kvemb.offline.chain import check_owner
+from kvemb.offline.pins import check_name, read_pins, write_pins
 from kvemb.offline.places import chosen, source_at
 from kvemb.offline.transfer import JOBS, Pulling, Remote, Transfer
 from kvemb.progress import Progress
@@ -41,7 +43,8 @@ from kvemb.threads.interrupts import uninterrupted
 class NumberedCheckpoints:
     """The part of kvemb.CheckpointManager that lists checkpoints, deletes old ones, and copies them to and from URLs.
 
-    keep: how many of the newest are kept when another is saved; None: all. Raises TypeError, ValueError.
+    keep: how many of the newest are kept when another is saved, beside pinned ones; None: all. Raises TypeError,
+    ValueError.
     """
 
     def __init__(self, root: str | os.PathLike[str], keep: int | None) -> None:
@@ -103,6 +106,70 @@ class NumberedCheckpoints:
         checkpoints = self.numbers()
         return Checkpoint(self.path(checkpoints[-1])) if checkpoints else None
 
+    @property
+    def pinned(self) -> dict[int, str | None]:
+        """The numbers of the pinned checkpoints, ascending, each with the name of its pin, or None.
+
+        Raises:
+            Corruption: The file that lists them is damaged.
+        """
+        there = set(self.numbers())
+        return {number: name for number, name in read_pins(self.root).items() if number in there}
+
+    def pin(self, number: int, name: str | None = None) -> None:
+        """Keep a checkpoint of the series, however many newer ones there are.
+
+        Args:
+            number: The checkpoint's number.
+            name: A name, such as ``"best"``; the checkpoint that had it until now is no longer pinned. None: no name.
+
+        Raises:
+            CheckpointNotFound: The series has no such checkpoint.
+            Locked: Another process writes to the series.
+            TypeError, ValueError: An argument is not valid.
+            Corruption: The file that lists the pins is damaged.
+            ColdStoreError: The disk could not be written.
+
+        Example:
+            >>> with kvemb.CheckpointManager("series", keep=1) as series:
+            ...     _ = series.save(store)
+            ...     series.pin(1, "best")
+            ...     _ = series.save(store), series.save(store)
+            ...     series.numbers(), series.pinned
+            ([1, 3], {1: 'best'})
+        """
+        name = check_name(name, "name")
+        number = chosen(as_int(number, "number", 0, MAX_SERIES), self.numbers(), str(self.root))
+        self._hold()
+        self._pin(number, name)
+
+    def unpin(self, number: int) -> None:
+        """Let a checkpoint be deleted by a later ``save``, as others are.
+
+        Args:
+            number: The checkpoint's number. One that is not pinned stays so.
+
+        Raises:
+            Locked: Another process writes to the series.
+            TypeError, ValueError: ``number`` is not valid.
+            Corruption: The file that lists the pins is damaged.
+            ColdStoreError: The disk could not be written.
+        """
+        number = as_int(number, "number", 0, MAX_SERIES)
+        self._hold()
+        with uninterrupted(), self._dropping:
+            if number in (pins := read_pins(self.root)):
+                del pins[number]
+                write_pins(self.root, pins)
+
+    def _pin(self, number: int, name: str | None) -> None:
+        with uninterrupted(), self._dropping:
+            there = {*self.numbers(), number}
+            pins = {each: of for each, of in read_pins(self.root).items() if each in there}
+            if name is not None:
+                pins = {each: of for each, of in pins.items() if of != name}
+            write_pins(self.root, {**pins, number: name})
+
     def push(
         self,
         url: str | os.PathLike[str],
@@ -129,7 +196,8 @@ class NumberedCheckpoints:
         Args:
             url: A URL such as ``"s3://bucket/series"``, or a directory.
             number: The checkpoint's number. None: the newest.
-            keep: How many of the store's newest checkpoints to keep at the URL; those of other stores stay. None: all.
+            keep: How many of the store's newest checkpoints to keep at the URL, beside those that are pinned here; those
+                of other stores stay. None: all.
                 With ``keep``, no other process may push there at the same time.
             verify: Whether to also read all files that the checkpoint needs at the URL, and replace damaged ones. If
                 one is not available locally, such as an old delta, the checkpoint is sent whole.
@@ -166,7 +234,7 @@ class NumberedCheckpoints:
         checkpoint = Checkpoint(self.path(number))
         done = remote.push(checkpoint, number, **how, jobs=jobs, progress=progress)
         if keep is not None:
-            remote.prune(keep, inside(checkpoint).store)
+            remote.prune(keep, inside(checkpoint).store, set(self.pinned))
         return done
 
     @described_as(push)
@@ -284,9 +352,9 @@ class NumberedCheckpoints:
         if self.keep is None:
             return
         with uninterrupted(), self._dropping, layout.as_cold_store_error(f"delete old checkpoints of {self.root}"):
-            if len(numbers := self.numbers()) <= self.keep:
-                return
-            for number in [each for each in numbers if self._store_of(each) == store][: -self.keep]:
+            pins = read_pins(self.root)
+            own = [each for each in self.numbers() if each not in pins and self._store_of(each) == store]
+            for number in own[: -self.keep]:
                 hidden = self.root / layout.dropped_name(number)
                 os.rename(self.path(number), hidden)
                 fresh_files.remove(hidden)

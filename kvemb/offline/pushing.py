@@ -5,7 +5,7 @@ One process at a time may write to a URL. After an interruption, the next push s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -244,8 +244,10 @@ class Pusher(RemoteCheckpoints):
         if self._has_folders:
             self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
 
-    def prune(self, keep: int, store: str) -> list[int]:
-        """Delete a store's checkpoints but its newest `keep`, then unreferenced files; returns the numbers deleted.
+    def prune(self, keep: int, store: str, pinned: Collection[int] = ()) -> list[int]:
+        """Delete a store's checkpoints but the pinned ones and the newest `keep` of the others, then unreferenced files.
+
+        Returns the numbers deleted.
 
         store: its identity; checkpoints of other stores stay. Bases and deltas of deleted checkpoints stay as long as a
         kept checkpoint needs them.
@@ -254,7 +256,8 @@ class Pusher(RemoteCheckpoints):
         a description is damaged: it might be another store's.
         """
         pushed = {number: self._read(number)[1] for number in self.numbers()}
-        deleted = [number for number, each in pushed.items() if each.described.store == store][:-keep]
+        own = [number for number, each in pushed.items() if each.described.store == store and number not in pinned]
+        deleted = own[:-keep]
         needed = {sha256 for number in pushed.keys() - {*deleted} for sha256 in pushed[number].files}
         with self._translated("delete from"):
             for number in deleted:

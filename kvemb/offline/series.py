@@ -10,6 +10,8 @@ from functools import partial
 from typing import Literal, overload
 
 from kvemb.checks.brief import brief
+from kvemb.checks.numeric import as_int
+from kvemb.checks.ranges import MAX_SERIES
 from kvemb.checks.seconds import as_seconds
 from kvemb.durability import paths
 from kvemb.durability.attachments import Attachments, Extra, Files
@@ -21,6 +23,8 @@ from kvemb.handle import inside
 from kvemb.limits import DEFAULT, Limits
 from kvemb.offline import leftovers
 from kvemb.offline.numbered import NumberedCheckpoints
+from kvemb.offline.pins import check_name
+from kvemb.offline.places import chosen
 from kvemb.offline.restoring import restore
 from kvemb.offline.resuming import resume
 from kvemb.shared_docs import described_as
@@ -37,7 +41,7 @@ class CheckpointManager(NumberedCheckpoints):
 
     Args:
         root: The directory of the series. A relative path is made absolute.
-        keep: How many of its store's newest checkpoints a save keeps. None: all.
+        keep: How many of its store's newest checkpoints a save keeps, beside those that are pinned. None: all.
         every: Seconds between checkpoints of ``save_if_due``. None: ``save_if_due`` is not used.
 
     Raises:
@@ -65,20 +69,42 @@ class CheckpointManager(NumberedCheckpoints):
         block: Literal[True] = True,
         files: Files = None,
         extra: Extra = None,
+        keep: str | None = None,
         take_over: bool = False,
     ) -> Checkpoint: ...
     @overload
     def save(
-        self, store: Store, *, block: Literal[False], files: Files = None, extra: Extra = None, take_over: bool = False
+        self,
+        store: Store,
+        *,
+        block: Literal[False],
+        files: Files = None,
+        extra: Extra = None,
+        keep: str | None = None,
+        take_over: bool = False,
     ) -> PendingCheckpoint[Checkpoint]: ...
     @overload
     def save(
-        self, store: Store, *, block: bool, files: Files = None, extra: Extra = None, take_over: bool = False
+        self,
+        store: Store,
+        *,
+        block: bool,
+        files: Files = None,
+        extra: Extra = None,
+        keep: str | None = None,
+        take_over: bool = False,
     ) -> Checkpoint | PendingCheckpoint[Checkpoint]: ...
 
     @described_as(Store.checkpoint)
     def save(
-        self, store: Store, *, block: bool = True, files: Files = None, extra: Extra = None, take_over: bool = False
+        self,
+        store: Store,
+        *,
+        block: bool = True,
+        files: Files = None,
+        extra: Extra = None,
+        keep: str | None = None,
+        take_over: bool = False,
     ) -> Checkpoint | PendingCheckpoint[Checkpoint]:
         """Write the next checkpoint of the series, and delete the store's own beyond ``keep``.
 
@@ -89,6 +115,8 @@ class CheckpointManager(NumberedCheckpoints):
 
         Args:
             store: The store. A cluster has a series of its own at its URL.
+            keep: A name, such as ``"best"``, under which the checkpoint is pinned, as by ``pin``: it stays until
+                another one gets the name. None: it is not pinned.
             take_over: Whether to save to a series whose newest checkpoint is of another store. Its checkpoints stay.
 
         Returns:
@@ -105,22 +133,27 @@ class CheckpointManager(NumberedCheckpoints):
             ReadOnly: The store is read-only.
         """
         _check_store(store)
+        name = check_name(keep, "keep")
         self._hold()
         if self._pending is not None and not self._pending.done():
             self._pending.result()
         id = store.id
         if not take_over:
             self._check_owner(id, str(store.path))
-        drop_old = partial(self._drop_old, id)
-        drop_old()
-        path = self.path(max(self.numbers(), default=0) + 1)
-        pending = inside(store).start(path, attached=Attachments(files, extra), completed=drop_old)
+        self._drop_old(id)
+        number = max(self.numbers(), default=0) + 1
+        completed = partial(self._drop_old, id) if name is None else partial(self._pin_and_drop, number, name, id)
+        pending = inside(store).start(self.path(number), attached=Attachments(files, extra), completed=completed)
         self._pending, self._begun = pending, time.time()
         if not block:
             return pending
         checkpoint: Checkpoint = pending.result()
-        drop_old()  # raises what it could not delete
+        completed()  # raises what it could not do
         return checkpoint
+
+    def _pin_and_drop(self, number: int, name: str, store: str) -> None:
+        self._pin(number, name)
+        self._drop_old(store)
 
     @described_as(save)
     def save_if_due(
@@ -160,6 +193,7 @@ class CheckpointManager(NumberedCheckpoints):
         self,
         path: str | os.PathLike[str],
         *,
+        number: int | None = None,
         memory_budget: int | str = "1GiB",
         device_memory: int | str | None = None,
         variables: Collection[str] | None = None,
@@ -168,16 +202,18 @@ class CheckpointManager(NumberedCheckpoints):
         flush_every: None = None,
         limits: Limits = DEFAULT,
     ) -> tuple[Store, Checkpoint | None]:
-        """Open a store in the state of the newest checkpoint, to continue training after a crash.
+        """Open a store in the state of the newest checkpoint, or of another one, to continue training from it.
 
         A store that is at the path goes back to the checkpoint, if it was restored from this series or saved to it.
-        Training after the newest checkpoint is lost, so that the rows fit the dense parameters in it. If the call
+        Training after that checkpoint is lost, so that the rows fit the dense parameters in it. If the call
         raises, or is killed, the store is as it was, or as in the checkpoint, and may be resumed again. What a killed
         call left at a new path is replaced. If a save was killed just before the checkpoint got its name, the
         checkpoint is completed.
 
         Args:
             path: The directory of the store.
+            number: The number of the checkpoint. None: the newest. Later checkpoints stay in the series, and the next
+                one gets the number after theirs.
             variables: Names of the variables to take from the checkpoint; the store loses the others. None: all.
             warm: When a variable is opened, load the rows that were hot when the checkpoint was made.
             flush_every: Must be None, because ``resume`` goes back to a checkpoint: call ``save_if_due``.
@@ -186,6 +222,7 @@ class CheckpointManager(NumberedCheckpoints):
             The open store and the checkpoint. If there is no checkpoint: a store without variables, and None.
 
         Raises:
+            CheckpointNotFound: The series has no checkpoint with the number.
             FileExistsError: There is something else at ``path``, or the root is not a series.
             KeyError: The checkpoint has no variable of a name in ``variables``.
             Locked: The store is open.
@@ -213,8 +250,14 @@ class CheckpointManager(NumberedCheckpoints):
         store, names = paths.local(path), as_names(variables)
         paths.check_series_root(self.root)
         leftovers.complete(self.root, store)
-        newest = self.latest()
-        return resume(newest, store, how, names), newest
+        if number is None:
+            chosen_one = self.latest()
+        else:
+            number = chosen(as_int(number, "number", 0, MAX_SERIES), self.numbers(), str(self.root))
+            chosen_one = Checkpoint(self.path(number))
+        resumed = resume(chosen_one, store, how, names)
+        self._begun = time.time()  # the state is that of a checkpoint, so none is due
+        return resumed, chosen_one
 
     def close(self) -> None:
         """Wait for the checkpoint being written, and release the series' lock. Calling it again does nothing.

@@ -12,6 +12,7 @@ from kvemb import registry
 from kvemb.durability import journal_segments, layout, manifest, paths, recovery
 from kvemb.durability.checking import checkpoint_findings
 from kvemb.durability.manifest import Manifest
+from kvemb.durability.marks.kept import read_marks
 from kvemb.errors import CheckpointNotFound, Corruption, StoreNotFound
 from kvemb.masking import masked
 from kvemb.offline.places import divided, is_elsewhere
@@ -60,7 +61,7 @@ def verify(
 
     If checkpoints were pushed to the URL or directory, by a series or by a cluster's shards, all of them are checked:
     each description, and the files that it needs, deltas included. ``URL/00000042`` checks only that one. In a local
-    series, only the newest checkpoint is checked.
+    series, only the newest checkpoint is checked. Of a store, the durable points that marks keep are checked, too.
 
     Args:
         path: The checkpoint, store, series or URL.
@@ -164,9 +165,24 @@ def _verify_store(path: Path, found: Verification, progress: Progress | None) ->
             rows += entry.rows
     except Corruption as error:
         found.findings.append(str(error))
+    _verify_marks(path, point, found)
     if (path / layout.LIVE).exists():
         when = format_time(described.created)
         found.notes.append(
             f"{path} was not closed: opening it recovers its durable point of {when}"
             + (f" and {format_count(rows, 'row')} written later, from the log" if rows else "")
         )
+
+
+def _verify_marks(path: Path, point: Path, found: Verification) -> None:
+    """Check the durable points that marks keep, but for that of the store itself."""
+    try:
+        kept = {mark.path for mark in read_marks(path)} - {point}
+    except Corruption as error:
+        found.findings.append(str(error))
+        return
+    for each in sorted(kept):
+        checked = Verification(each, found.deep)
+        _verify_checkpoint(each, checked, None)
+        found.findings += checked.findings
+        found.files, found.nbytes = found.files + checked.files, found.nbytes + checked.nbytes

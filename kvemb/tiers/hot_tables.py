@@ -20,7 +20,7 @@ from kvemb.memory.hot_shares import HotShares
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import ScoreRule, Scores
 from kvemb.rows.bags import Bags, RowsBeside
-from kvemb.rows.block import RowBlock
+from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.hashing import Keys, Positions, Sums
 from kvemb.stats import HOST, TierSize
 from kvemb.tiers.host_tier import HostTier, together_in
@@ -240,6 +240,12 @@ class HotTables:
         """Empty the cells of keys; ignore keys that are not hot. If memory for the call is lacking, empties none."""
         for table, cells in [(table, table.find(keys[positions])) for table, positions in self.by_table(owners)]:
             table.remove(cells)
+
+    def remove_dirty(self) -> None:
+        """Empty the cells of all dirty rows."""
+        for table in self.tables:
+            for cells in table.flagged(DIRTY):
+                table.remove(cells)
 
     def keys(self) -> Keys:
         """Return the keys of all rows."""

@@ -65,7 +65,8 @@ class TieredStorage:
     the spill buffer. lease: pays for more slots. recorder: records which rows change in the cold store. log: makes each
     write durable before its call returns. size: the exact number of rows in both tiers. step: the number of calls that
     recorded uses, ever. optimizer_steps: the number of steps, ever, of optimizers that need it
-    (Optimizer.counts_steps). refreshes: the number of calls of refresh().
+    (Optimizer.counts_steps). refreshes: how often the
+    rows became those of another durable point.
     """
 
     def __init__(
@@ -447,7 +448,7 @@ class TieredStorage:
     def end(self, state: StoreState) -> None:
         """Refuse every call from now on as this state does; a call in progress ends first, or is refused."""
         with self.closing():
-            self.state = self.access.state = state
+            self.refuse(state)
 
     def refresh(
         self, cold: ColdStore, size: int, step: int, optimizer_steps: int, renewed: RefreshedState | None
@@ -460,9 +461,43 @@ class TieredStorage:
             self._empty_hot()
         else:
             self._renew(renewed)
+        self._read_from(cold, size, step, optimizer_steps)
+
+    def _read_from(self, cold: ColdStore, size: int, step: int, optimizer_steps: int) -> None:
         self.cold, self.size, self.step, self.optimizer_steps = cold, size, step, optimizer_steps
         self.refreshes += 1
         self._locator.read_from(cold)
+
+    def wait_for_spills(self) -> None:
+        """Wait until no spilled rows are being written. REQUIRES: closing(). Raises Poisoned."""
+        with self.state.keeping_rows():
+            self._spill.wait_for_write()
+
+    def discard(self) -> None:
+        """Forget all changes that the cold store does not have. REQUIRES: closing(), wait_for_spills(), no snapshot."""
+        self.in_flight.clear()
+        self._spill.clear()
+        self.hot_tables.remove_dirty()
+
+    def go_back(self, cold: ColdStore, size: int, step: int, optimizer_steps: int, changed: Keys | None) -> None:
+        """Move to an earlier durable point: another cold store, with its counts.
+
+        changed: all distinct keys whose rows may differ there; None: unknown. Other hot rows stay hot.
+        REQUIRES: as discard().
+        """
+        try:
+            self.discard()
+            if changed is None:
+                self._empty_hot()
+            else:
+                self.hot_tables.remove(changed, self.hot_tables.owners(changed))
+        except MemoryError:  # of a GPU
+            self._empty_hot()
+        self._read_from(cold, size, step, optimizer_steps)
+
+    def refuse(self, state: StoreState) -> None:
+        """Refuse every call from now on as this state does. REQUIRES: closing()."""
+        self.state = self.access.state = state
 
     def _renew(self, renewed: RefreshedState) -> None:
         """Bring the hot rows up to date; if a device lacks memory for it, empty the hot tier."""

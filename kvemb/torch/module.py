@@ -7,13 +7,14 @@ backward passes, but not while another thread takes the optimizer's step, and on
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Self
 
 import torch
 
 from kvemb.checks.brief import brief
 from kvemb.handle import inside
+from kvemb.torch import states
 from kvemb.torch.gradients import MAX_PASSES, PendingGradients
 from kvemb.torch.lookups import RowRequest, dtype_of_rows, fetch
 from kvemb.torch.weights import take_weights
@@ -26,6 +27,8 @@ _ABSENT = {
     "weight, look up the rows of sampled keys",
     "num_embeddings": "keys are any int64; variable.size() counts the rows",
 }
+# The state of a module whose rows are those of a given weight.
+_TAKEN: Any = object()
 _OUTPUTS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
@@ -109,7 +112,8 @@ class RowsModule(torch.nn.Module):
         )
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
+        with states.saving(destination, f"{prefix}{states.KEY}"):
+            super()._save_to_state_dict(destination, prefix, keep_vars)
         del destination[f"{prefix}anchor"]
 
     def __getattr__(self, name: str) -> Any:
@@ -153,43 +157,30 @@ class RowsModule(torch.nn.Module):
         """Return a result (any shape) on a device and in the module's output dtype."""
         return out.to(device, self.output_dtype or self._dtypes[out.dtype])
 
-    # The state_dict has the store's identity and its durable point; the store's checkpoints save the rows.
+    # The state_dict has a mark of the store: a small tensor for each module (kvemb.torch.states).
 
-    def get_extra_state(self) -> dict[str, Any]:
-        """Return what ``state_dict`` saves: which store has the rows, and its last durable point.
+    def get_extra_state(self) -> torch.Tensor:
+        """Keep the present rows under a mark of the store, and return what ``state_dict`` saves: which one.
 
-        The rows themselves are in the store's checkpoints.
+        While a checkpoint of the store is written, which has the rows, and of a cluster or a reader, no mark is made.
 
         Returns:
-            A dict from each variable's name to ``{"store": its store's id, "point": the number of the point}``.
+            Bytes of JSON, uint8 of shape (n,).
         """
-        stores = {variable.name: variable.resource_handle[0] for variable in self.variables}
-        return {name: {"store": store.id, "point": store.point} for name, store in stores.items()}
+        return states.saved(self.variables)
 
     def set_extra_state(self, state: Any) -> None:
-        """Check that the store is the one of a state_dict, at the same or a later durable point.
+        """Take the store back to the mark of a state_dict; ``load_state_dict`` does it once all else is loaded.
 
         Args:
             state: What ``get_extra_state`` returned.
 
         Raises:
             ValueError: If it is of another store, other variables, or a later state of this store.
+            MarkNotFound: The store does not have the mark any more.
         """
-        mine = self.get_extra_state()
-        if not isinstance(state, Mapping) or set(state) != set(mine):
-            raise ValueError(f"the state_dict is of the variables {brief(state)}, but this module has {self._names()}")
-        for name, found in mine.items():
-            saved = state[name]
-            if saved["store"] != found["store"]:
-                raise ValueError(
-                    f"the state_dict was saved with variable {name!r} of the store {saved['store']}, but this is the "
-                    f"store {found['store']}: restore the checkpoint that belongs to the state_dict"
-                )
-            if saved["point"] > found["point"]:
-                raise ValueError(
-                    f"the state_dict was saved at durable point {saved['point']} of its store, but the store is at the "
-                    f"earlier point {found['point']}: restore the checkpoint that belongs to the state_dict"
-                )
+        if state is not _TAKEN:
+            states.load_rows(state, self.variables)
 
     def _names(self) -> str:
         return ", ".join(repr(variable.name) for variable in self.variables)
@@ -219,4 +210,7 @@ def _take_weights(
     taken, lacking = take_weights(module.destinations, state_dict, prefix, error_msgs)
     if taken:
         missing_keys += lacking if strict else []
-        state_dict[f"{prefix}_extra_state"] = module.get_extra_state()
+        state_dict[f"{prefix}{states.KEY}"] = _TAKEN
+
+
+states.replace_load(lambda module: module.variables if isinstance(module, RowsModule) else None)

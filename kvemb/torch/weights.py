@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from kvemb.checks.brief import brief
+from kvemb.torch.states import when_loaded
 from kvemb.variable import Variable
 
 _PIECE_ROWS = 65_536
@@ -16,7 +18,7 @@ _PIECE_ROWS = 65_536
 def take_weights(
     destinations: dict[str, Variable], state_dict: dict[str, Any], prefix: str, error_msgs: list[str]
 ) -> tuple[bool, list[str]]:
-    """Move weights out of a state_dict into variables.
+    """Move weights out of a state_dict into variables, once the load in progress has loaded all else.
 
     destinations: by name in the module, without the prefix. error_msgs: receives a message for each invalid weight,
     which is not written. Returns whether there was a weight, and the names of weights that were not written. Raises
@@ -30,7 +32,7 @@ def take_weights(
         except (TypeError, ValueError) as error:
             error_msgs.append(f"{error}, for variable {variable.name!r}")
         else:
-            write_weight(weight, variable)
+            when_loaded(partial(write_weight, weight, variable))
     served = {destinations[name] for name in given}
     lacking: dict[Variable, str] = {}
     for name, variable in destinations.items():

@@ -22,7 +22,7 @@ from kvemb import opening
 from kvemb.durability import layout
 from kvemb.durability.installing import restoring
 from kvemb.engine.engine import Engine
-from kvemb.errors import ColdStoreError, Corruption, Locked, StoreNotFound
+from kvemb.errors import CheckpointNotFound, ColdStoreError, Corruption, Locked, StoreNotFound
 
 BUDGET = {"memory_budget": "4MiB"}
 
@@ -189,7 +189,6 @@ WRONG = [
     ({"memory_budgt": "1GiB"}, TypeError, r"{}\(\) got an unexpected keyword argument 'memory_budgt'"),
     ({"read_only": True}, TypeError, r"{}\(\) got an unexpected keyword argument 'read_only'"),
     ({"follow": True}, TypeError, r"{}\(\) got an unexpected keyword argument 'follow'"),
-    ({"number": 1}, TypeError, r"{}\(\) got an unexpected keyword argument 'number'"),
     ({"memory_budget": "lots"}, ValueError, "memory_budget must be text such as"),
     ({"memory_budget": "1KiB"}, ValueError, "memory_budget must be at least"),
     ({"memory_budget": None}, TypeError, "memory_budget must be an int"),
@@ -202,10 +201,13 @@ WRONG = [
     ({"limits": "large"}, TypeError, r"limits must be a kvemb\.limits\.Limits, got 'large'"),
 ]
 WRONG_FOR_RESUME = [
+    ({"number": 9}, CheckpointNotFound, "there is no checkpoint 9 in"),
+    ({"number": "1"}, TypeError, "number must be an int"),
     ({"flush_every": 30}, ValueError, "flush_every has no effect with resume"),
     ({"options": {}}, TypeError, r"{}\(\) got an unexpected keyword argument 'options'"),
 ]
 WRONG_FOR_RESTORE = [
+    ({"number": 1}, TypeError, r"{}\(\) got an unexpected keyword argument 'number'"),
     ({"flush_every": "30s"}, TypeError, "flush_every must be a number of seconds"),
     ({"options": {"anon": True}}, ValueError, "options are for a URL's filesystem"),
 ]

@@ -64,3 +64,21 @@ def test_what_was_verified_is_counted(places):
     files = [path for path in (places / "parent").rglob("*") if path.is_file() and path.name != manifest.NAME]
     assert (bool(found), found.rows, found.path, found.deep) == (True, {"table": 50}, places / "parent", False)
     assert (found.files, found.nbytes) == (len(files), sum(path.stat().st_size for path in files))
+
+
+def test_what_marks_keep_is_verified_too(open_store, tmp_path):
+    with open_store(tmp_path / "store") as store:
+        table = store.get_variable("table", dim=2)
+        table.upsert([1], [[1, 1]])
+        mark = store.mark(block=True)
+        table.upsert([1], [[2, 2]])
+    sound = kvemb.verify(store.path, deep=True)
+    assert sound
+    assert sound.files > len(kvemb.Checkpoint.at(store.path).inventory)
+    (file,) = (mark.path / "rows").glob("OPTIONS*")
+    file.unlink()
+    assert kvemb.verify(store.path).findings == [f"{file} is missing"]
+    (named,) = (store.path / "marks").iterdir()
+    named.write_text("")
+    (finding,) = kvemb.verify(store.path).findings
+    assert f"{named} is damaged" in finding

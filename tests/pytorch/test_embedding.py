@@ -452,16 +452,13 @@ def test_an_untrainable_variable_gives_rows_without_gradients(store):
 # state_dict.
 
 
-def test_a_state_dict_names_the_store_and_its_point(store, loaded, tmp_path):
+def test_a_state_dict_is_of_one_store_and_its_variables(store, loaded, tmp_path):
     model = torch.nn.Sequential(kt.Embedding(loaded(weight_of(1))), torch.nn.Linear(DIM, 1))
-    state = model.state_dict()
-    assert state["0._extra_state"] == {"table0": {"store": store.id, "point": store.point}}
-    torch.save(state, tmp_path / "state.pt")
+    torch.save(model.state_dict(), tmp_path / "state.pt")
     state = torch.load(tmp_path / "state.pt", weights_only=True)
     model.load_state_dict(state)
     store.flush()
     model.load_state_dict(state)
-    later = model.state_dict()
     checkpoint = store.checkpoint(tmp_path / "checkpoint")
     with kvemb.open(tmp_path / "other", memory_budget="4MiB") as other:
         stranger = torch.nn.Sequential(
@@ -474,10 +471,15 @@ def test_a_state_dict_names_the_store_and_its_point(store, loaded, tmp_path):
             named.load_state_dict(state)
     with kvemb.restore(checkpoint, tmp_path / "restored", memory_budget="4MiB") as restored:
         again = torch.nn.Sequential(kt.Embedding(restored.variables["table0"]), torch.nn.Linear(DIM, 1))
-        again.load_state_dict(later)
-        later["0._extra_state"]["table0"]["point"] += 100
+        again.load_state_dict(state)
+        of_0_1 = {**state, "0._extra_state": {"table0": {"store": store.id, "point": restored.point}}}
+        again.load_state_dict(of_0_1)
+        of_0_1["0._extra_state"]["table0"]["point"] += 100
         with pytest.raises(ValueError, match=r"the earlier point .*: restore the checkpoint"):
-            again.load_state_dict(later)
+            again.load_state_dict(of_0_1)
+        again[0].variable.upsert([1], [[1.0] * DIM])
+        with pytest.raises(kvemb.errors.MarkNotFound, match="does not keep"):
+            again.load_state_dict(state)
 
 
 @pytest.mark.parametrize("kind", [kt.Embedding, kt.EmbeddingBag])

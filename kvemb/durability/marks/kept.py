@@ -1,0 +1,187 @@
+"""The marks of a store on disk: a small file for each in marks/, which says which durable point is kept for it.
+
+A file is written after its point is complete, and deleted before its point. A point that no file names, and that is not
+the current one, is deleted with the next one. FORMAT.md, "A store", specifies the bytes. Thread-safe.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import uuid
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from kvemb.checks.brief import brief
+from kvemb.checks.fields import OMITTED, Id, as_json, integer, number, read, text
+from kvemb.checks.ranges import END_OF_TIME, MAX_POINTS
+from kvemb.durability import fresh_files, layout, manifest
+from kvemb.durability.marks.mark import Mark
+from kvemb.errors import Corruption, MarkNotFound, UnsupportedFormat
+from kvemb.options import format_time
+from kvemb.threads.interrupts import uninterrupted
+
+FORMAT = 1  # on disk
+SUFFIX, TEMPORARY = ".json", ".tmp"
+MAX_NAME, MAX_BYTES = 200, 1 << 16
+# How many marks without a name a store keeps, unless it is opened with keep_marks=.
+KEEP_MARKS, MAX_MARKS = 16, 10**6
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A mark's file. point: the number of its durable point. number: larger in a later mark."""
+
+    store: Id
+    id: Id
+    point: Annotated[int, integer(1, MAX_POINTS)]
+    number: Annotated[int, integer(1, MAX_POINTS)]
+    created: Annotated[float, number(0, END_OF_TIME)]
+    name: Annotated[str, OMITTED, text(r".{0,200}", "at most 200 characters")] = ""
+
+
+def read_marks(store: Path) -> list[Mark]:
+    """Return the marks of a store, the oldest first. Raises Corruption, UnsupportedFormat, naming a file."""
+    return [_mark(store, entry) for entry in _read_all(store / layout.MARKS)]
+
+
+class Marks:
+    """The marks of a store that is open for writing. most: how many without a name are kept, the newest ones.
+
+    released: ids of marks that nobody needs any more; anyone may append to it at any time, and the next mark that is
+    made drops these.
+    """
+
+    def __init__(self, store: Path, most: int) -> None:
+        self._store, self._most, self._lock = store, most, threading.Lock()
+        self._entries = {entry.id: entry for entry in _read_all(store / layout.MARKS)}
+        self.released: deque[str] = deque()
+        for left in (store / layout.MARKS).glob(f"*{TEMPORARY}"):
+            left.unlink()
+
+    def all(self) -> list[Mark]:
+        """Return all marks, the oldest first."""
+        with uninterrupted(), self._lock:
+            return [_mark(self._store, entry) for entry in self._entries.values()]
+
+    def points(self) -> set[int]:
+        """Return the numbers of the durable points that are kept."""
+        with uninterrupted(), self._lock:
+            return {entry.point for entry in self._entries.values()}
+
+    def find(self, given: Mark | str, identity: str) -> Mark:
+        """Return the mark of this value or name. identity: the store's. Raises MarkNotFound, TypeError."""
+        if not isinstance(given, (Mark, str)):
+            raise TypeError(f"a mark must be a kvemb.Mark, or the name of one, got {brief(given)}")
+        if isinstance(given, Mark) and given.store != identity:
+            raise MarkNotFound(
+                f"{_told(given)} is of the store {given.store}, but {self._store} is the store {identity}; go back to "
+                "a mark of this store, or open that one"
+            )
+        known = self.all()
+        for mark in known:
+            if given == mark or (mark.name is not None and given == mark.name):
+                return mark
+        names = ", ".join(repr(mark.name) for mark in known if mark.name is not None) or "none with a name"
+        what = _told(given) if isinstance(given, Mark) else f"the mark {brief(given)}"
+        raise MarkNotFound(
+            f"{self._store} does not have {what} any more, or never had it: it was dropped, or was never complete, or "
+            f"more than keep_marks={self._most} marks without a name were made after it. It has {len(known)} marks, "
+            f"{names}. Give marks that you need later a name, or open the store with a larger keep_marks="
+        )
+
+    def new(self, name: str | None, identity: str, point: int) -> Mark:
+        """Return a mark that is not on disk yet. point: the number of its durable point."""
+        return Mark(uuid.uuid4().hex, identity, name, manifest.created_now(), layout.point(self._store, point))
+
+    def keep(self, mark: Mark) -> None:
+        """Write a mark's file: from now on its durable point, which is complete, is kept. Raises ColdStoreError.
+
+        It replaces a mark of the same name. Beyond the marks without a name that are kept, the oldest are dropped.
+        """
+        with uninterrupted(), self._lock:
+            last = max((entry.number for entry in self._entries.values()), default=0)
+            entry = _Entry(mark.store, mark.id, int(mark.path.name), last + 1, mark.created, mark.name or "")
+            folder = self._store / layout.MARKS
+            with layout.as_cold_store_error(f"write {folder}"):
+                fresh_files.make_directory(folder)
+                data = {"format": FORMAT, **as_json(entry)}
+                whole = {"checksum": manifest.checksum_of(data), **data}
+                path = folder / (mark.id + SUFFIX)
+                temporary = path.with_suffix(TEMPORARY)
+                fresh_files.write_new(temporary, (json.dumps(whole, indent=1) + "\n").encode())
+                os.replace(temporary, path)
+                fresh_files.sync_directory(folder)
+            replaced = [each.id for each in self._entries.values() if entry.name and each.name == entry.name]
+            self._entries[mark.id] = entry
+            unnamed = [each.id for each in self._entries.values() if not each.name]
+            self._drop([*replaced, *unnamed[: max(0, len(unnamed) - self._most)], *self._released()])
+
+    def drop(self, mark: Mark) -> None:
+        """Delete a mark's file; the caller then deletes its durable point. Raises ColdStoreError."""
+        with uninterrupted(), self._lock:
+            self._drop([mark.id])
+
+    def _released(self) -> list[str]:
+        found = []
+        with suppress(IndexError):
+            while True:
+                found.append(self.released.popleft())
+        return found
+
+    def _drop(self, ids: list[str]) -> None:
+        folder = self._store / layout.MARKS
+        with layout.as_cold_store_error(f"delete marks in {folder}"):
+            for each in ids:
+                if self._entries.pop(each, None) is not None:
+                    (folder / (each + SUFFIX)).unlink(missing_ok=True)
+            if ids:
+                fresh_files.sync_directory(folder)
+
+
+def check_name(name: object) -> str | None:
+    """Return the name of a mark, None for none. Raises TypeError, ValueError."""
+    if name is None:
+        return None
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a mark must be a str or None, got {brief(name)}")
+    if not name or len(name) > MAX_NAME or not name.isprintable():
+        raise ValueError(f"the name of a mark must have 1 to {MAX_NAME} printable characters, got {brief(name)}")
+    return name
+
+
+def _mark(store: Path, entry: _Entry) -> Mark:
+    return Mark(entry.id, entry.store, entry.name or None, entry.created, layout.point(store, entry.point))
+
+
+def _told(mark: Mark) -> str:
+    return f"the mark {brief(mark.name)}" if mark.name is not None else f"the mark of {format_time(mark.created)}"
+
+
+def _read_all(folder: Path) -> list[_Entry]:
+    paths = sorted(folder.glob(f"*{SUFFIX}")) if folder.is_dir() else []
+    return sorted((_read(path) for path in paths), key=lambda entry: entry.number)
+
+
+def _read(path: Path) -> _Entry:
+    advice = "it says which durable point is kept; move it out of the store to open the store without that mark"
+    try:
+        with open(path, "rb") as file:
+            data: dict[str, Any] = json.loads(file.read(MAX_BYTES).decode())
+        version, checksum = data.pop("format"), data.pop("checksum")
+        if version != FORMAT:
+            raise UnsupportedFormat(f"{path} has format {brief(version)}, this kvemb reads {FORMAT}")
+        if checksum != manifest.checksum_of({"format": version, **data}):
+            raise ValueError("its checksum is wrong")
+        entry = read(_Entry, data)
+        if entry.id + SUFFIX != path.name:
+            raise ValueError(f"it is the mark {entry.id}")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        if isinstance(error, UnsupportedFormat):
+            raise
+        raise Corruption(f"{path} is damaged: {error}; {advice}") from error
+    return entry

@@ -1,0 +1,85 @@
+"""The marks of a store on disk."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kvemb.durability import manifest
+from kvemb.durability.marks.kept import Marks, check_name, read_marks
+from kvemb.errors import Corruption, MarkNotFound, UnsupportedFormat
+
+STORE = "a" * 32
+
+
+def kept(marks, name=None, point=1):
+    mark = marks.new(name, STORE, point)
+    marks.keep(mark)
+    return mark
+
+
+def test_marks_are_read_again_in_the_order_in_which_they_were_made(tmp_path):
+    marks = Marks(tmp_path, 10)
+    made = [kept(marks), kept(marks, "best", 2), kept(marks, point=2), kept(marks, "last", 3)]
+    (tmp_path / "marks" / "left.tmp").write_text("by a crash")
+    again = Marks(tmp_path, 10)
+    assert again.all() == marks.all() == read_marks(tmp_path) == made
+    assert [(mark.name, mark.path.name, mark.created) for mark in again.all()] == [
+        (mark.name, mark.path.name, mark.created) for mark in made
+    ]
+    assert again.points() == {1, 2, 3}
+    assert not (tmp_path / "marks" / "left.tmp").exists()
+    assert again.find("best", STORE) == made[1]
+    assert again.find(made[0], STORE) == made[0]
+
+
+def test_a_name_is_that_of_the_last_mark(tmp_path):
+    marks = Marks(tmp_path, 10)
+    first, second = kept(marks, "best"), kept(marks, "best")
+    assert marks.all() == read_marks(tmp_path) == [second]
+    with pytest.raises(MarkNotFound, match="the mark 'best' any more"):
+        marks.find(first, STORE)
+
+
+def test_the_oldest_without_a_name_are_dropped(tmp_path):
+    marks = Marks(tmp_path, 2)
+    named, *unnamed = kept(marks, "best"), kept(marks), kept(marks), kept(marks)
+    assert marks.all() == read_marks(tmp_path) == [named, *unnamed[1:]]
+    marks.released.append(unnamed[1].id)
+    assert marks.all() == [named, *unnamed[1:]]
+    last = kept(marks)
+    assert read_marks(tmp_path) == [named, unnamed[2], last]
+    marks.drop(named)
+    assert read_marks(tmp_path) == [unnamed[2], last]
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    (path,) = (tmp_path / "marks" / f"{kept(Marks(tmp_path, 2), 'best').id}.json",)
+    sound = path.read_text()
+    for damaged in (sound[:-3], sound.replace('"best"', '"bust"'), "[]", "", sound.replace('"point"', '"paint"')):
+        path.write_text(damaged)
+        with pytest.raises(Corruption, match=f"{path.name} is damaged: .*; it says which durable point is kept"):
+            read_marks(tmp_path)
+    data = {**json.loads(sound), "point": 0}
+    del data["checksum"]
+    path.write_text(json.dumps({"checksum": manifest.checksum_of(data), **data}))
+    with pytest.raises(Corruption, match="point must be an int from 1"):
+        Marks(tmp_path, 2)
+    path.write_text(json.dumps({**json.loads(sound), "format": 2}))
+    with pytest.raises(UnsupportedFormat, match="has format 2, this kvemb reads 1"):
+        read_marks(tmp_path)
+    path.write_text(sound)
+    path.rename(path.with_name("b" * 32 + ".json"))
+    with pytest.raises(Corruption, match="it is the mark"):
+        read_marks(tmp_path)
+
+
+def test_names_are_checked():
+    assert check_name(None) is None
+    assert check_name("best model") == "best model"
+    for name in ("", "a\nb", "a" * 201):
+        with pytest.raises(ValueError, match="1 to 200 printable characters"):
+            check_name(name)
+    with pytest.raises(TypeError, match="must be a str or None, got 3"):
+        check_name(3)
