@@ -54,6 +54,7 @@ from kvemb.restrict import (
     TimestampRestrictPolicy,
     TimeToLiveRestrictPolicy,
 )
+from kvemb.rows.words import hash_strings
 from kvemb.stats import Stats
 from kvemb.store import GraphKeys, Store
 from kvemb.variable import Variable
@@ -107,6 +108,7 @@ __all__ = [
     "get_collection",
     "get_variable",
     "get_variable_scope",
+    "hash_strings",
     "initializers",
     "open",
     "optimizers",

@@ -22,13 +22,14 @@ from kvemb.tools.bench.cluster import shards as cluster
 from kvemb.tools.bench.cold import cold, disk, hitrate, memory, prefetch, spent, tables, train
 from kvemb.tools.bench.disk import checkpoint, export, follow, series
 from kvemb.tools.bench.gpu import run as gpu
-from kvemb.tools.bench.hot import features, keras, lookup, pool, small, torch, upsert
+from kvemb.tools.bench.hot import features, keras, lookup, pool, small, strings, torch, upsert
 from kvemb.tools.bench.measure import compile_seconds
 from kvemb.tools.bench.options import AsJson
 from kvemb.tools.bench.results import Report
 from kvemb.tools.bench.tier import command as tier
 
 HOT = {"lookup": lookup, "upsert": upsert, "gpu": gpu, "pool": pool, "small": small, "torch": torch}
+KEYS = {"strings": strings}
 FITTED = {"keras": keras}
 MANY = {"features": features, "tables": tables, "spent": spent, "cluster": cluster, "reshard": reshard}
 COLD = {
@@ -62,5 +63,5 @@ def command_of(name: str, run: Callable[..., Report]) -> Callable[..., None]:
     return command
 
 
-for name, benchmark in (HOT | FITTED | MANY | COLD | DISK).items():
+for name, benchmark in (HOT | KEYS | FITTED | MANY | COLD | DISK).items():
     app.command(name)(command_of(name, benchmark.run))
