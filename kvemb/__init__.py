@@ -34,6 +34,7 @@ from kvemb.offline.pushing import Transfer
 from kvemb.offline.restoring import restore
 from kvemb.offline.salvage import Repair, Saved, repair
 from kvemb.offline.series import CheckpointManager
+from kvemb.offline.serving import ServedModel
 from kvemb.offline.verification import Verification, verify
 from kvemb.opening import open
 from kvemb.options import MemoryCreator, RocksDBCreator
@@ -89,6 +90,7 @@ __all__ = [
     "RestrictPolicy",
     "RocksDBCreator",
     "Saved",
+    "ServedModel",
     "Stats",
     "Store",
     "TimeToLiveRestrictPolicy",
