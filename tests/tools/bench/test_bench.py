@@ -56,6 +56,7 @@ TINY: dict[str, tuple[str, int, set[str]]] = {
         f"{TABLE} --hot-rows 1000 --every 0.05 --points 2 --runs 1",
         *(2, {"refresh_s", "refreshes"}),
     ),
+    "serve": ("--rows 3000 --dim 8 --keys 16 --requests 20 --runs 2 --budget-mib 8", 4, {"hit_rate"}),
     "checkpoint": (
         f"{TABLE} --hot-mib 1 --dirty-rows 300 --variables 3 --runs 1",
         *(12, {f"{what}, {how}" for what in ("longest call without one", "until it is complete") for how in PARTS}),
