@@ -151,7 +151,7 @@ def _of_list(values: Any, shape: tuple[int, ...]) -> Words:
     except TypeError:
         encoded = [_encoded(each, at) for at, each in enumerate(values)]
         lengths, data = np.fromiter(map(len, encoded), np.int64, len(encoded)), b"".join(encoded)
-        there = np.fromiter((not _is_missing(each) for each in values), np.bool_, len(values))
+        there = np.fromiter((not is_missing(each) for each in values), np.bool_, len(values))
         present = None if there.all() else there
     offsets = np.zeros(len(values) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
@@ -165,14 +165,14 @@ def _encoded(value: Any, at: int) -> bytes:
         if not _is_utf8(value):
             raise ValueError(_surrogate(at, value))
         return value.encode()
-    if _is_missing(value):
+    if is_missing(value):
         return b""
     raise TypeError(
         f"values must be strings, got {type(value).__name__} {brief(value)} at position {at}; convert it with str()"
     )
 
 
-def _is_missing(value: Any) -> bool:
+def is_missing(value: Any) -> bool:
     """Whether a value is None, NaN, or pandas' NA or NaT."""
     return (
         value is None or (isinstance(value, float) and value != value) or type(value).__name__ in ("NAType", "NaTType")
