@@ -35,6 +35,7 @@ from kvemb.offline.pushing import Transfer
 from kvemb.offline.restoring import restore
 from kvemb.offline.salvage import Repair, Saved, repair
 from kvemb.offline.series import CheckpointManager
+from kvemb.offline.serving import ServedModel
 from kvemb.offline.verification import Verification, verify
 from kvemb.opening import open
 from kvemb.options import MemoryCreator, RocksDBCreator
@@ -55,6 +56,7 @@ from kvemb.restrict import (
     TimestampRestrictPolicy,
     TimeToLiveRestrictPolicy,
 )
+from kvemb.rows.words import hash_strings
 from kvemb.stats import Stats
 from kvemb.store import GraphKeys, Store
 from kvemb.variable import Variable
@@ -90,6 +92,7 @@ __all__ = [
     "RestrictPolicy",
     "RocksDBCreator",
     "Saved",
+    "ServedModel",
     "Stats",
     "Store",
     "TimeToLiveRestrictPolicy",
@@ -109,6 +112,7 @@ __all__ = [
     "get_collection",
     "get_variable",
     "get_variable_scope",
+    "hash_strings",
     "initializers",
     "open",
     "optimizers",

@@ -14,9 +14,12 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
+from waiting import wait_until
 
 import kvemb
 import kvemb.cluster
@@ -127,6 +130,38 @@ def test_two_towers_find_items(examples: Examples) -> None:
     check_that_it_learned(first)
     assert figure("recall@10", first) > 0.1, "by chance 0.004"
     assert "continues after step 150\n" in second
+
+
+@pytest.mark.slow
+@pytest.mark.needs("torch", "fastapi", "uvicorn")
+def test_a_model_is_served_over_http_and_moves_to_a_newer_checkpoint(examples: Examples, tmp_path: Path) -> None:
+    (described,) = examples.printed("http_serving", ["--help"])
+    (first,) = printed_elsewhere(tmp_path, "http_serving", ["--train", "200"])
+    check_help(described, "http_serving")
+    assert figure("loss", first) < 0.2, "by chance 0.69"
+    command = [sys.executable, "-W", "error", *KNOWN, str(EXAMPLES / "http_serving.py"), "--serve", "--port", "0"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            log = iter(server.stderr or [])
+            address = next(found[0] for line in log if (found := re.search(r"http://[\d.:]+", line)))
+
+            def asked(what: str) -> dict[str, Any]:
+                with urlopen(f"{address}/{what}", timeout=60) as answer:
+                    found: dict[str, Any] = json.loads(answer.read())
+                return found
+
+            query = "scores?user=aad&item=aak&item=bit&item=new"
+            scores, served = asked(query)["scores"], asked("checkpoint")
+            assert scores["aak"] > 0.8 > 0.2 > scores["bit"], "liked, and not liked"
+            printed_elsewhere(tmp_path, "http_serving", ["--train", "100"])
+            wait_until(lambda: asked("checkpoint") != served)
+            assert asked(query)["scores"]["aak"] > 0.8
+            alone = asked("scores?user=nobody&item=aak&item=nothing")["scores"]
+            assert alone["aak"] == alone["nothing"], "rows of zeros: the dense part alone"
+        finally:
+            server.terminate()
+            rest = server.stderr.read() if server.stderr else ""
+    assert "Traceback" not in rest, rest
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from kvemb.backends.table_files.addresses import load_8, load_32, load_64, reversed_bytes
+from kvemb.kernels.addresses import load_8, load_32, load_64, reversed_bytes
 from kvemb.kernels.compiling import compiled, kernel
 
 # Bytes behind a block.

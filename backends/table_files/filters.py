@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kvemb.backends.table_files.addresses import load_8, reversed_bytes
+from kvemb.kernels.addresses import load_8, reversed_bytes
 from kvemb.kernels.compiling import compiled
 
 _U = np.uint64

@@ -21,10 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb.backends.table_files import reading
-from kvemb.backends.table_files.checksums import SECRET
 from kvemb.backends.table_files.listing import runs_of
 from kvemb.backends.table_files.table_file import TableFile, Unreadable
 from kvemb.backends.table_files.written import WrittenKeys
+from kvemb.kernels.xxh3 import SECRET
 from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import Ordered, order_keys, record_dtype
 from kvemb.rows.hashing import Keys

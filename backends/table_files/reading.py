@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from kvemb.backends.table_files.addresses import LINE_BYTES, advise, copy, load_8, load_32, load_64, prefetch
 from kvemb.backends.table_files.blocks import (
     ABSENT,
     DAMAGED,
@@ -23,9 +22,10 @@ from kvemb.backends.table_files.blocks import (
     find_block,
     find_value,
 )
-from kvemb.backends.table_files.checksums import MIN_BYTES, checksum
 from kvemb.backends.table_files.filters import hashed_key, line_of, may_have
+from kvemb.kernels.addresses import LINE_BYTES, advise, copy, load_8, load_32, load_64, prefetch
 from kvemb.kernels.compiling import compiled, kernel
+from kvemb.kernels.xxh3 import MIN_BYTES, checksum
 
 # What is known of a key. ASK: RocksDB must be asked.
 UNKNOWN, FOUND, REMOVED, ASK = 0, 1, 2, 3

@@ -17,9 +17,9 @@ import numpy as np
 
 from kvemb.backends.rocks_log import number
 from kvemb.backends.table_files import blocks, reading
-from kvemb.backends.table_files.checksums import MIN_BYTES, SECRET, checksum
 from kvemb.errors import Corruption
 from kvemb.kernels.compiling import kernel
+from kvemb.kernels.xxh3 import MIN_BYTES, SECRET, checksum
 
 # The end of a file: the kind of checksum, the places of metaindex and index, zeros, the format's version, the magic.
 FOOTER_BYTES, MAGIC, FORMAT_VERSION, XXH3 = 53, 0x88E241B785F4CFF7, 5, 4

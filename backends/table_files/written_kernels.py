@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kvemb.backends.table_files.addresses import prefetch
+from kvemb.kernels.addresses import prefetch
 from kvemb.kernels.compiling import compiled, kernel
 from kvemb.rows.hash_kernels import mix
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb.contracts import Mask, Values
+from kvemb.initializers import Initializer
 from kvemb.operations.row_factory import RowFactory
 from kvemb.operations.scoring import Scorer
 from kvemb.restrict import ScoreRule
@@ -229,6 +230,11 @@ class TableReads:
             if len(found.cold):
                 storage.promote(found, by_score=now is None)
         return values, there
+
+    def read_missing_as(self, initializer: Initializer) -> None:
+        """Return this initializer's rows for missing keys from now on. REQUIRES: the store is read-only."""
+        with self._storage.access.held(rows=False):
+            self._factory.set_initializer(initializer)
 
     @repeat_if_refreshed
     def scores(self, keys: Keys) -> npt.NDArray[np.float64]:

@@ -19,11 +19,17 @@ class RowFactory:
     def __init__(
         self, schema: Schema, initializer: Initializer, optimizer: Optimizer | None, kernels: RowKernels
     ) -> None:
-        self._schema, self._initializer, self._kernels = schema, initializer, kernels
+        self._schema, self._kernels = schema, kernels
+        self.set_initializer(initializer)
+        self.set_optimizer(optimizer)
+
+    def set_initializer(self, initializer: Initializer) -> None:
+        """Use this initializer's embeddings from now on."""
+        self._initializer = initializer
         self._every_row: Values | None = None
         if isinstance(initializer, Fixed):
-            self._every_row = initializer.rows(np.zeros(1, np.int64), schema.dim, schema.value_dtype)
-        self.set_optimizer(optimizer)
+            first = np.zeros(1, np.int64)
+            self._every_row = initializer.rows(first, self._schema.dim, self._schema.value_dtype)
 
     def set_optimizer(self, optimizer: Optimizer | None) -> None:
         """Use this optimizer's initial slots for new rows from now on."""

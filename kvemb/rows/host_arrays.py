@@ -15,6 +15,7 @@ import numpy.typing as npt
 from kvemb.checks.brief import brief
 from kvemb.checks.numeric import is_integer
 from kvemb.rows.tensors import plain
+from kvemb.rows.words import is_missing
 
 _INT64 = np.dtype(np.int64)
 
@@ -101,16 +102,29 @@ def _checked_array(data: npt.ArrayLike, dtype: np.dtype[Any], what: str) -> npt.
     # ml_dtypes has casts of complex numbers, which drop the imaginary part.
     fits = array.dtype.kind != "c" and np.can_cast(array.dtype, dtype, "safe" if what == "keys" else "same_kind")
     if not fits:
-        advice = f"convert with {what}.astype({dtype.name!r})"
-        if array.dtype.kind not in "biuf":
-            advice = "number them, or hash them to integers" if what == "keys" else "give an array of numbers"
-            if array.shape == () and array.dtype == object:  # a set, a generator, a dict
-                advice = f"give an array or a list of numbers, not a {type(data).__name__}"
-        elif what == "keys" and array.dtype == np.uint64:
-            advice = "make the variable with key_dtype='uint64'"
+        advice = _advice(data, array, dtype, what)
         got = {"U": "str", "S": "bytes"}.get(array.dtype.kind, array.dtype.name)
         raise TypeError(f"{what} must be {dtype.name}, got {got}, which would lose information; {advice}")
     return _cast(array, dtype, what)
+
+
+def _advice(data: Any, array: npt.NDArray[Any], dtype: np.dtype[Any], what: str) -> str:
+    """Return what to do with an array that cannot be converted. data: what it was made of."""
+    if array.shape == () and array.dtype == object:  # a set, a generator, a dict
+        return f"give an array or a list of numbers, not a {type(data).__name__}"
+    if what == "keys":
+        if array.dtype.kind in "fO":
+            for position, key in enumerate(array.reshape(-1).tolist()):
+                if is_missing(key):
+                    where = f"the key at position {position} is missing (None, NaN or null)"
+                    return f"{where}: leave it out, or give it a number of its own"
+        if array.dtype.kind in "USTO":
+            return "make keys of strings with kvemb.hash_strings(keys)"
+        if array.dtype == np.uint64:
+            return "make the variable with key_dtype='uint64'"
+    if array.dtype.kind in "biuf":
+        return f"convert with {what}.astype({dtype.name!r})"
+    return "number them" if what == "keys" else "give an array of numbers"
 
 
 def _cast(array: npt.NDArray[Any], dtype: np.dtype[Any], what: str) -> npt.NDArray[Any]:

@@ -24,7 +24,7 @@ WORD_BYTES = 8
 
 def key_dtype(spec: Any) -> np.dtype[Any]:
     """Return the NumPy dtype of a key_dtype argument, or raise TypeError."""
-    return _one_of(spec, KEY_DTYPES, "key_dtype", "; str and bytes keys are not supported yet, hash them to int64")
+    return _one_of(spec, KEY_DTYPES, "key_dtype", "; for strings use int64, and kvemb.hash_strings to make keys")
 
 
 def value_dtype(spec: Any) -> np.dtype[Any]:

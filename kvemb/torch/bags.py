@@ -58,7 +58,14 @@ def padding_in_dtype(padding: int | None, keys: Keys) -> int | None:
 
 def _checked(ids: Any, what: str) -> torch.Tensor:
     if not isinstance(ids, torch.Tensor):
-        raise TypeError(f"{what} must be a tensor of integers, got {brief(ids)}; use torch.as_tensor(...)")
+        first = ids
+        while isinstance(first, (list, tuple)) or (isinstance(first, np.ndarray) and first.ndim):
+            if not len(first):
+                break
+            first = first[0]
+        text = isinstance(first, (str, bytes))
+        cure = f"torch.from_numpy(kvemb.hash_strings({what}))" if text else "torch.as_tensor(...)"
+        raise TypeError(f"{what} must be a tensor of integers, got {brief(ids)}; use {cure}")
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool or ids.is_quantized:
         raise TypeError(
             f"{what} must be a tensor of integers, got {ids.dtype}; if these are whole numbers, pass {what}.long()"

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from kvemb.checks.brief import brief, there_are
-from kvemb.frameworks.variables import variable_of
+from kvemb.frameworks.variables import check_padding, variable_of
 from kvemb.initializers import RandomUniform
 from kvemb.rows.bags import bounds_of
 from kvemb.shared_docs import described_as
 from kvemb.store import Store
-from kvemb.torch.bags import JaggedIds, Keys, bags_of, keys_of
+from kvemb.torch.bags import JaggedIds, Keys, bags_of, keys_of, padding_in_dtype
 from kvemb.torch.eager import never_compiled
 from kvemb.torch.embedding import Embedding
 from kvemb.torch.module import RowsModule
@@ -44,12 +44,17 @@ class EmbeddingBagCollection(RowsModule):
         features: A dict from each feature's name to its table. None: each table has one feature, of the same name.
         mode: "sum", "mean" or "max" for all tables, or a dict from each table's name to its mode. The default is "sum",
             as in torchrec; that of EmbeddingBag is "mean", as in torch.nn.
+        padding_idx: A key that is left out of all bags, such as the -1 that fills up rows of ids, or a dict from some
+            tables' names to such a key. It is not looked up, trained, or counted in a mean.
+        allow_absent: Whether a feature may be absent from a batch: all of its bags are then empty. Of the features that
+            are given, at least one must be this module's, and all must have the same number of bags. False: an absent
+            feature raises, as it may be a misspelt name.
         store: The store of variables that are given by name. None: the default store.
 
     Raises:
         TypeError: For an argument of the wrong type.
-        ValueError: For an unknown mode, a feature of an unknown table, a table without a feature, or a variable that is
-            given as two tables; and as for EmbeddingBag.
+        ValueError: For an unknown mode, a feature or a padding of an unknown table, a table without a feature, or a
+            variable that is given as two tables; and as for EmbeddingBag.
         KvembError: What ``kvemb.Store.get_variable`` raises.
 
     Example:
@@ -73,6 +78,8 @@ class EmbeddingBagCollection(RowsModule):
         features: Mapping[str, str] | None = None,
         mode: str | Mapping[str, str] = "sum",
         *,
+        padding_idx: int | Mapping[str, int] | None = None,
+        allow_absent: bool = False,
         store: Store | None = None,
         fused: bool = False,
         check_finite: bool = False,
@@ -100,7 +107,13 @@ class EmbeddingBagCollection(RowsModule):
             raise ValueError(f"mode must be one mode, or a dict with a mode for each of {', '.join(tables)}")
         if store is not None and all(isinstance(given, Variable) for given in tables.values()):
             raise ValueError("store is for new variables, but every table is a Variable already; leave it out")
-        self.pooling: dict[str, Pooling] = {name: Pooling(check_mode(modes[name])) for name in tables}
+        paddings = dict(padding_idx) if isinstance(padding_idx, Mapping) else dict.fromkeys(tables, padding_idx)
+        if unknown := [name for name in paddings if name not in tables]:
+            raise ValueError(f"padding_idx must name tables, got {unknown[0]!r}; {there_are(tables)}")
+        self.pooling: dict[str, Pooling] = {
+            name: Pooling(check_mode(modes[name]), check_padding(paddings.get(name))) for name in tables
+        }
+        self.allow_absent: bool = bool(allow_absent)
         self.tables: dict[str, Variable] = {name: _variable(name, given, store) for name, given in tables.items()}
         if len(set(self.tables.values())) < len(self.tables):
             raise ValueError("two tables are the same variable; make it one table, which features share")
@@ -122,8 +135,8 @@ class EmbeddingBagCollection(RowsModule):
                 offsets), (ids, offsets, per_sample_weights), or ids of shape (count, m), as for EmbeddingBag. Omit
                 FBGEMM's trailing offset; it would add an empty bag. Instead of a KeyedJaggedTensor you may pass any
                 object with ``keys()``, ``values()``, ``offsets()`` and ``weights_or_none()``, and with
-                ``stride_per_key()`` if features differ in their number of bags. Every feature must be given; others are
-                ignored.
+                ``stride_per_key()`` if features differ in their number of bags. Every feature must be given, unless
+                ``allow_absent``; others are ignored.
 
         Returns:
             A dict from each feature to its bags, (count, dim), in the order of ``features``.
@@ -135,6 +148,8 @@ class EmbeddingBagCollection(RowsModule):
             KvembError: What ``kvemb.Store.lookup`` raises.
         """
         bags = {name: self._bags_of(name, each) for name, each in self._by_feature(inputs).items()}
+        if len(bags) < len(self.features):
+            bags |= self._empty_bags(bags)
         lookups = [
             BagLookup(self.tables[table], bags[name], self.pooling[table]) for name, table in self.features.items()
         ]
@@ -160,14 +175,37 @@ class EmbeddingBagCollection(RowsModule):
         parts: dict[Variable, list[Keys]] = {}
         for name, given in self._by_feature(inputs).items():
             ids = given[0] if isinstance(given, (tuple, list)) and given else given
-            parts.setdefault(self.tables[self.features[name]], []).append(keys_of(ids, name).reshape(-1))
+            table, keys = self.features[name], keys_of(ids, name).reshape(-1)
+            if (padding := padding_in_dtype(self.pooling[table].padding, keys)) is not None:
+                keys = keys[keys != padding]
+            parts.setdefault(self.tables[table], []).append(keys)
         return {table: keys[0] if len(keys) == 1 else np.concatenate(keys) for table, keys in parts.items()}
 
     def _by_feature(self, inputs: Any) -> dict[str, Any]:
         by_feature = inputs if isinstance(inputs, Mapping) else _jagged(inputs)
-        if missing := [name for name in self.features if name not in by_feature]:
-            raise ValueError(f"the feature {missing[0]!r} is not given; {there_are(by_feature)}")
-        return {name: by_feature[name] for name in self.features}
+        given = {name: by_feature[name] for name in self.features if name in by_feature}
+        missing = [name for name in self.features if name not in given]
+        if missing and not (self.allow_absent and given):
+            cure = "" if self.allow_absent else "; if that is intended, make the collection with allow_absent=True"
+            raise ValueError(f"the feature {missing[0]!r} is not given; {there_are(by_feature)}{cure}")
+        return given
+
+    def _empty_bags(self, bags: dict[str, JaggedIds]) -> dict[str, JaggedIds]:
+        """Return the bags of absent features: empty, and as many as the others have. Raises ValueError."""
+        counts = {name: each.count for name, each in bags.items()}
+        absent = [name for name in self.features if name not in bags]
+        if len(set(counts.values())) > 1:
+            raise ValueError(
+                f"the feature {absent[0]!r} is absent, and others differ in their number of bags: {counts}"
+            )
+        like = next(iter(bags.values()))
+        begins = torch.zeros(like.count, dtype=torch.int64)
+        return {
+            name: JaggedIds(
+                np.empty(0, self.tables[self.features[name]].key_dtype), begins, like.count, None, False, like.device
+            )
+            for name in absent
+        }
 
     def _bags_of(self, name: str, given: Any) -> JaggedIds:
         parts = given if isinstance(given, (tuple, list)) else (given,)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from kvemb.frameworks.variables import check_padding, variable_of
@@ -138,6 +139,8 @@ class Embedding(TableModule):
 
     def _padding_is_there(self, padding: int) -> bool:
         """Whether the padding key has a row. Asked once, as a lookup of its own would come between others and steps."""
+        if padding_in_dtype(padding, np.empty(0, self.variable.key_dtype)) is None:
+            return False
         if self._padding_found is None:
             self._padding_found = bool(self.variable.lookup([padding], return_exists=True, touch=False)[1].any())
         return self._padding_found

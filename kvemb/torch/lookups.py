@@ -51,16 +51,32 @@ class RowRequest(NamedTuple):
 
 
 def on_variables_device(keys: Keys, variable: Variable) -> Keys:
-    """Return keys on the variable's GPU if they are there already, otherwise in the host's memory.
+    """Return keys on the variable's GPU if they are there already, otherwise in the host's memory, in its key dtype.
 
-    Raises TypeError if keys on the GPU have a dtype that the variable does not take.
+    Raises TypeError if the variable does not take keys of this dtype, or a negative key.
     """
+    return _in_key_dtype(_moved(keys, variable), variable)
+
+
+def _moved(keys: Keys, variable: Variable) -> Keys:
     if isinstance(keys, np.ndarray):
         return keys
     device_rows = inside(variable).hot_tables.device_rows
-    if device_rows is None or device_rows.device != device_of(keys):
-        return keys.cpu().numpy()
-    name, wanted = str(keys.dtype).removeprefix("torch."), variable.key_dtype
+    return keys if device_rows is not None and device_rows.device == device_of(keys) else keys.cpu().numpy()
+
+
+def _in_key_dtype(keys: Keys, variable: Variable) -> Keys:
+    wanted = variable.key_dtype
+    if isinstance(keys, np.ndarray):
+        if wanted != np.uint64 or keys.dtype.kind != "i":
+            return keys  # the call of the store converts them, or raises
+        # Ids are LongTensors, as a rule: few functions of PyTorch take unsigned ones.
+        if len(keys) and int(keys.min()) < 0:
+            raise TypeError(
+                f"keys must fit uint64, got {keys.min()}; for keys of 2**63 and more pass ids.view(torch.uint64)"
+            )
+        return keys.astype(np.uint64)
+    name = str(keys.dtype).removeprefix("torch.")
     if not np.can_cast(np.dtype(name), wanted, "safe"):
         raise TypeError(f"keys must be {wanted.name}, got {name}, which would lose information; convert them first")
     return keys.to(getattr(torch, wanted.name)).contiguous()
@@ -98,16 +114,18 @@ def fetch(
 def _to_read(request: RowRequest, trained: bool) -> _Read:
     """Return what is looked up: all keys but the padding and masked ones. trained: keep the keys for a step."""
     variable, keys, padding, unchanged, counts, mask = request
-    keys = on_variables_device(keys, variable)
+    keys = _moved(keys, variable)
     here = None if mask is None else mask.cpu().numpy() if isinstance(keys, np.ndarray) else mask.to(keys.device)
     if (padding := padding_in_dtype(padding, keys)) is not None:
         here = keys != padding if here is None else here & (keys != padding)
     if here is None or here.all():
+        keys = _in_key_dtype(keys, variable)
         if trained:  # a copy, as the caller may reuse their memory for the next batch
             keys = keys.copy() if isinstance(keys, np.ndarray) else keys.clone()
         return _Read(variable, keys, counts, None, unchanged)
     positions = here.nonzero()[:, 0] if isinstance(here, torch.Tensor) else torch.from_numpy(np.flatnonzero(here))
-    return _Read(variable, keys[here], None if counts is None else counts[positions], positions, unchanged)
+    kept = _in_key_dtype(keys[here], variable)
+    return _Read(variable, kept, None if counts is None else counts[positions], positions, unchanged)
 
 
 def _counted(reads: list[_Read], touch: bool) -> Any:

@@ -194,13 +194,16 @@ def test_tables_by_their_arguments(store):
         (({"a": {}}, ["a"]), TypeError, "features must be a dict from feature to table"),
         (({"a": {}, "b": {}}, {"f": "b"}), ValueError, "no feature names the table 'a'"),
         (({"a": {}}, None, "median"), ValueError, "mode must be one of"),
+        (({"a": {}}, None, "sum", {"b": 1}), ValueError, "padding_idx must name tables, got 'b'; there is a"),
+        (({"a": {}}, None, "sum", "0"), TypeError, "padding_idx"),
         (({"a": {}}, None, {"b": "sum"}), ValueError, "mode must be one mode, or a dict"),
     ],
     ids=str,
 )
 def test_tables_features_and_modes_that_do_not_fit_are_refused(store, arguments, error, message):
+    padding = arguments[3] if len(arguments) > 3 else None
     with pytest.raises(error, match=message):
-        kt.EmbeddingBagCollection(*arguments, store=store)
+        kt.EmbeddingBagCollection(*arguments[:3], padding_idx=padding, store=store)
 
 
 @pytest.mark.parametrize(
@@ -216,6 +219,79 @@ def test_tables_features_and_modes_that_do_not_fit_are_refused(store, arguments,
 def test_bad_batches_are_refused_before_anything_is_looked_up(tables, given, error, message):
     with pytest.raises(error, match=message):
         kt.EmbeddingBagCollection(tables, FEATURES)(given)
+    assert {table.stats.hits for table in tables.values()} == {0}
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("fused", [False, True])
+def test_padding_is_left_out_of_bags_and_steps_as_by_torch(tables, weights, mode, fused):
+    theirs = {
+        name: torch.nn.EmbeddingBag.from_pretrained(weight.clone(), freeze=False, mode=mode, padding_idx=0)
+        for name, weight in weights.items()
+    }
+    module = kt.EmbeddingBagCollection(tables, FEATURES, mode, padding_idx=0, fused=fused)
+    given = {name: torch.tensor([[1, 0, 2], [3, 3, 0], [0, 0, 0]]) for name in FEATURES}
+    expected = {name: theirs[table](given[name]) for name, table in FEATURES.items()}
+    found = module(given)
+    ours, optimizer = kt.Optimizer(module), torch.optim.SGD([part.weight for part in theirs.values()], 0.5)
+    for outs in (expected, found):
+        torch.cat(list(outs.values()), dim=1).square().sum().backward()
+    optimizer.step()
+    if not fused:
+        ours.step()
+    for name in FEATURES:
+        torch.testing.assert_close(found[name], expected[name])
+    for name, table in tables.items():
+        np.testing.assert_allclose(table.lookup(np.arange(20)), theirs[name].weight.detach(), rtol=1e-6)
+    assert {name: sorted({*keys}) for name, keys in module.keys_by_variable(given).items()} == {
+        table: [1, 2, 3] for table in tables.values()
+    }
+
+
+def test_a_negative_padding_of_one_table_makes_no_row_and_fits_no_narrow_dtype(store):
+    table = {"dim": 2, "optimizer": SGD(0.5), "initializer": 1.0}
+    module = kt.EmbeddingBagCollection({"a": table, "b": table}, padding_idx={"a": -1}, store=store)
+    rows = kt.Optimizer(module)
+    given = {"a": torch.tensor([[5, -1], [-1, -1]]), "b": torch.tensor([[5, -1], [-1, -1]])}
+    out = module(given)
+    assert out["a"].tolist() == [[1, 1], [0, 0]]
+    assert out["b"].tolist() == [[2, 2], [2, 2]]
+    (out["a"].sum() + out["b"].sum()).backward()
+    rows.step()
+    assert module.tables["a"].export()[0].tolist() == [5]
+    assert module.tables["b"].export()[0].tolist() == [-1, 5]
+    assert module({"a": torch.tensor([[255]], dtype=torch.uint8), "b": given["b"]})["a"].tolist() == [[1, 1]]
+
+
+@pytest.mark.parametrize("jagged", [False, True])
+def test_an_absent_feature_has_empty_bags_and_trains_nothing(tables, weights, jagged):
+    module = kt.EmbeddingBagCollection(tables, FEATURES, allow_absent=True)
+    whole = kt.EmbeddingBagCollection(tables, FEATURES)
+    given = batch(1, ones=False)
+    none = torch.tensor([], dtype=torch.int64), torch.zeros(4, dtype=torch.int64)
+    some, rows = {"clicked": given["clicked"]}, kt.Optimizer(module)
+    found = module(Jagged(some, weights=False) if jagged else some)
+    expected = whole({**dict.fromkeys(FEATURES, none), **some})
+    assert list(found) == list(FEATURES)
+    for name in FEATURES:
+        torch.testing.assert_close(found[name], expected[name])
+    assert found["user_id"].tolist() == [[0, 0]] * 4
+    sum(part.square().sum() for part in found.values()).backward()
+    rows.step()
+    np.testing.assert_array_equal(tables["user"].lookup(np.arange(20)), weights["user"])
+    assert not np.array_equal(tables["item"].lookup(np.arange(20)), weights["item"])
+    assert list(module.keys_by_variable(some)) == [tables["item"]]
+
+
+def test_absent_features_are_refused_unless_allowed_and_unless_the_number_of_bags_is_known(tables):
+    given = batch(1, ones=False)
+    with pytest.raises(ValueError, match=r"'user_id' is not given; there is clicked; .* allow_absent=True"):
+        kt.EmbeddingBagCollection(tables, FEATURES)({"clicked": given["clicked"]})
+    module = kt.EmbeddingBagCollection(tables, FEATURES, allow_absent=True)
+    with pytest.raises(ValueError, match=r"'clicked' is not given; there is click$"):
+        module({"click": given["clicked"]})
+    with pytest.raises(ValueError, match=r"'user_id' is absent, and others differ .* {'clicked': 4, 'shown': 1}"):
+        module({"clicked": given["clicked"], "shown": torch.tensor([[1]])})
     assert {table.stats.hits for table in tables.values()} == {0}
 
 

@@ -107,7 +107,7 @@ def test_values_of_other_dtypes(store, value_dtype):
     assert module(torch.tensor([1, 2])).tolist() == [[0.0, 0.0], [1.0, 1.0]]
 
 
-def test_uint64_keys_are_trained_and_signed_ones_refused(store):
+def test_uint64_keys_are_trained_and_negative_ones_refused(store):
     module = kt.Embedding("users", 1, store=store, key_dtype="uint64", optimizer=SGD(1.0))
     ids = torch.from_numpy(np.array([2**64 - 1, 3, 3], np.uint64))
     optimizer = kt.Optimizer(module)
@@ -115,8 +115,8 @@ def test_uint64_keys_are_trained_and_signed_ones_refused(store):
     assert [leaf.grad.tolist() for leaf in optimizer.leaves] == [[[1.0], [2.0]]]
     optimizer.step()
     assert module.variable.export()[0].tolist() == [3, 2**64 - 1]
-    with pytest.raises(TypeError, match="keys must be uint64, got int64"):
-        module(torch.tensor([1]))
+    with pytest.raises(TypeError, match="keys must fit uint64, got -3"):
+        module(torch.tensor([3, -3]))
 
 
 def test_max_norm_scales_the_result_and_not_the_table(loaded):
@@ -276,6 +276,7 @@ NESTED = torch.nested.nested_tensor_from_jagged(torch.arange(3), torch.tensor([0
         (torch.tensor([1.0]), r"ids must be a tensor of integers, got torch.float32; .* pass ids.long\(\)"),
         (torch.tensor([True]), "got torch.bool"),
         ([1, 2], r"must be a tensor of integers, got \[1, 2\]; use torch.as_tensor"),
+        ([["a"]], r"must be a tensor of integers, .*torch.from_numpy\(kvemb.hash_strings\(ids\)\)"),
         (torch.zeros(2, dtype=torch.int64, device="meta"), "with numbers, got one on the device 'meta'"),
         (torch.eye(2, dtype=torch.int64).to_sparse(), r"dense tensor, .*; pass ids.to_dense\(\)"),
         (NESTED, r"dense tensor, .*; pass ids.values\(\) and ids.offsets\(\)\[:-1\]"),
@@ -524,3 +525,26 @@ def test_fused_rows_are_not_read_again_during_a_backward_that_may_have_changed_t
     with torch.no_grad():
         theirs.weight -= 0.5 * theirs.weight.grad
     assert torch.equal(torch.from_numpy(ours.variable.lookup(np.arange(4))), theirs.weight)
+
+
+def test_ids_of_an_unsigned_variable_may_be_long_tensors(store):
+    table = store.get_variable(
+        "unsigned", dim=2, key_dtype="uint64", initializer=1.0, optimizer=kvemb.optimizers.SGD(0.5)
+    )
+    ids, bags = torch.tensor([5, -1, 7]), torch.tensor([[5, -1], [-1, -1]])
+    words = kt.Embedding(table, padding_idx=-1)
+    bag = kt.EmbeddingBag(table, mode="sum", padding_idx=-1)
+    each = kt.EmbeddingBagCollection({"f": table}, padding_idx=-1)
+    step = kt.Optimizer(words, bag, each)
+    out = words(ids)
+    assert out.tolist() == [[1, 1], [0, 0], [1, 1]]
+    assert bag(bags).tolist() == each({"f": bags})["f"].tolist() == [[1, 1], [0, 0]]
+    (out.sum() + bag(bags).sum() + each({"f": bags})["f"].sum()).backward()
+    step.step()
+    assert table.export()[0].tolist() == [5, 7]
+    assert table.lookup([5, 7])[:, 0].tolist() == [-0.5, 0.5]
+    large = torch.tensor([-2]).view(torch.uint64)
+    kt.Embedding(table)(large)
+    for module, wrong in ((kt.Embedding(table), (ids,)), (kt.EmbeddingBag(table), (bags,))):
+        with pytest.raises(TypeError, match=r"keys must fit uint64, got -1; .* ids.view\(torch.uint64\)"):
+            module(*wrong)

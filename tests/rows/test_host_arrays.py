@@ -71,12 +71,19 @@ def test_keys_that_would_lose_information_are_refused(keys, dtype):
 @pytest.mark.parametrize(
     ("keys", "advice"),
     [
-        (["a"], "got str, which would lose information; number them, or hash them to integers"),
+        (["a"], r"got str, which would lose information; make keys of strings with kvemb.hash_strings\(keys\)"),
+        (np.array([b"a"]), r"got bytes, .*kvemb.hash_strings\(keys\)"),
+        (np.array([5, "a"], object), r"got object, .*kvemb.hash_strings\(keys\)"),
+        ([1.0, float("nan")], "the key at position 1 is missing .*: leave it out"),
+        ([[1, 2], [None, 3]], "the key at position 2 is missing"),
+        (np.array([1, float("nan")], object), "the key at position 1 is missing"),
+        ([1.5], "convert with keys.astype"),
+        (np.array(["2020-01-01"], "M8[D]"), "number them"),
         ({1, 2}, "give an array or a list of numbers, not a set"),
         ((each for each in (1, 2)), "give an array or a list of numbers, not a generator"),
         (np.ones(2, bool), "got bool; if it is a mask, pass the keys"),
     ],
-    ids=["str", "set", "generator", "mask"],
+    ids=["str", "bytes", "objects", "NaN", "None", "NaN of objects", "float", "date", "set", "generator", "mask"],
 )
 def test_the_advice_fits_what_was_given(keys, advice):
     with pytest.raises(TypeError, match=advice):

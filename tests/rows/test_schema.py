@@ -28,7 +28,9 @@ def test_value_dtypes_go_by_name_and_dtype(name):
     "spec", ["str", str, bytes, "S8", "U4", "float32", "int16", "uint32", bool, object, None, "no"]
 )
 def test_other_keys_are_refused_by_name(spec):
-    with pytest.raises(TypeError, match=r"key_dtype must be one of int64, int32, uint64.*hash them"):
+    with pytest.raises(
+        TypeError, match=r"key_dtype must be one of int64, int32, uint64.*use int64, and kvemb.hash_strings"
+    ):
         key_dtype(spec)
 
 

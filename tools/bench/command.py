@@ -20,15 +20,16 @@ import typer
 from kvemb.tools.bench.cluster import reshard
 from kvemb.tools.bench.cluster import shards as cluster
 from kvemb.tools.bench.cold import cold, disk, hitrate, memory, prefetch, spent, tables, train
-from kvemb.tools.bench.disk import checkpoint, export, follow, series
+from kvemb.tools.bench.disk import checkpoint, export, follow, series, serve
 from kvemb.tools.bench.gpu import run as gpu
-from kvemb.tools.bench.hot import features, keras, lookup, pool, small, torch, upsert
+from kvemb.tools.bench.hot import features, keras, lookup, pool, small, strings, torch, upsert
 from kvemb.tools.bench.measure import compile_seconds
 from kvemb.tools.bench.options import AsJson
 from kvemb.tools.bench.results import Report
 from kvemb.tools.bench.tier import command as tier
 
 HOT = {"lookup": lookup, "upsert": upsert, "gpu": gpu, "pool": pool, "small": small, "torch": torch}
+KEYS = {"strings": strings}
 FITTED = {"keras": keras}
 MANY = {"features": features, "tables": tables, "spent": spent, "cluster": cluster, "reshard": reshard}
 COLD = {
@@ -40,7 +41,7 @@ COLD = {
     "hitrate": hitrate,
     "memory": memory,
 }
-DISK = {"checkpoint": checkpoint, "series": series, "follow": follow, "export": export}
+DISK = {"checkpoint": checkpoint, "series": series, "follow": follow, "serve": serve, "export": export}
 
 app = typer.Typer(help="Measure kvemb and a peer, in turns in the same run.", no_args_is_help=True)
 
@@ -62,5 +63,5 @@ def command_of(name: str, run: Callable[..., Report]) -> Callable[..., None]:
     return command
 
 
-for name, benchmark in (HOT | FITTED | MANY | COLD | DISK).items():
+for name, benchmark in (HOT | KEYS | FITTED | MANY | COLD | DISK).items():
     app.command(name)(command_of(name, benchmark.run))

@@ -103,8 +103,8 @@ def test_bytes_at_random_never_end_the_process(file, seed):
 def resealed(file: Path, change: Callable[[bytearray, int, int], None]) -> None:
     """Change the file's index, and give it the right checksum."""
     from kvemb.backends.rocks_log import number
-    from kvemb.backends.table_files.checksums import SECRET
     from kvemb.backends.table_files.table_file import _checksum
+    from kvemb.kernels.xxh3 import SECRET
 
     data, at = bytearray(file.read_bytes()), 1
     parts, footer = [], bytes(data[-FOOTER_BYTES:])

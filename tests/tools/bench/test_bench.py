@@ -39,6 +39,7 @@ TINY: dict[str, tuple[str, int, set[str]]] = {
     "pool": ("--rows 3000 --dim 8 --bags 20 --bag 5 --batches 2 --runs 2", 2, set()),
     "gpu": ("--rows 120 --dim 8 --batch 64 --batches 1 --runs 1", 8, {"gpu", "bytes_per_second"}),
     "small": ("--rows 3000 --dim 8 --calls 5 --runs 2", 10, {"cold_read_us", "cpu_us"}),
+    "strings": ("--strings 300 --runs 2", 7, set()),
     "cluster": (f"{TABLE} --steps 2 --runs 2 --transport local --pause 1", 2, set()),
     "train": (f"{TIERED} --steps 3 --runs 2", 6, {"hit_rate", "cold_writes_per_step", "rows_compared"}),
     "cold": ("--rows 3000 --rows 6000 --dim 8 --batch 256 --steps 3 --runs 2", 3, set()),
@@ -55,6 +56,7 @@ TINY: dict[str, tuple[str, int, set[str]]] = {
         f"{TABLE} --hot-rows 1000 --every 0.05 --points 2 --runs 1",
         *(2, {"refresh_s", "refreshes"}),
     ),
+    "serve": ("--rows 3000 --dim 8 --keys 16 --requests 20 --runs 2 --budget-mib 8", 4, {"hit_rate"}),
     "checkpoint": (
         f"{TABLE} --hot-mib 1 --dirty-rows 300 --variables 3 --runs 1",
         *(12, {f"{what}, {how}" for what in ("longest call without one", "until it is complete") for how in PARTS}),
@@ -88,9 +90,8 @@ def _gpu_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(bench: str, folder: Path, *more: str) -> str:
-    result = RUNNER.invoke(
-        app, [bench, *TINY[bench][0].split(), "--folder", str(folder), *more], catch_exceptions=False
-    )
+    where = [] if bench == "strings" else ["--folder", str(folder)]
+    result = RUNNER.invoke(app, [bench, *TINY[bench][0].split(), *where, *more], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert not list(folder.iterdir()), "a benchmark left files behind"
     return result.stdout

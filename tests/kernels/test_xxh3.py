@@ -1,4 +1,4 @@
-"""XXH3 against RocksDB, which stores it behind each block, for blocks of many lengths."""
+"""XXH3 against the published library and against RocksDB, which stores it behind each block, for many lengths."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from schemas import schema_of
 from table_readers import TINY, opened, rows_at
 
-from kvemb.backends.table_files.checksums import MIN_BYTES, SECRET
 from kvemb.backends.table_files.table_file import _checksum
+from kvemb.kernels.xxh3 import MIN_BYTES, SECRET, secret_of
 
 
 def test_a_change_of_any_bit_changes_the_sum():
@@ -38,3 +38,8 @@ def test_it_is_what_rocksdb_stores_behind_blocks_of_all_lengths(tmp_path: Path, 
         np.testing.assert_array_equal(got.words, rows_at(np.arange(rows), 1, schema).words)
         assert store._tables._version.readable
     database.close()
+
+
+def test_the_secret_of_seed_0_is_the_default():
+    np.testing.assert_array_equal(secret_of(0), SECRET)
+    assert not np.array_equal(secret_of(2**64 - 1), SECRET)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvemb.backends.table_files import addresses
+from kvemb.kernels import addresses
 from kvemb.kernels.compiling import kernel
 
 

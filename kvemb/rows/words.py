@@ -1,0 +1,254 @@
+"""Words: strings as their UTF-8 bytes, one after the other, and the hash that makes a key of a word.
+
+Lists, NumPy's arrays of strings, and columns of Arrow, pandas and polars are read without a Python call for each
+string, where their memory permits it. docs/reference/string_keys.md specifies the hash. Pure functions; thread-safe.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvemb.checks.brief import brief
+from kvemb.checks.numeric import as_int
+from kvemb.rows.tensors import is_of
+
+_MAX_SEED = 2**64 - 1
+_CURE = "fill it, for example with fillna(''), or pass missing= to hash_strings, the key of all missing values"
+
+
+@dataclass(frozen=True)
+class Words:
+    """n strings in UTF-8, as Arrow keeps them: word i is data[offsets[i]:offsets[i + 1]].
+
+    data: uint8. offsets: int32 or int64 (n + 1,), ascending. present: bool (n,), which words are not missing; None: all
+    are there; the bytes of a missing one have no meaning. shape: that of the values, whose elements are in C order.
+    """
+
+    data: npt.NDArray[np.uint8]
+    offsets: npt.NDArray[Any]
+    present: npt.NDArray[np.bool_] | None
+    shape: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def hashes(self, seed: int = 0) -> npt.NDArray[np.int64]:
+        """Return the hash of every word (n,)."""
+        from kvemb.kernels.xxh3 import SECRET, secret_of
+        from kvemb.rows import word_kernels
+
+        hashes = np.empty(len(self), np.int64)
+        secret, sums = secret_of(seed), np.empty(8, np.uint64)
+        word_kernels.hash_words(self.data, self.offsets, SECRET, np.uint64(seed), secret, sums, hashes)
+        return hashes
+
+
+def hash_strings(
+    values: Any, *, field: str | None = None, seed: int = 0, missing: int | None = None
+) -> npt.NDArray[np.int64]:
+    """Hash strings to keys: XXH3 in 64 bits of their UTF-8 bytes, which any language can compute.
+
+    Different strings rarely share a key: of a million strings, two do with a probability of 3e-8, of a thousand million
+    with one of 3 %. Strings are hashed as they are: ``"Paris"``, ``"paris"`` and ``"Paris "`` have different keys.
+
+    Args:
+        values: Strings of any shape: a list, a NumPy array of dtype ``U``, ``S``, ``T`` or object, a column of Arrow,
+            pandas or polars, or one ``str``. ``bytes`` are hashed as they are, so text should be in UTF-8. NUL
+            characters at the end of elements of dtypes ``U`` and ``S`` are no part of the string, as in NumPy. Columns
+            of Arrow and polars, and those of pandas, are read fastest if pyarrow is installed.
+        field: The field of the strings, such as ``"city"``. Equal strings in two fields have different keys. None:
+            there is no field.
+        seed: From 0 to 2**64 - 1. Equal strings with two seeds have different keys.
+        missing: The key of None, NaN and null. None: they raise ValueError.
+
+    Returns:
+        int64 of the shape of values, all 64 bits of the hash: about half are negative. For a variable with
+        ``key_dtype="uint64"`` take ``.view("uint64")``.
+
+    Raises:
+        TypeError: A value is not a string; or an argument has the wrong type.
+        ValueError: A value is missing; a string has a surrogate, which UTF-8 lacks; or an argument is out of range.
+
+    Example:
+        >>> kvemb.hash_strings(["Paris", "Rome"]).tolist()
+        [2873337149631258118, 3247286455497517163]
+        >>> kvemb.hash_strings(["Paris", None], field="city", missing=0).tolist()
+        [-1408199251541921216, 0]
+    """
+    seed = as_int(seed, "seed", 0, _MAX_SEED)
+    if field is not None:
+        if not isinstance(field, str):
+            raise TypeError(f"field must be a str, got {brief(field)}")
+        seed = int(as_words(field).hashes(seed)[0]) & _MAX_SEED
+    filler = None if missing is None else as_int(missing, "missing", -(2**63), 2**63 - 1)
+    words = as_words(values)
+    keys = words.hashes(seed)
+    if words.present is not None:
+        if filler is None:
+            at = int(np.flatnonzero(~words.present)[0])
+            raise ValueError(f"the value at position {at} is missing, and so has no key; {_CURE}")
+        keys[~words.present] = filler
+    return keys.reshape(words.shape)
+
+
+def as_words(values: Any) -> Words:
+    """Return strings of any kind that hash_strings() takes. Raises TypeError, ValueError."""
+    if isinstance(values, (str, bytes)):
+        return _of_list([values], ())
+    if type(values) is list or type(values) is tuple:
+        if not any(isinstance(each, (list, tuple, np.ndarray)) for each in values[:1]):
+            return _of_list(values, (len(values),))
+        values = _nested(values)
+    if (column := _arrow_column(values)) is not None:
+        return _of_arrow(column)
+    if is_of(values, "numpy.ma", "MaskedArray"):
+        raise TypeError("values must be an array without a mask, got a masked array; pass values.filled('')")
+    array = np.asarray(values)
+    if array.dtype.kind in "US" and array.dtype.isnative:
+        return _of_fixed(array)
+    if array.dtype.kind in "UST":
+        array = array.astype(object)
+    if array.dtype != object:
+        if not array.size:
+            return _of_list([], array.shape)
+        raise TypeError(f"values must be strings, got {array.dtype.name}; integers are keys without a hash")
+    if array.shape == () and not isinstance(array.item(), (str, bytes)):
+        kind = type(values).__name__
+        raise TypeError(f"values must be an array, a column or a list of strings, got {kind}; pass list(values)")
+    return _of_list(array.reshape(-1).tolist(), array.shape)
+
+
+def _nested(values: Any) -> npt.NDArray[Any]:
+    """Return nested lists as an array of objects. Raises ValueError if they are ragged."""
+    shape, inner = [], values
+    while isinstance(inner, (list, tuple, np.ndarray)) and len(inner):
+        shape.append(len(inner))
+        inner = inner[0]
+    array = np.array(values, object)
+    if array.shape != tuple(shape):
+        raise ValueError(f"values must be a rectangular list of strings, got rows of different lengths in {shape}")
+    return array
+
+
+def _of_list(values: Any, shape: tuple[int, ...]) -> Words:
+    """Return strings of a list; str and bytes may be mixed. Joining all of them at once is fastest."""
+    present = None
+    try:
+        joined = "".join(values)
+        if joined.isascii():
+            lengths, data = np.fromiter(map(len, values), np.int64, len(values)), joined.encode()
+        else:
+            encoded = [each.encode() for each in values]
+            lengths, data = np.fromiter(map(len, encoded), np.int64, len(encoded)), b"".join(encoded)
+    except UnicodeEncodeError:
+        at = next(at for at, each in enumerate(values) if not _is_utf8(each))
+        raise ValueError(_surrogate(at, values[at])) from None
+    except TypeError:
+        encoded = [_encoded(each, at) for at, each in enumerate(values)]
+        lengths, data = np.fromiter(map(len, encoded), np.int64, len(encoded)), b"".join(encoded)
+        there = np.fromiter((not is_missing(each) for each in values), np.bool_, len(values))
+        present = None if there.all() else there
+    offsets = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return Words(np.frombuffer(data, np.uint8), offsets, present, shape)
+
+
+def _encoded(value: Any, at: int) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        if not _is_utf8(value):
+            raise ValueError(_surrogate(at, value))
+        return value.encode()
+    if is_missing(value):
+        return b""
+    raise TypeError(
+        f"values must be strings, got {type(value).__name__} {brief(value)} at position {at}; convert it with str()"
+    )
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a value is None, NaN, or pandas' NA or NaT."""
+    return (
+        value is None or (isinstance(value, float) and value != value) or type(value).__name__ in ("NAType", "NaTType")
+    )
+
+
+def _is_utf8(value: Any) -> bool:
+    try:
+        return isinstance(value, bytes) or bool(value.encode() is not None)
+    except UnicodeEncodeError:
+        return False
+
+
+def _surrogate(at: int, value: str) -> str:
+    return f"the string at position {at} must be one that UTF-8 can hold, got a surrogate in {brief(value)}"
+
+
+def _of_fixed(array: npt.NDArray[Any]) -> Words:
+    """Return the strings of an array of dtype U or S, without the NULs behind them."""
+    from kvemb.rows import word_kernels
+
+    flat = np.ascontiguousarray(array).reshape(-1)
+    units = flat.dtype.itemsize if flat.dtype.kind == "S" else flat.dtype.itemsize // 4
+    codes = flat.view(np.uint8 if flat.dtype.kind == "S" else np.uint32).reshape(len(flat), units)
+    offsets = np.zeros(len(flat) + 1, np.int64)
+    wrong = word_kernels.measure(codes, offsets)
+    if wrong >= 0:
+        raise ValueError(_surrogate(wrong, str(flat[wrong])))
+    data = np.empty(int(offsets[-1]), np.uint8)
+    word_kernels.encode(codes, offsets, data)
+    return Words(data, offsets, None, array.shape)
+
+
+def _arrow_column(values: Any) -> Any:
+    """Return a column as pyarrow's array; None if it is none, or if pyarrow is not installed."""
+    pandas = any(is_of(values, "pandas", name) for name in ("Series", "Index", "Categorical"))
+    if not pandas and not hasattr(values, "__arrow_c_stream__") and not hasattr(values, "__arrow_c_array__"):
+        return None
+    try:
+        import pyarrow
+    except ImportError:
+        return None  # NumPy reads it, element by element
+    if isinstance(values, (pyarrow.Array, pyarrow.ChunkedArray)):
+        return values
+    try:
+        return pyarrow.array(values, from_pandas=True) if pandas else pyarrow.chunked_array(values)
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, pyarrow.ArrowNotImplementedError):
+        return None  # objects of several types, or no column
+
+
+# Names of Arrow's types: those with 32-bit offsets, those with 64-bit ones, and those that are cast to the latter.
+_SMALL, _LARGE = ("string", "binary"), ("large_string", "large_binary")
+_CAST = re.compile(r"(string|binary)_view|fixed_size_binary\[\d+\]")
+
+
+def _of_arrow(column: Any) -> Words:
+    """Return the strings of a pyarrow.Array or ChunkedArray."""
+    import pyarrow
+
+    large, count = pyarrow.large_binary(), len(column)
+    coded = pyarrow.types.is_dictionary(column.type)
+    kind = str(column.type.value_type if coded else column.type)
+    if kind == "null":
+        return Words(np.empty(0, np.uint8), np.zeros(count + 1, np.int64), np.zeros(count, np.bool_), (count,))
+    if kind not in _SMALL + _LARGE and not _CAST.fullmatch(kind):
+        raise TypeError(f"values must be strings, got a column of {kind}; integers are keys without a hash")
+    chunks = column.chunks if isinstance(column, pyarrow.ChunkedArray) else [column]
+    if coded:  # pyarrow casts dictionaries of some kinds of strings only
+        chunks = [chunk.dictionary.cast(large).take(chunk.indices) for chunk in chunks]
+    elif len(chunks) != 1 or _CAST.fullmatch(kind):  # all chunks may have more bytes than 32-bit offsets count
+        chunks = [chunk.cast(large) for chunk in chunks]
+    array = chunks[0] if len(chunks) == 1 else pyarrow.concat_arrays([*chunks, pyarrow.array([], large)])
+    _, ends, data = array.buffers()
+    offsets: npt.NDArray[Any] = np.zeros(1, np.int64)
+    if ends is not None and ends.size:
+        wide = np.int32 if str(array.type) in _SMALL else np.int64
+        offsets = np.frombuffer(ends, wide)[array.offset : array.offset + count + 1]
+    present = None if array.null_count == 0 else np.asarray(array.is_valid().to_numpy(zero_copy_only=False), np.bool_)
+    return Words(np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8), offsets, present, (count,))
