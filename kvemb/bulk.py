@@ -67,6 +67,7 @@ def described(variable: Variable) -> dict[str, Any]:
         A new dict, as plain JSON.
     """
     entry = asdict(inside(variable).entry())
+    del entry["ages"]  # of its rows: those of another variable begin anew
     return {"name": variable.name, **entry, "slots": list(entry["slots"])}
 
 

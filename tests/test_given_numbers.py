@@ -120,7 +120,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
             p, **{name: v, **({"hot_rows": None} if name == "init_size" else {})}
         )
         for where in ("Store.get_variable", "get_variable", "Variable")
-        for name in ("dim", "init_size", "hot_rows", "initializer")
+        for name in ("dim", "init_size", "hot_rows", "max_rows", "ttl", "initializer")
     },
     "Variable.lookup.keys": lambda p, v: p.table.lookup(v),
     "Variable.prefetch.keys": lambda p, v: p.table.prefetch(v),

@@ -26,6 +26,7 @@ from kvemb.operations.constraining import Constraint
 from kvemb.optimizers import Optimizer, as_optimizer, optimizer_from_json
 from kvemb.options import Creator, MemoryCreator, RocksDBCreator
 from kvemb.restrict import Admission, RestrictPolicy, as_policy, policy_class_name, policy_from_json
+from kvemb.restrict.bounds import Ages, Bounds
 from kvemb.rows.schema import Schema, key_dtype, value_dtype
 from kvemb.tiers.partition import Partitioner
 
@@ -37,7 +38,7 @@ class Specification:
     policy: not yet bound to a variable. first_rows: the hot tables' first capacity in rows, 0 for a default. hot_rows:
     the number of all their cells; None: they grow. collections: those that the variable joins. stored: its entry in the
     last durable point; None: it is new. dim_left_out: whether dim was not given. constraint: projects rows after an
-    optimizer's step.
+    optimizer's step. bounds: as of the opening.
     """
 
     name: str
@@ -59,6 +60,12 @@ class Specification:
     constraint: Constraint | None = None
     admission: Admission | None = None
     regularizer: Callable[[Any], Any] | None = None
+    bounds: Bounds = Bounds()  # noqa: RUF009 -- a frozen value
+
+    @property
+    def ages(self) -> Ages:
+        """The ages that are stored."""
+        return () if self.stored is None else self.stored.ages
 
     @property
     def is_new(self) -> bool:
@@ -84,12 +91,14 @@ class Specification:
         self,
         optimizer: Optimizer | None,
         policy: RestrictPolicy | None,
+        bounds: Bounds,
         *,
         rows: int,
         step: int,
         optimizer_steps: int,
+        ages: Ages,
     ) -> VariableEntry:
-        """Return the variable's entry in a durable point, with its optimizer, policy and counts at that moment."""
+        """Return the variable's entry in a durable point. The arguments are as of that moment."""
         return VariableEntry(
             key_dtype=self.schema.key_dtype.name,
             value_dtype=self.schema.value_dtype.name,
@@ -105,6 +114,9 @@ class Specification:
             rows=rows,
             step=step,
             optimizer_steps=optimizer_steps,
+            max_rows=bounds.max_rows,
+            ttl=bounds.ttl,
+            ages=ages,
         )
 
 
@@ -162,7 +174,14 @@ def specify(arguments: AnyArguments, stored: VariableEntry | None) -> Specificat
         constraint=arguments.constraint,
         admission=arguments.admission,
         regularizer=arguments.regularizer,
+        bounds=wanted_bounds(arguments, Bounds() if stored is None else stored.bounds),
     )
+
+
+def wanted_bounds(arguments: AnyArguments, present: Bounds) -> Bounds:
+    """Return the bounds as requested; one that was left out is the present one. Raises TypeError, ValueError."""
+    given = Bounds.given(arguments.max_rows, arguments.ttl)
+    return Bounds(given.max_rows or present.max_rows, given.ttl or present.ttl)
 
 
 def _given_shape(stored: VariableEntry | None, arguments: AnyArguments) -> tuple[np.dtype[Any], np.dtype[Any], int]:
