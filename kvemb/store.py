@@ -95,8 +95,9 @@ class Store(ManyTables[Engine]):
 
         If the variable exists, you can leave out everything but its name:
 
-        - ``dim``, dtypes, ``initializer``, ``restrict_policy`` and the optimizer's class must be as stored. The
-          optimizer's other settings may differ; the new ones are used from now on.
+        - ``dim``, dtypes, ``initializer``, and the classes of ``restrict_policy`` and the optimizer must be as stored.
+          The optimizer's other settings may differ; the new ones are used from now on.
+        - The ``ttl`` of a policy, or its ``half_life`` if it has one, may differ when the variable is opened.
         - ``trainable``, ``checkpoint``, ``bp_v2`` and ``kv_creator`` may differ when the variable is opened. A new
           ``kv_creator`` is used from the next opening of the store.
         - ``max_rows`` and ``ttl`` may differ at any time, in a store that is not read-only.

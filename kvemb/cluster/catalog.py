@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import cast
 
@@ -20,6 +21,8 @@ from kvemb.handle import inside
 from kvemb.options import format_count
 from kvemb.stats import Stats
 from kvemb.variable import Variable as OneStoresVariable
+
+_logger = logging.getLogger("kvemb")
 
 
 def get_or_make(store: DefaultStore[Cluster], arguments: Arguments) -> Variable:
@@ -40,6 +43,8 @@ def get_or_make(store: DefaultStore[Cluster], arguments: Arguments) -> Variable:
         client.forget(known)
     specification = specify(completed(arguments, mine), entry)
     check_bounds(specification.bounds)
+    if token is None and (changed := specification.new_policy):
+        _logger.warning("%s", changed)
     variable = Variable(store, specification)
     client.add(inside(variable), session.ask_once("open_variable", arguments.name, arguments_of(specification)))
     for collection in specification.collections:

@@ -47,7 +47,7 @@ def open_table(engine: Engine, arguments: AnyArguments, variable: Handle[Table])
         if name in engine.tables:
             raise ValueError(f"variable {name!r} is open already; use get_variable({name!r}, ...) to get it")
         specification = specify(arguments, stored := engine.opened_manifest.variables.get(name))
-        if stored is not None and specification.bounds != stored.bounds:
+        if stored is not None and (specification.bounds != stored.bounds or specification.new_policy):
             check_may_change(engine, name)
         if specification.is_new:
             if engine.state.read_only:
@@ -65,6 +65,8 @@ def open_table(engine: Engine, arguments: AnyArguments, variable: Handle[Table])
                 engine.changes.record_dropped(name, left=True)
             undo.pop_all()
         keep_bounds(engine, table)
+        if (changed := specification.new_policy) and not engine.state.of_shard:
+            _logger.warning("%s", changed)
         if specification.is_new and specification.dim_left_out:
             _logger.warning(
                 "variable %r is created with one number per row, because no dim was given; if that is intended, pass "

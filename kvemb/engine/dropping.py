@@ -15,6 +15,7 @@ from kvemb.engine.assembly import give_back, poison_if_there
 from kvemb.engine.engine import Engine
 from kvemb.engine.table import Table
 from kvemb.errors import ColdStoreError
+from kvemb.restrict import policy_class_name
 from kvemb.store_state import DroppedState
 
 
@@ -52,10 +53,10 @@ def drop(engine: Engine, names: list[str]) -> None:
 def is_same_variable(table: Table, entry: VariableEntry | None) -> bool:
     """Whether the stored variable is the one that was opened, and not another that was created with its name."""
     mine = table.entry()
-    return entry is not None and (mine.schema, mine.initializer, mine.policy) == (
+    return entry is not None and (mine.schema, mine.initializer, policy_class_name(mine.policy)) == (
         entry.schema,
         entry.initializer,
-        entry.policy,
+        policy_class_name(entry.policy),
     )
 
 

@@ -53,11 +53,11 @@ def set_bounds(engine: Engine, table: Table, bounds: Bounds) -> None:
 
 
 def check_may_change(engine: Engine, name: str) -> None:
-    """Raise ReadOnly if the store only reads: then the bounds are those of the store that it reads."""
+    """Raise ReadOnly if the store only reads: then bounds and policies are those of the store that it reads."""
     if engine.state.read_only:
         raise ReadOnly(
-            f"the read-only store {engine.state.name} cannot change max_rows or ttl of variable {name!r}; leave them "
-            "out"
+            f"the read-only store {engine.state.name} cannot change max_rows, ttl or the policy of variable {name!r}; "
+            "leave them out"
         )
 
 

@@ -25,7 +25,7 @@ from kvemb.initializers.seeding import seeded, seeded_like
 from kvemb.operations.constraining import Constraint
 from kvemb.optimizers import Optimizer, as_optimizer, optimizer_from_json
 from kvemb.options import Creator, MemoryCreator, RocksDBCreator
-from kvemb.restrict import Admission, RestrictPolicy, as_policy, policy_class_name, policy_from_json
+from kvemb.restrict import Admission, MissingPolicy, RestrictPolicy, as_policy, policy_class_name, policy_from_json
 from kvemb.restrict.bounds import Ages, Bounds
 from kvemb.rows.schema import Schema, key_dtype, value_dtype
 from kvemb.tiers.partition import Partitioner
@@ -66,6 +66,15 @@ class Specification:
     def ages(self) -> Ages:
         """The ages that are stored."""
         return () if self.stored is None else self.stored.ages
+
+    @property
+    def new_policy(self) -> str | None:
+        """What is logged if the policy differs from the stored one; None if it does not."""
+        if self.stored is None or self.policy is None or self.policy.to_json() == self.stored.policy:
+            return None
+        return (
+            f"the policy of variable {self.name!r} becomes {self.policy}; it was {policy_from_json(self.stored.policy)}"
+        )
 
     @property
     def is_new(self) -> bool:
@@ -145,7 +154,7 @@ def specify(arguments: AnyArguments, stored: VariableEntry | None) -> Specificat
         if optimizer is not None:
             check_optimizer(name, stored_optimizer(stored), optimizer)
         if policy is not None:
-            _check_policy(name, stored.policy, policy)
+            policy = _continuing(name, stored, policy)
         initializer, optimizer = kept, optimizer or stored_optimizer(stored)
         policy = policy or policy_from_json(stored.policy)
     if optimizer is not None and value_type.kind in "iu":
@@ -209,17 +218,20 @@ def _flag(arguments: AnyArguments, stored: VariableEntry | None, name: str) -> b
     return bool(getattr(arguments if stored is None or not left_out else stored, name))
 
 
-def _check_policy(name: str, stored: dict[str, Any] | None, given: RestrictPolicy) -> None:
-    """Raise SchemaMismatch if stored scores have another scale than new scores would have."""
-    kept, wanted = policy_class_name(stored), policy_class_name(given)
+def _continuing(name: str, stored: VariableEntry, given: RestrictPolicy) -> RestrictPolicy:
+    """Return the policy such that it goes on with the stored scores. Raises SchemaMismatch for another scale."""
+    kept, wanted = policy_class_name(stored.policy), policy_class_name(given)
     stay = "its scores are on that policy's scale; leave restrict_policy out to keep it"
-    if stored is None:
+    if stored.policy is None:
         stay = "it was made without a policy; leave restrict_policy out"
-    advice = f"{stay}, or copy it to a new store: kvemb migrate STORE OUT --variable {name} --policy NAME"
+    advice = f"{stay}, or change the stored variable: kvemb migrate STORE --variable {name} --policy NAME"
     if kept != wanted:
         raise SchemaMismatch(name, "restrict_policy", kept, wanted, advice)
-    if stored != given.to_json():
-        raise SchemaMismatch(name, "restrict_policy", policy_from_json(stored), given, advice)
+    before = policy_from_json(stored.policy)
+    assert before is not None
+    if (policy := given if isinstance(before, MissingPolicy) else given.continuing(before, stored.step)) is None:
+        raise SchemaMismatch(name, "restrict_policy", before, given, advice)
+    return policy
 
 
 def check_optimizer(name: str, kept: Optimizer | None, given: Optimizer) -> None:

@@ -14,12 +14,12 @@ import numpy.typing as npt
 from kvemb.checks.brief import brief
 from kvemb.durability.point_writer import VariablePart
 from kvemb.durability.variable_entry import VariableEntry
-from kvemb.engine.specification import Specification, check_optimizer
+from kvemb.engine.specification import Specification, check_optimizer, stored_optimizer
 from kvemb.errors import Closed
 from kvemb.limits import DEFAULT, Limits
 from kvemb.operations.table_operations import TableOperations
 from kvemb.optimizers import Optimizer
-from kvemb.restrict import RestrictPolicy, Scores
+from kvemb.restrict import RestrictPolicy, Scores, policy_from_json
 from kvemb.restrict.bounds import Bounds
 from kvemb.rows.hashing import Keys
 from kvemb.rows.host_arrays import as_keys, public_keys
@@ -96,6 +96,14 @@ class Table:
     def set_bounds(self, bounds: Bounds) -> None:
         """Restrict the table to these bounds from now on. Raises Closed, ReadOnly, Poisoned."""
         self.operations.set_bounds(bounds)
+
+    def take(self, entry: VariableEntry) -> None:
+        """Take on what may have changed in a later entry of this variable. REQUIRES: its rows are that entry's."""
+        self.operations.optimizer, self.operations.bounds = stored_optimizer(entry), entry.bounds
+        if self.policy is not None and self.policy.to_json() != entry.policy:
+            policy = policy_from_json(entry.policy)
+            self.policy = None if policy is None else policy.bind(self.variable)
+            self.operations.set_policy(self.policy)
 
     # Keys and rows as users give them.
 

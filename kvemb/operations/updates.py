@@ -26,6 +26,7 @@ from kvemb.operations.selection import ScoreLimit
 from kvemb.operations.sightings import Sightings
 from kvemb.optimizers import Optimizer
 from kvemb.progress import Meter, Progress
+from kvemb.restrict import RestrictPolicy
 from kvemb.restrict.bounds import Bounds
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.hashing import Keys, Positions, Sums, Unique
@@ -212,6 +213,10 @@ class TableUpdates(TableReads):
                 self._storage.state.check_writable()
             self.optimizer = optimizer
             self._factory.set_optimizer(optimizer)
+
+    def set_policy(self, policy: RestrictPolicy | None) -> None:
+        """Replace the policy by one of the same class."""
+        self._scoring = Scorer(policy, self._hot_tables)
 
     def set_bounds(self, bounds: Bounds) -> None:
         """Replace the bounds."""

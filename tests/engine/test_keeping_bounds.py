@@ -113,7 +113,9 @@ class TestMaxRows:
         users.upsert(np.arange(100), ones(100))
         store.flush()
         with kvemb.open(store.path, follow=True) as reader:
-            told = "the read-only store .* cannot change max_rows or ttl of variable 'users'; leave them out"
+            told = (
+                "the read-only store .* cannot change max_rows, ttl or the policy of variable 'users'; leave them out"
+            )
             with pytest.raises(ReadOnly, match=told):
                 reader.get_variable("users", max_rows=20)
             read = reader.get_variable("users", max_rows=10)
