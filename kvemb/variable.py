@@ -457,8 +457,8 @@ class Variable(Handle[Table]):
         if self.restrict_policy is None:
             warnings.warn(
                 f"variable {self.name!r} has no restrict_policy, so restrict removes nothing; give get_variable one "
-                "when it makes the variable, such as kvemb.FrequencyRestrictPolicy(), or copy it to a new store with "
-                "kvemb migrate --policy",
+                "when it makes the variable, such as kvemb.FrequencyRestrictPolicy(), or give it one with kvemb "
+                "migrate --policy",
                 stacklevel=2,
             )
             return None

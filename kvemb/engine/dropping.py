@@ -9,6 +9,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import replace
 
+from kvemb.checks.brief import there_are
 from kvemb.durability.variable_entry import VariableEntry
 from kvemb.engine.admitting import memory_bytes
 from kvemb.engine.assembly import give_back, poison_if_there
@@ -48,6 +49,29 @@ def drop(engine: Engine, names: list[str]) -> None:
             poison_if_there(engine, name, error)
             engine.state.check_writable()
             raise
+
+
+def take_out(engine: Engine, name: str) -> None:
+    """Take a stored variable out of the open database, so that another can be made in its place before the next point.
+
+    Until that is complete, the durable point has the variable as it was, and so has the store after a crash. Raises
+    KeyError, ValueError; Closed, ReadOnly, Poisoned.
+    """
+    engine.state.check_here()
+    with engine.no_point_in_progress():
+        if name not in (names := engine.names()):
+            raise KeyError(f"there is no variable {name!r}; {there_are(names)}")
+        if name in engine.tables:
+            raise ValueError(f"variable {name!r} is open; close the store, open it again, and call this first")
+        if engine.log is not None:
+            raise ValueError(
+                "the store was opened with durability='write', which makes durable points by itself; close it, and "
+                "open it without"
+            )
+        engine.changes.record_dropped(name)
+        described = {each: entry for each, entry in engine.opened_manifest.variables.items() if each != name}
+        engine.opened_manifest = replace(engine.opened_manifest, variables=described)
+        engine.in_order(engine.database.drop, name)
 
 
 def is_same_variable(table: Table, entry: VariableEntry | None) -> bool:
