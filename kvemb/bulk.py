@@ -22,8 +22,9 @@ from kvemb.checks.ranges import MAX_GIVEN_STEPS, MAX_PARTS, MAX_ROWS
 from kvemb.durability import layout
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.scratch import scratch
-from kvemb.durability.variable_entry import entry_of
+from kvemb.durability.variable_entry import VariableEntry, entry_of
 from kvemb.engine.admitting import adopt_sightings
+from kvemb.engine.dropping import take_out
 from kvemb.handle import inside
 from kvemb.offline.loading import Loaded, Rows, load
 from kvemb.offline.places import Place
@@ -48,6 +49,7 @@ __all__ = [
     "point",
     "ranges",
     "read",
+    "remake",
     "restrict",
     "scan",
     "scratch",
@@ -67,6 +69,7 @@ def described(variable: Variable) -> dict[str, Any]:
         A new dict, as plain JSON.
     """
     entry = asdict(inside(variable).entry())
+    del entry["ages"]  # of its rows: those of another variable begin anew
     return {"name": variable.name, **entry, "slots": list(entry["slots"])}
 
 
@@ -95,12 +98,49 @@ def make(store: Store, name: str, like: Mapping[str, Any]) -> Variable:
         ...     kvemb.bulk.load(copy, kvemb.bulk.scan(users))
         Loaded(added=3, replaced=0, kept=0)
     """
-    entry = entry_of({field: value for field, value in like.items() if field != "name"}, name)
+    entry = _entry_of(name, like)
     as_int(entry.step, "step", 0, MAX_GIVEN_STEPS)
     as_int(entry.optimizer_steps, "optimizer_steps", 0, MAX_GIVEN_STEPS)
     variable = open_stored(store, name, entry)
     inside(variable).storage.advance(entry.step, entry.optimizer_steps)
     return variable
+
+
+def remake(store: Store, name: str, like: Mapping[str, Any]) -> Variable:
+    """Make a stored variable anew, without rows, as ``described`` has described it; ``load`` then gives it its rows.
+
+    The next flush replaces the old variable by the new one at once, with the rows that it has by then; ``load`` ends
+    with a flush. All other variables stay as they are, and so does the store's identity: series of checkpoints,
+    replicas and readers go on. They see the variable as dropped and made again. An ``Admission`` keeps its counters.
+
+    If anything fails before the flush, call ``store.close(flush=False)``: the store has the old variable when it is
+    opened again. Nothing else may use the store, so open it without ``flush_every``. To read the old rows meanwhile,
+    open the store a second time with ``read_only=True``.
+
+    Args:
+        store: The store. The variable must not be open in it.
+        name: The variable's name.
+        like: What ``described`` returned, with the changes.
+
+    Returns:
+        The new variable.
+
+    Raises:
+        KeyError: There is no such variable.
+        ValueError: The variable is open, or the store was opened with ``durability="write"``. Or as ``make``.
+        UnsupportedFormat: The description cannot be read.
+
+    Example:
+        >>> store.close()
+        >>> with kvemb.open("store") as again, kvemb.open("store", read_only=True) as before:
+        ...     old = before.variables["users"]
+        ...     halves = kvemb.bulk.remake(again, "users", {**kvemb.bulk.described(old), "value_dtype": "float16"})
+        ...     kvemb.bulk.load(halves, (kvemb.bulk.Rows(rows.keys, rows.values) for rows in kvemb.bulk.scan(old)))
+        Loaded(added=3, replaced=0, kept=0)
+    """
+    _entry_of(name, like)
+    take_out(inside(store), name)
+    return make(store, name, like)
 
 
 def point(variable: Variable) -> str:
@@ -269,7 +309,7 @@ def restrict(variable: Variable, num_reserved: int, *, progress: Progress | None
     if variable.restrict_policy is None:
         raise ValueError(
             f"variable {variable.name!r} has no restrict policy, whose scores say which rows leave; create it with "
-            "restrict_policy=, or copy it to a new store with kvemb migrate --policy"
+            "restrict_policy=, or give it one with kvemb migrate --policy"
         )
     if isinstance(variable.restrict_policy, MissingPolicy):
         raise variable.restrict_policy.error()
@@ -302,6 +342,10 @@ def compact(store: Store, *, progress: Progress | None = None) -> None:
 
         inside(variable).storage.cold.compact(report)
     inside(store).start().result()  # a flush would find no row changed
+
+
+def _entry_of(name: str, like: Mapping[str, Any]) -> VariableEntry:
+    return entry_of({field: value for field, value in like.items() if field != "name"}, name)
 
 
 def _rows_of(block: RowBlock) -> Rows:

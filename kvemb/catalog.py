@@ -10,7 +10,8 @@ from kvemb.durability.variable_entry import VariableEntry
 from kvemb.engine.agreement import agreed_optimizer
 from kvemb.engine.arguments import Arguments
 from kvemb.engine.engine import Engine
-from kvemb.engine.specification import check_name, stored_optimizer
+from kvemb.engine.keeping_bounds import set_bounds
+from kvemb.engine.specification import check_name, stored_optimizer, wanted_bounds
 from kvemb.engine.table import Table
 from kvemb.handle import Handle, inside
 from kvemb.initializers import initializer_from_json
@@ -66,6 +67,7 @@ def get_or_make(store: Handle[Engine], arguments: Arguments) -> Variable:
         return Variable(**{**vars(arguments), "store": store})
     if (optimizer := agreed_optimizer(known, arguments)) is not None:
         known.set_optimizer(optimizer, writable=False)  # as when it is opened with another one
+    set_bounds(inside(store), known, wanted_bounds(arguments, known.operations.bounds))
     return variable_of(known)
 
 
@@ -89,6 +91,8 @@ def open_stored(store: Handle[Engine], name: str, entry: VariableEntry) -> Varia
         trainable=entry.trainable,
         checkpoint=entry.checkpoint,
         bp_v2=entry.bp_v2,
+        max_rows=entry.max_rows,
+        ttl=entry.ttl,
     )
 
 

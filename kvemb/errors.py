@@ -101,7 +101,7 @@ class SchemaMismatch(KvembError, ValueError):
     It is raised by get_variable, by setting `variable.optimizer` and by applying a delta, when dim, key_dtype,
     value_dtype, initializer, optimizer class or policy is not that of the stored rows.
 
-    Ask for the stored property, or use another name. `kvemb migrate` writes a copy with other properties.
+    Ask for the stored property, or use another name. `kvemb migrate` changes the stored variable.
 
     Attributes:
         variable: The variable's name.

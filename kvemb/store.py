@@ -91,18 +91,20 @@ class Store(ManyTables[Engine]):
         """Return the variable of this name: the open one, the stored one, or a new one.
 
         Names, order and defaults of the arguments up to ``bp_v2`` are those of TensorFlow Recommenders-Addons'
-        ``tfra.dynamic_embedding.get_variable``. The others are ``optimizer``, ``hot_rows`` and ``admission`` of kvemb,
-        and the remaining arguments of TensorFlow 1's ``tf.get_variable``.
+        ``tfra.dynamic_embedding.get_variable``. The others are ``optimizer``, ``hot_rows``, ``admission``,
+        ``max_rows`` and ``ttl`` of kvemb, and the remaining arguments of TensorFlow 1's ``tf.get_variable``.
 
         Inside a ``variable_scope`` the name gets the scope's prefix, and arguments that you leave out are the scope's.
 
         If the variable exists, you can leave out everything but its name:
 
-        - ``dim``, dtypes, ``initializer``, ``restrict_policy`` and the optimizer's class must be as stored. The
-          optimizer's other settings may differ; the new ones are used from now on.
+        - ``dim``, dtypes, ``initializer``, and the classes of ``restrict_policy`` and the optimizer must be as stored.
+          The optimizer's other settings may differ; the new ones are used from now on.
+        - The ``ttl`` of a policy, or its ``half_life`` if it has one, may differ when the variable is opened.
         - ``trainable``, ``checkpoint``, ``bp_v2`` and ``kv_creator`` may differ when the variable is opened. A new
           ``kv_creator`` is used from the next opening of the store.
-        - While the variable is open, each argument except ``optimizer`` must be as the variable has it.
+        - ``max_rows`` and ``ttl`` may differ at any time, in a store that is not read-only.
+        - While the variable is open, each other argument except ``optimizer`` must be as the variable has it.
 
         Args:
             name: The variable's name, of printable characters. Slashes may divide it, as in ``"towers/users"``.
@@ -133,6 +135,14 @@ class Store(ManyTables[Engine]):
                 budget, into which the tier grows as needed.
             admission: An ``Admission``, which decides which missing keys get a row in ``apply_gradients``. None: all.
                 Its counters are stored; the ``Admission`` itself is not, so pass it at each opening.
+            max_rows: How many rows the table is restricted to. If it has a 16th more, a thread of kvemb's own removes
+                the rows that the policy ranks lowest, while other calls go on; without a policy, those with the fewest
+                uses. So the table may be larger for as long as that takes. None: as stored; a new variable has no
+                bound. Stored. ``Variable.max_rows`` changes it, and sets it to None.
+            ttl: The seconds after which a row that did not change is removed in the same way, whatever its rank:
+                training, ``upsert`` and ``accum`` change rows, a lookup alone does not. Rows stay up to a 32nd longer.
+                While the store is closed, time passes. None: as stored; a new variable's rows stay. Stored.
+                ``Variable.ttl`` changes it, and sets it to None. A cluster has no ``ttl``.
             regularizer: ``fn(variable)``, called once when the variable is made or opened. Its result, unless None,
                 joins the collection ``REGULARIZATION_LOSSES``.
             constraint: ``fn(values)``, which gets the rows (n, dim) that an optimizer has just changed, and returns

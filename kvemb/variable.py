@@ -25,6 +25,7 @@ from kvemb.engine.arguments import GraphKeys, ReferenceArguments
 from kvemb.engine.assembly import open_table
 from kvemb.engine.engine import Engine
 from kvemb.engine.given_keys import given_keys, gradients, owned_keys
+from kvemb.engine.keeping_bounds import set_bounds
 from kvemb.engine.slot_variable import SlotVariable
 from kvemb.engine.table import Table
 from kvemb.handle import Handle, inside
@@ -32,6 +33,7 @@ from kvemb.initializers import Initializer
 from kvemb.optimizers import Optimizer, as_optimizer
 from kvemb.options import format_bytes, format_count
 from kvemb.restrict import RestrictPolicy
+from kvemb.restrict.bounds import Bounds
 from kvemb.rows.block import RowBlock
 from kvemb.rows.host_arrays import public_keys
 from kvemb.signatures import method_of
@@ -67,9 +69,9 @@ class Variable(Handle[Table]):
     one fails, the parts before it have been applied.
 
     Once the store is closed, or the variable is dropped, calls raise ``Closed``. Properties that describe the variable,
-    such as ``name``, ``dim`` and ``stats``, can still be read; ``optimizer`` and ``tables`` of a dropped variable raise
-    ``Closed``, too. Calls that change rows raise ``ReadOnly`` if the store is read-only, and ``Poisoned`` if a write to
-    disk failed, in this call or earlier.
+    such as ``name``, ``dim`` and ``stats``, can still be read; ``optimizer``, ``max_rows``, ``ttl`` and ``tables`` of a
+    dropped variable raise ``Closed``, too. Calls that change rows raise ``ReadOnly`` if the store is read-only, and
+    ``Poisoned`` if a write to disk failed, in this call or earlier.
 
     A variable on one GPU also accepts arrays in that GPU's memory: CuPy arrays, PyTorch tensors, and objects with
     ``__cuda_array_interface__`` or ``__dlpack__``. They must have the variable's dtypes and be C-contiguous. Results
@@ -178,6 +180,49 @@ class Variable(Handle[Table]):
     @optimizer.setter
     def optimizer(self, optimizer: Optimizer) -> None:
         self._inside.set_optimizer(cast(Optimizer, as_optimizer(optimizer, required=True)))
+
+    @property
+    def max_rows(self) -> int | None:
+        """The number of rows to which the table is restricted in the background; None: any number. You may set it.
+
+        Raises:
+            TypeError, ValueError: What you set is neither None nor an int of at least 1.
+
+        Example:
+            >>> users.max_rows = 1000
+            >>> users.max_rows
+            1000
+        """
+        return self._inside.operations.bounds.max_rows
+
+    @max_rows.setter
+    def max_rows(self, max_rows: int | None) -> None:
+        self._set_bounds(Bounds.given(max_rows, self.ttl))
+
+    @property
+    def ttl(self) -> float | None:
+        """The seconds after which a row that did not change is removed; None: rows stay. You may set it.
+
+        Raises:
+            TypeError, ValueError: What you set is neither None nor a finite number above 0.
+
+        Example:
+            >>> users.ttl = 30 * 86_400
+            >>> users.ttl
+            2592000.0
+        """
+        return self._inside.operations.bounds.ttl
+
+    @ttl.setter
+    def ttl(self, ttl: float | None) -> None:
+        self._set_bounds(Bounds.given(self.max_rows, ttl))
+
+    def _set_bounds(self, bounds: Bounds) -> None:
+        engine = inside(self._store)
+        engine.state.check_here()
+        with engine.lock:
+            engine.state.check_open()
+            set_bounds(engine, self._inside, bounds)
 
     @property
     def bp_v2(self) -> bool:
@@ -412,8 +457,8 @@ class Variable(Handle[Table]):
         if self.restrict_policy is None:
             warnings.warn(
                 f"variable {self.name!r} has no restrict_policy, so restrict removes nothing; give get_variable one "
-                "when it makes the variable, such as kvemb.FrequencyRestrictPolicy(), or copy it to a new store with "
-                "kvemb migrate --policy",
+                "when it makes the variable, such as kvemb.FrequencyRestrictPolicy(), or give it one with kvemb "
+                "migrate --policy",
                 stacklevel=2,
             )
             return None

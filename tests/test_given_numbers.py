@@ -120,7 +120,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
             p, **{name: v, **({"hot_rows": None} if name == "init_size" else {})}
         )
         for where in ("Store.get_variable", "get_variable", "Variable")
-        for name in ("dim", "init_size", "hot_rows", "initializer")
+        for name in ("dim", "init_size", "hot_rows", "max_rows", "ttl", "initializer")
     },
     "Variable.lookup.keys": lambda p, v: p.table.lookup(v),
     "Variable.prefetch.keys": lambda p, v: p.table.prefetch(v),
@@ -142,6 +142,9 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "RestrictPolicy.apply_update.keys": lambda p, v: p.table.restrict_policy.apply_update(v),
     "RestrictPolicy.status.keys": lambda p, v: p.table.restrict_policy.status(v),
     "FrequencyRestrictPolicy.half_life": lambda p, v: variable(p, restrict_policy=kvemb.FrequencyRestrictPolicy(v)),
+    "FrequencyRestrictPolicy.origin": lambda p, v: variable(
+        p, restrict_policy=kvemb.FrequencyRestrictPolicy(9, origin=v)
+    ),
     "TimeToLiveRestrictPolicy.ttl": lambda p, v: variable(p, restrict_policy=kvemb.TimeToLiveRestrictPolicy(ttl=v)),
     "_Epochs.set_epoch.epoch": lambda p, v: p.epochs.restrict_policy.set_epoch(v),
     "Admission.sightings": lambda p, v: admitting(p, kvemb.Admission(v)),
@@ -234,6 +237,7 @@ OWN = {
         for kind in ("", "Timestamp", "Frequency", "EpochTimestamp", "EpochFrequency", "Norm")
     ),
     *("RestrictPolicy.min_score.now", "TimeToLiveRestrictPolicy.min_score.now"),
+    *(f"{kind}RestrictPolicy.continuing.step" for kind in ("", "TimeToLive", "Frequency")),
 }
 # Errors for an index that does not exist, as of a list.
 LOOKUPS = {"Variable.size.index": IndexError}

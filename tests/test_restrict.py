@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import kvemb
 from kvemb import bulk
-from kvemb.errors import SchemaMismatch, UnsupportedFormat
+from kvemb.errors import ReadOnly, SchemaMismatch, UnsupportedFormat
 from kvemb.handle import Handle, inside
 from kvemb.optimizers import SGD
 from kvemb.restrict import (
@@ -386,6 +386,104 @@ def test_a_policy_is_stored_and_opened_again(open_store, tmp_path, policy):
         assert store.get_variable("v", restrict_policy=policy).restrict_policy == policy
         with pytest.raises(SchemaMismatch, match="restrict_policy"):
             store.get_variable("v", restrict_policy=Doubling)
+
+
+class TestAChangedPolicy:
+    """Opened with other parameters, a table goes on with the scores that it has."""
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_uses_fade_at_the_rate_of_their_time(self, open_store, tmp_path, seed):
+        chance, weights, caught = np.random.default_rng(seed), np.zeros(40), []
+        for half_life in (5.0, 50.0, 2.0, 2.0, 8.0):
+            with open_store(tmp_path / "store", durability="write" if seed else "checkpoint") as store:
+                table = store.get_variable("v", dim=2, restrict_policy=FrequencyRestrictPolicy(half_life))
+                table.upsert(np.flatnonzero(weights == 0), np.zeros((int((weights == 0).sum()), 2)))
+                weights[weights == 0] = 1.0  # a new row has one use
+                for _ in range(30):
+                    keys = chance.integers(40, size=9)
+                    weights *= 0.5 ** (1 / half_life)
+                    np.add.at(weights, keys, 1.0)
+                    table.lookup(keys)
+                scores = table.restrict_policy.status(np.arange(40))
+                np.testing.assert_allclose(scores - scores.max(), np.log2(weights / weights.max()), atol=1e-9)
+                caught.append(table.restrict_policy)
+        assert [policy.half_life for policy in caught] == [5.0, 50.0, 2.0, 2.0, 8.0]
+        assert caught[2].to_json() == caught[3].to_json() != FrequencyRestrictPolicy(2.0).to_json()
+
+    def test_it_is_logged_and_stored_and_left_out_it_is_the_stored_one(self, open_store, tmp_path, caplog):
+        for asked, then in ((100.0, 100.0), (50.0, 50.0), (None, 50.0)):
+            policy = None if asked is None else TimeToLiveRestrictPolicy(asked, clock="steps")
+            with open_store(tmp_path / "store") as store:
+                assert store.get_variable("v", dim=2, restrict_policy=policy).restrict_policy.ttl == then
+        assert caplog.messages == [
+            "the policy of variable 'v' becomes TimeToLiveRestrictPolicy(clock='steps', ttl=50.0); it was "
+            "TimeToLiveRestrictPolicy(clock='steps', ttl=100.0)"
+        ]
+
+    def test_another_time_to_live_decides_from_now_on(self, open_store, tmp_path):
+        with open_store(tmp_path / "store") as store:
+            table = store.get_variable("v", dim=2, restrict_policy=TimeToLiveRestrictPolicy(100, clock="steps"))
+            for key in range(10):
+                table.upsert([key], [[1.0, 1.0]])
+                table.lookup([key])
+        table = open_store(tmp_path / "store").get_variable(
+            "v", restrict_policy=TimeToLiveRestrictPolicy(3, clock="steps")
+        )
+        assert table.restrict(10) == 6
+        assert kept(table) == [6, 7, 8, 9]
+
+    def test_another_number_of_sightings_goes_on_counting(self, open_store, tmp_path):
+        with open_store(tmp_path / "store") as store:
+            table = store.get_variable("v", dim=2, optimizer=kvemb.optimizers.SGD(), admission=kvemb.Admission(9))
+            table.apply_gradients([5, 5], np.ones((2, 2)))
+        with open_store(tmp_path / "store") as store:
+            table = store.get_variable("v", admission=kvemb.Admission(3))
+            table.apply_gradients([5], np.ones((1, 2)))
+            assert kept(table) == [5]
+
+    @pytest.mark.parametrize(
+        ("stored", "asked"),
+        [
+            (FrequencyRestrictPolicy(), FrequencyRestrictPolicy(5)),
+            (FrequencyRestrictPolicy(5), FrequencyRestrictPolicy()),
+            (TimeToLiveRestrictPolicy(5), TimeToLiveRestrictPolicy(5, clock="steps")),
+        ],
+        ids=repr,
+    )
+    def test_what_would_give_scores_another_scale_is_refused(self, open_store, tmp_path, stored, asked):
+        with open_store(tmp_path / "store") as store:
+            store.get_variable("v", dim=2, restrict_policy=stored)
+        with open_store(tmp_path / "store") as store, pytest.raises(SchemaMismatch, match="'v' is stored with restr"):
+            store.get_variable("v", restrict_policy=asked)
+
+    def test_an_open_one_keeps_its_policy(self, store):
+        policy = FrequencyRestrictPolicy(5.0)
+        table = store.get_variable("v", dim=2, restrict_policy=policy)
+        assert store.get_variable("v", restrict_policy=policy) is table
+        with pytest.raises(
+            ValueError, match=r"is open with restrict_policy=.*half_life=5.0\), got restrict_policy=.*9"
+        ):
+            store.get_variable("v", restrict_policy=FrequencyRestrictPolicy(9.0))
+
+    def test_a_reader_shows_the_new_one_after_a_refresh_and_cannot_change_it(self, open_store, tmp_path):
+        with open_store(tmp_path / "store") as store:
+            store.get_variable("v", dim=2, restrict_policy=FrequencyRestrictPolicy(5.0), max_rows=7)
+        with kvemb.open(tmp_path / "store", follow=True) as reader:
+            table = reader.variables["v"]
+            with open_store(tmp_path / "store") as store:
+                store.get_variable("v", restrict_policy=FrequencyRestrictPolicy(9.0), max_rows=8)
+            assert reader.refresh()
+            assert (table.size(), table.restrict_policy.half_life, table.max_rows) == (0, 9.0, 8)
+            assert table.restrict_policy.variable is table
+        told = "cannot change max_rows, ttl or the policy of variable 'v'; leave them out"
+        with kvemb.open(tmp_path / "store", read_only=True) as reader, pytest.raises(ReadOnly, match=told):
+            reader.get_variable("v", restrict_policy=FrequencyRestrictPolicy(10.0))
+
+    def test_what_is_no_origin_is_refused(self):
+        with pytest.raises(TypeError, match="origin must be a number"):
+            FrequencyRestrictPolicy(5.0, origin="1")
+        with pytest.raises(ValueError, match=r"origin must be 0 without a half_life, got 1\.0"):
+            FrequencyRestrictPolicy(origin=1)
 
 
 def test_later_epochs_outlive_frequent_rows_of_earlier_ones(make):

@@ -1,4 +1,4 @@
-"""Copy a variable to a new store with another optimizer, dtype, dim, key dtype or policy."""
+"""Change the optimizer, dtype, dim, key dtype or policy of a variable: in its store, or in a copy in a new store."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from kvemb.tools.reading import WRITE_BUDGET, Progress, chosen, kind_name, opene
 @dataclass
 class MigrationPlan:
     """What migrate() will do. before, after: descriptions as kvemb.bulk.described. steps: one line for each change,
-    with what it loses. resets_slots, resets_scores: whether slots and scores start again.
+    with what it loses. resets_slots, resets_scores: whether slots and scores start again. out: the new store; None: the
+    variable changes in its own store.
     """
 
     source: Path
-    out: Path
+    out: Path | None
     variable: str
     rows: int
     before: dict[str, Any]
@@ -39,7 +40,7 @@ class MigrationPlan:
 
 def plan(
     path: str | os.PathLike[str],
-    out: str | os.PathLike[str],
+    out: str | os.PathLike[str] | None,
     *,
     variable: str | None = None,
     optimizer: str | None = None,
@@ -49,7 +50,9 @@ def plan(
     key_dtype: str | None = None,
     policy: str | None = None,
 ) -> MigrationPlan:
-    """Plan the migration of a variable of a checkpoint or store to a new store. None leaves a property unchanged.
+    """Plan the migration of a variable of a checkpoint or store to a new store, or, if out is None, in its own store.
+
+    None leaves a property unchanged.
 
     optimizer: a name of kvemb.optimizers.KINDS, such as "adagrad", or "none"; "adagrad:0.1" also sets the learning
     rate, and "adagrad:0.1,clip_norm=1" another parameter. The other parameters are those of the current optimizer if
@@ -63,11 +66,13 @@ def plan(
     check_dtype(value_dtype)
     point = kvemb.Checkpoint.at(path)
     name = chosen(path, sorted(point.variables), variable)
-    if local(out, "new store").exists():
+    if out is not None and local(out, "new store").exists():
         raise FileExistsError(f"{out} exists; name a new directory for the store")
+    if out is None and point.path == Path(path):
+        raise WrongUsage(f"{path} is a checkpoint, which never changes; name a new directory OUT for a store")
     with opened(point.path, name) as old:
         before, rows = bulk.described(old), old.size()
-    found = MigrationPlan(Path(path), Path(out), name, rows, before, dict(before))
+    found = MigrationPlan(Path(path), None if out is None else Path(out), name, rows, before, dict(before))
     _plan_optimizer(found, optimizer, slots)
     for what, asked in (("value_dtype", value_dtype), ("key_dtype", key_dtype), ("dim", dim)):
         if asked is not None and asked != before[what]:
@@ -181,10 +186,12 @@ def _loss(what: str, before: Any, after: Any) -> str:
 
 
 def migrate(found: MigrationPlan, *, progress: Progress | None = None) -> int:
-    """Carry out a plan; returns the number of rows of the new store. Raises BadInput if a row does not fit.
+    """Carry out a plan; returns the number of rows of the new variable. Raises BadInput if a row does not fit.
 
-    If it raises, also on Ctrl-C, there is no new store.
+    If it raises, also on Ctrl-C, there is no new store, or the store is as before.
     """
+    if found.out is None:
+        return _migrate_in_place(found, progress)
     source = kvemb.Checkpoint.at(found.source)
     with (
         atomic_output(str(found.out), folder=True) as made,
@@ -194,6 +201,13 @@ def migrate(found: MigrationPlan, *, progress: Progress | None = None) -> int:
         target = _created(store, found)
         bulk.load(target, _rows(old, target, found, progress), on_conflict="error")
         bulk.bring_sightings(target, source)
+        return target.size()
+
+
+def _migrate_in_place(found: MigrationPlan, progress: Progress | None) -> int:
+    with filled(found.source) as store, opened(found.source, found.variable) as old:
+        target = bulk.remake(store, found.variable, found.after)
+        bulk.load(target, _rows(old, target, found, progress), on_conflict="error")
         return target.size()
 
 

@@ -10,6 +10,7 @@ A field that is OMITTED may be missing, and is not written if it has its default
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import MISSING, fields, is_dataclass
@@ -38,6 +39,12 @@ def number(least: float, below: float) -> Accepted:
     """A finite number, at least `least` and less than `below`."""
     what = f"a number from {least} to below {below}"
     return Accepted(what, lambda value: type(value) in (int, float) and least <= value < below)
+
+
+def above(bound: float) -> Accepted:
+    """A finite number above a bound."""
+    fits = lambda value: type(value) in (int, float) and bound < value < math.inf  # noqa: E731
+    return Accepted(f"a finite number above {bound}", fits)
 
 
 def text(pattern: str, what: str) -> Accepted:

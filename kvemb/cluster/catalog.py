@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import cast
 
 from kvemb.catalog import VariableMap, variable_of
 from kvemb.cluster.cluster import Cluster
 from kvemb.cluster.storage import ClusterStorage
-from kvemb.cluster.variable import Variable, arguments_of
+from kvemb.cluster.variable import Variable, arguments_of, check_bounds
 from kvemb.defaults import DefaultStore
 from kvemb.durability.variable_entry import VariableEntry
 from kvemb.engine.agreement import agreed_optimizer, completed
 from kvemb.engine.arguments import Arguments, GraphKeys
-from kvemb.engine.specification import check_name, specify
+from kvemb.engine.specification import check_name, specify, wanted_bounds
 from kvemb.engine.table import Table
 from kvemb.errors import Closed
 from kvemb.handle import inside
 from kvemb.options import format_count
 from kvemb.stats import Stats
 from kvemb.variable import Variable as OneStoresVariable
+
+_logger = logging.getLogger("kvemb")
 
 
 def get_or_make(store: DefaultStore[Cluster], arguments: Arguments) -> Variable:
@@ -31,11 +34,17 @@ def get_or_make(store: DefaultStore[Cluster], arguments: Arguments) -> Variable:
     if known is not None and session.is_opened(known, token):
         if (optimizer := agreed_optimizer(known, arguments)) is not None:
             known.set_optimizer(optimizer, writable=False)
+        if (bounds := wanted_bounds(arguments, known.operations.bounds)) != known.operations.bounds:
+            check_bounds(bounds)
+            known.set_bounds(bounds)
         return cast(Variable, variable_of(known))
     if known is not None:  # another client has dropped it
         storage_of(known).keep_stats()
         client.forget(known)
     specification = specify(completed(arguments, mine), entry)
+    check_bounds(specification.bounds)
+    if token is None and (changed := specification.new_policy):
+        _logger.warning("%s", changed)
     variable = Variable(store, specification)
     client.add(inside(variable), session.ask_once("open_variable", arguments.name, arguments_of(specification)))
     for collection in specification.collections:

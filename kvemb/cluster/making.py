@@ -18,6 +18,7 @@ from kvemb.cluster.ledger import StoredCalls
 from kvemb.cluster.shard import Shard
 from kvemb.engine.open_arguments import OpenArguments
 from kvemb.errors import ColdStoreError, Poisoned
+from kvemb.handle import inside
 from kvemb.progress import Meter
 
 
@@ -55,6 +56,7 @@ class Plan:
         else:
             calls, buckets = self.checkpoint.described.calls, ranges(self.shards)[number]
             store = restored(series, self.checkpoint, buckets, folder / "store", kept, meter, how)
+        inside(store).shards = self.shards
         with ExitStack() as undo:
             undo.callback(store.close, flush=False)
             saved = None if series is None else ShardCheckpoints(store, series.of_shard(store.id), kept)

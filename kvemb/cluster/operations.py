@@ -15,6 +15,7 @@ from kvemb.cluster.cluster import Cluster, LookupPart, StepPart
 from kvemb.contracts import Mask, Values
 from kvemb.engine.table import Table
 from kvemb.optimizers import Optimizer
+from kvemb.restrict.bounds import Bounds
 from kvemb.rows.bags import Bags, RowsBeside
 from kvemb.rows.hashing import Keys, Unique
 
@@ -23,6 +24,7 @@ class ClusterOperations:
     """The calls on one variable's rows. table: the variable's table, set once it is made."""
 
     table: Table
+    bounds: Bounds = Bounds()
 
     def __init__(self, cluster: Cluster, optimizer: Optimizer | None) -> None:
         self._cluster, self.optimizer = cluster, optimizer
@@ -113,6 +115,12 @@ class ClusterOperations:
         session = self._cluster.begin_call()
         session.ask_once("set_optimizer", session.client_variable(self.table).token, optimizer, writable)
         self.optimizer = optimizer
+
+    def set_bounds(self, bounds: Bounds) -> None:
+        """Replace the bounds."""
+        session = self._cluster.begin_call()
+        session.ask_once("set_bounds", session.client_variable(self.table).token, bounds.max_rows)
+        self.bounds = bounds
 
     def restrict(self, keep_rows: int, trigger_rows: int | None) -> int:
         """Keep the `keep_rows` highest scores over all shards, ties to the larger key; returns how many were removed.

@@ -26,12 +26,14 @@ from kvemb.cluster.scans import Scans
 from kvemb.cluster.transport import ShardFailed
 from kvemb.contracts import Mask, Values
 from kvemb.durability.variable_entry import VariableEntry
+from kvemb.engine.keeping_bounds import set_bounds
 from kvemb.engine.table import Table
 from kvemb.errors import Closed, ColdStoreError, Corruption, KvembError, ReadOnly
 from kvemb.handle import inside
 from kvemb.moment import Moment
 from kvemb.operations.selection import ScoreLimit
 from kvemb.optimizers import Optimizer
+from kvemb.restrict.bounds import Bounds
 from kvemb.rows.hashing import Keys
 from kvemb.stats import Stats
 from kvemb.store import Store
@@ -112,6 +114,13 @@ class Shard:
     def set_optimizer(self, token: str, optimizer: Optimizer, writable: bool) -> None:
         """Replace the optimizer: Table.set_optimizer."""
         self._table(token).set_optimizer(optimizer, writable=writable)
+
+    @once(changes=True)
+    def set_bounds(self, token: str, max_rows: int | None) -> None:
+        """Replace the bound of the whole table, of which this shard keeps its part."""
+        engine = inside(self._store)
+        with engine.lock:
+            set_bounds(engine, self._table(token), Bounds(max_rows))
 
     def entry(self, token: str) -> VariableEntry:
         """Return a variable's manifest entry; `rows` counts those of this shard."""

@@ -18,6 +18,7 @@ from kvemb.engine.table import Table
 from kvemb.errors import Closed, ShardLost
 from kvemb.handle import Handle, inside
 from kvemb.memory.budget import Budget
+from kvemb.restrict.bounds import Bounds
 from kvemb.shared_docs import described_as
 from kvemb.stats import Stats
 from kvemb.tiers.hot_tables import HotTables
@@ -30,7 +31,8 @@ class Variable(OneStoresVariable):
     You get one from ``kvemb.cluster.Store.get_variable``. The methods and properties that ``kvemb.Variable`` has, too,
     give the same results; their docstrings are there. A call is atomic per key.
 
-    ``hot_rows``, ``init_size`` and the memory of an ``Admission`` are for each shard. An ``Admission`` counts on each
+    ``hot_rows``, ``init_size`` and the memory of an ``Admission`` are for each shard. Each shard keeps its part of
+    ``max_rows``, by the ranks of its own rows; there is no ``ttl``. An ``Admission`` counts on each
     shard separately, so keys that share a counter in one store may not share one here. If the number of shards changes,
     the counters of all shards that had the keys are joined: no key has fewer sightings than before.
     """
@@ -52,6 +54,10 @@ class Variable(OneStoresVariable):
             Closed: The cluster is closed, or another client dropped the variable.
         """
         return cast(ClusterStorage, self._inside.storage).stats_by_shard()
+
+    def _set_bounds(self, bounds: Bounds) -> None:
+        check_bounds(bounds)
+        self._inside.set_bounds(bounds)
 
     def __repr__(self) -> str:
         try:
@@ -88,10 +94,20 @@ def _table(cluster: Cluster, specification: Specification, variable: Variable) -
     hot_tables = HotTables(empty, specification.partitioner, schema.key_dtype, budgets, min_rows=None)
     policy = None if specification.policy is None else specification.policy.bind(variable)
     storage, operations = ClusterStorage(cluster), ClusterOperations(cluster, specification.optimizer)
+    operations.bounds = specification.bounds
     # Both have those methods of a store's storage and operations that a Variable and its Table call.
     table = Table(specification, policy, hot_tables, cast(Any, storage), cast(Any, operations), variable)
     storage.table = operations.table = table
     return table
+
+
+def check_bounds(bounds: Bounds) -> None:
+    """Raise ValueError for bounds that a cluster cannot keep."""
+    if bounds.ttl is not None:
+        raise ValueError(
+            f"a cluster has no ttl, got {bounds.ttl:g}: the steps of its rows are counted by its clients; leave it "
+            "out, and call restrict with a kvemb.TimeToLiveRestrictPolicy"
+        )
 
 
 def arguments_of(specification: Specification) -> dict[str, Any]:
@@ -112,5 +128,6 @@ def arguments_of(specification: Specification) -> dict[str, Any]:
         "optimizer": specification.optimizer,
         "hot_rows": specification.hot_rows,
         "admission": specification.admission,
+        "max_rows": specification.bounds.max_rows,
         "constraint": specification.constraint,
     }

@@ -263,8 +263,9 @@ def _as_newest(data: dict[str, Any], version: int) -> dict[str, Any]:
         return data
     entries = data["variables"]
     newer = {"extra", "tiers", "sightings"} & data.keys()
-    if newer or any("optimizer_steps" in entry for entry in entries.values()):
-        raise Refused("is not a field that this kvemb knows", min(newer, default="optimizer_steps"))
+    newer |= {"optimizer_steps", "max_rows", "ttl", "ages"} & set().union(*entries.values())
+    if newer:
+        raise Refused("is not a field that this kvemb knows", min(newer))
     return (
         {**data, "variables": {name: with_widths(entry) for name, entry in entries.items()}} if version == 2 else data
     )

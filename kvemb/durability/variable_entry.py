@@ -7,13 +7,14 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 from kvemb.checks.brief import brief
-from kvemb.checks.fields import OMITTED, integer, one_of, read
+from kvemb.checks.fields import OMITTED, above, integer, one_of, read
 from kvemb.checks.ranges import MAX_DIM, MAX_ROWS, MAX_STEPS
 from kvemb.errors import BackendUnavailable, UnsupportedFormat
 from kvemb.initializers import initializer_from_json
 from kvemb.optimizers import optimizer_from_json
 from kvemb.options import RocksDBCreator
 from kvemb.restrict import policy_from_json
+from kvemb.restrict.bounds import Ages, Bounds
 from kvemb.rows.schema import KEY_DTYPES, VALUE_DTYPES, Schema, SlotShape, dtype_of
 
 
@@ -35,6 +36,14 @@ class VariableEntry:
     rows: Annotated[int, integer(0, MAX_ROWS)]
     step: Annotated[int, integer(0, MAX_STEPS - 1)]
     optimizer_steps: Annotated[int, integer(0, MAX_STEPS - 1), OMITTED] = 0
+    max_rows: Annotated[Annotated[int, integer(1, MAX_ROWS)] | None, OMITTED] = None
+    ttl: Annotated[Annotated[float, above(0)] | None, OMITTED] = None
+    ages: Annotated[Ages, OMITTED] = ()
+
+    @property
+    def bounds(self) -> Bounds:
+        """What its table is restricted to."""
+        return Bounds(self.max_rows, self.ttl)
 
     @property
     def schema(self) -> Schema:

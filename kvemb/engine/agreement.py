@@ -33,6 +33,8 @@ def agreed_optimizer(known: Table, arguments: AnyArguments) -> Optimizer | None:
     wanted, mine = specify(arguments, known.entry()), known.specification
     if isinstance(known.policy, MissingPolicy) and not isinstance(wanted.policy, MissingPolicy):
         raise known.policy.error()
+    if wanted.policy is not None and known.policy is not None and wanted.policy.to_json() != known.policy.to_json():
+        raise _differs(arguments.name, "restrict_policy", wanted.policy, known.policy)
     for name, field in _FIELDS.items():
         if is_given(arguments, name) and getattr(wanted, field) != getattr(mine, field):
             raise _differs(arguments.name, name, getattr(wanted, field), getattr(mine, field))

@@ -105,6 +105,8 @@ class LifecycleArguments:
     optimizer: Optimizer | None = None
     hot_rows: int | None = None
     admission: Admission | None = None
+    max_rows: int | None = None
+    ttl: float | None = None
     regularizer: Callable[[Any], Any] | None = None
     constraint: Constraint | None = None
     collections: Sequence[str] | None = None

@@ -15,6 +15,7 @@ from kvemb.durability import cold_databases, layout
 from kvemb.engine.admitting import memory_bytes, sightings_of
 from kvemb.engine.arguments import AnyArguments
 from kvemb.engine.engine import Engine
+from kvemb.engine.keeping_bounds import check_may_change, keep_bounds
 from kvemb.engine.specification import Specification, check_name, specify
 from kvemb.engine.table import Table
 from kvemb.engine.warming import warm
@@ -45,7 +46,9 @@ def open_table(engine: Engine, arguments: AnyArguments, variable: Handle[Table])
         engine.state.check_open()
         if name in engine.tables:
             raise ValueError(f"variable {name!r} is open already; use get_variable({name!r}, ...) to get it")
-        specification = specify(arguments, engine.opened_manifest.variables.get(name))
+        specification = specify(arguments, stored := engine.opened_manifest.variables.get(name))
+        if stored is not None and (specification.bounds != stored.bounds or specification.new_policy):
+            check_may_change(engine, name)
         if specification.is_new:
             if engine.state.read_only:
                 known = ", ".join(sorted(engine.opened_manifest.variables)) or "none"
@@ -61,6 +64,9 @@ def open_table(engine: Engine, arguments: AnyArguments, variable: Handle[Table])
                 # Deltas tell it as dropped. After a crash it is in checkpoints still, and the next opening does this.
                 engine.changes.record_dropped(name, left=True)
             undo.pop_all()
+        keep_bounds(engine, table)
+        if (changed := specification.new_policy) and not engine.state.of_shard:
+            _logger.warning("%s", changed)
         if specification.is_new and specification.dim_left_out:
             _logger.warning(
                 "variable %r is created with one number per row, because no dim was given; if that is intended, pass "
@@ -123,6 +129,7 @@ def _make_table(engine: Engine, specification: Specification, variable: Handle[T
         scratch=None if engine.state.read_only else engine.path,
         constraint=specification.constraint,
         sightings=sightings_of(engine, specification),
+        bounds=specification.bounds,
     )
     warm(engine, name, hot_tables, operations)
     return Table(specification, policy, hot_tables, storage, operations, variable, engine.limits)

@@ -9,12 +9,14 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import replace
 
+from kvemb.checks.brief import there_are
 from kvemb.durability.variable_entry import VariableEntry
 from kvemb.engine.admitting import memory_bytes
 from kvemb.engine.assembly import give_back, poison_if_there
 from kvemb.engine.engine import Engine
 from kvemb.engine.table import Table
 from kvemb.errors import ColdStoreError
+from kvemb.restrict import policy_class_name
 from kvemb.store_state import DroppedState
 
 
@@ -49,13 +51,36 @@ def drop(engine: Engine, names: list[str]) -> None:
             raise
 
 
+def take_out(engine: Engine, name: str) -> None:
+    """Take a stored variable out of the open database, so that another can be made in its place before the next point.
+
+    Until that is complete, the durable point has the variable as it was, and so has the store after a crash. Raises
+    KeyError, ValueError; Closed, ReadOnly, Poisoned.
+    """
+    engine.state.check_here()
+    with engine.no_point_in_progress():
+        if name not in (names := engine.names()):
+            raise KeyError(f"there is no variable {name!r}; {there_are(names)}")
+        if name in engine.tables:
+            raise ValueError(f"variable {name!r} is open; close the store, open it again, and call this first")
+        if engine.log is not None:
+            raise ValueError(
+                "the store was opened with durability='write', which makes durable points by itself; close it, and "
+                "open it without"
+            )
+        engine.changes.record_dropped(name)
+        described = {each: entry for each, entry in engine.opened_manifest.variables.items() if each != name}
+        engine.opened_manifest = replace(engine.opened_manifest, variables=described)
+        engine.in_order(engine.database.drop, name)
+
+
 def is_same_variable(table: Table, entry: VariableEntry | None) -> bool:
     """Whether the stored variable is the one that was opened, and not another that was created with its name."""
     mine = table.entry()
-    return entry is not None and (mine.schema, mine.initializer, mine.policy) == (
+    return entry is not None and (mine.schema, mine.initializer, policy_class_name(mine.policy)) == (
         entry.schema,
         entry.initializer,
-        entry.policy,
+        policy_class_name(entry.policy),
     )
 
 

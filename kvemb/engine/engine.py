@@ -51,10 +51,12 @@ class Engine:
     follows; closed with the store. has_history: whether that is still the store's. tables, collections: by name.
     spiller: the one thread that writes to the database. Only a writable store has points, changes, log (None unless
     every write is durable) and checkpointer. hot_rows: if warm, how many rows of each variable were hot at that point.
-    closing: set as close() begins. shared: whether another process may train the store at the same time.
+    closing: set as close() begins. shared: whether another process may train the store at the same time. shards: over
+    how many stores the tables are spread. keeper: the thread that keeps the tables' bounds, once a table has any.
     """
 
-    shared = False
+    shared, shards = False, 1
+    keeper: threading.Thread | None = None
     points: Points
     changes: ChangeLog
     checkpointer: Checkpointer
@@ -272,6 +274,8 @@ class Engine:
             if self.state.closed:
                 return
             self.closing.set()
+            if self.keeper is not None:
+                self.keeper.join()  # it ends with the batch of rows in progress, and takes no lock of the engine
             # Last in, first out: wait, flush, release. Each runs even if the previous one raises.
             with ExitStack() as last:
                 last.callback(self.release)

@@ -20,7 +20,6 @@ from kvemb.durability.manifest import Manifest
 from kvemb.durability.points import held_history, reading
 from kvemb.engine.dropping import end_variable, is_same_variable
 from kvemb.engine.engine import Engine
-from kvemb.engine.specification import stored_optimizer
 from kvemb.engine.table import Table
 from kvemb.errors import Corruption, StoreNotFound
 from kvemb.rows.codec import check_scores, unordered_keys
@@ -105,7 +104,7 @@ def _move_tables(engine: Engine, database: ColdDatabase, described: Manifest, *,
             entry, changed = described.variables[name], renewed[name]
             cold = database.attach(name, entry.schema) if changed is None else changed.cold
             table.storage.refresh(cold, entry.rows, entry.step, entry.optimizer_steps, changed)
-            table.operations.optimizer = stored_optimizer(entry)
+            table.take(entry)
     return gone
 
 

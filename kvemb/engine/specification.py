@@ -25,7 +25,8 @@ from kvemb.initializers.seeding import seeded, seeded_like
 from kvemb.operations.constraining import Constraint
 from kvemb.optimizers import Optimizer, as_optimizer, optimizer_from_json
 from kvemb.options import Creator, MemoryCreator, RocksDBCreator
-from kvemb.restrict import Admission, RestrictPolicy, as_policy, policy_class_name, policy_from_json
+from kvemb.restrict import Admission, MissingPolicy, RestrictPolicy, as_policy, policy_class_name, policy_from_json
+from kvemb.restrict.bounds import Ages, Bounds
 from kvemb.rows.schema import Schema, key_dtype, value_dtype
 from kvemb.tiers.partition import Partitioner
 
@@ -37,7 +38,7 @@ class Specification:
     policy: not yet bound to a variable. first_rows: the hot tables' first capacity in rows, 0 for a default. hot_rows:
     the number of all their cells; None: they grow. collections: those that the variable joins. stored: its entry in the
     last durable point; None: it is new. dim_left_out: whether dim was not given. constraint: projects rows after an
-    optimizer's step.
+    optimizer's step. bounds: as of the opening.
     """
 
     name: str
@@ -59,6 +60,21 @@ class Specification:
     constraint: Constraint | None = None
     admission: Admission | None = None
     regularizer: Callable[[Any], Any] | None = None
+    bounds: Bounds = Bounds()  # noqa: RUF009 -- a frozen value
+
+    @property
+    def ages(self) -> Ages:
+        """The ages that are stored."""
+        return () if self.stored is None else self.stored.ages
+
+    @property
+    def new_policy(self) -> str | None:
+        """What is logged if the policy differs from the stored one; None if it does not."""
+        if self.stored is None or self.policy is None or self.policy.to_json() == self.stored.policy:
+            return None
+        return (
+            f"the policy of variable {self.name!r} becomes {self.policy}; it was {policy_from_json(self.stored.policy)}"
+        )
 
     @property
     def is_new(self) -> bool:
@@ -84,12 +100,14 @@ class Specification:
         self,
         optimizer: Optimizer | None,
         policy: RestrictPolicy | None,
+        bounds: Bounds,
         *,
         rows: int,
         step: int,
         optimizer_steps: int,
+        ages: Ages,
     ) -> VariableEntry:
-        """Return the variable's entry in a durable point, with its optimizer, policy and counts at that moment."""
+        """Return the variable's entry in a durable point. The arguments are as of that moment."""
         return VariableEntry(
             key_dtype=self.schema.key_dtype.name,
             value_dtype=self.schema.value_dtype.name,
@@ -105,6 +123,9 @@ class Specification:
             rows=rows,
             step=step,
             optimizer_steps=optimizer_steps,
+            max_rows=bounds.max_rows,
+            ttl=bounds.ttl,
+            ages=ages,
         )
 
 
@@ -133,7 +154,7 @@ def specify(arguments: AnyArguments, stored: VariableEntry | None) -> Specificat
         if optimizer is not None:
             check_optimizer(name, stored_optimizer(stored), optimizer)
         if policy is not None:
-            _check_policy(name, stored.policy, policy)
+            policy = _continuing(name, stored, policy)
         initializer, optimizer = kept, optimizer or stored_optimizer(stored)
         policy = policy or policy_from_json(stored.policy)
     if optimizer is not None and value_type.kind in "iu":
@@ -162,7 +183,14 @@ def specify(arguments: AnyArguments, stored: VariableEntry | None) -> Specificat
         constraint=arguments.constraint,
         admission=arguments.admission,
         regularizer=arguments.regularizer,
+        bounds=wanted_bounds(arguments, Bounds() if stored is None else stored.bounds),
     )
+
+
+def wanted_bounds(arguments: AnyArguments, present: Bounds) -> Bounds:
+    """Return the bounds as requested; one that was left out is the present one. Raises TypeError, ValueError."""
+    given = Bounds.given(arguments.max_rows, arguments.ttl)
+    return Bounds(given.max_rows or present.max_rows, given.ttl or present.ttl)
 
 
 def _given_shape(stored: VariableEntry | None, arguments: AnyArguments) -> tuple[np.dtype[Any], np.dtype[Any], int]:
@@ -190,17 +218,20 @@ def _flag(arguments: AnyArguments, stored: VariableEntry | None, name: str) -> b
     return bool(getattr(arguments if stored is None or not left_out else stored, name))
 
 
-def _check_policy(name: str, stored: dict[str, Any] | None, given: RestrictPolicy) -> None:
-    """Raise SchemaMismatch if stored scores have another scale than new scores would have."""
-    kept, wanted = policy_class_name(stored), policy_class_name(given)
+def _continuing(name: str, stored: VariableEntry, given: RestrictPolicy) -> RestrictPolicy:
+    """Return the policy such that it goes on with the stored scores. Raises SchemaMismatch for another scale."""
+    kept, wanted = policy_class_name(stored.policy), policy_class_name(given)
     stay = "its scores are on that policy's scale; leave restrict_policy out to keep it"
-    if stored is None:
+    if stored.policy is None:
         stay = "it was made without a policy; leave restrict_policy out"
-    advice = f"{stay}, or copy it to a new store: kvemb migrate STORE OUT --variable {name} --policy NAME"
+    advice = f"{stay}, or change the stored variable: kvemb migrate STORE --variable {name} --policy NAME"
     if kept != wanted:
         raise SchemaMismatch(name, "restrict_policy", kept, wanted, advice)
-    if stored != given.to_json():
-        raise SchemaMismatch(name, "restrict_policy", policy_from_json(stored), given, advice)
+    before = policy_from_json(stored.policy)
+    assert before is not None
+    if (policy := given if isinstance(before, MissingPolicy) else given.continuing(before, stored.step)) is None:
+        raise SchemaMismatch(name, "restrict_policy", before, given, advice)
+    return policy
 
 
 def check_optimizer(name: str, kept: Optimizer | None, given: Optimizer) -> None:

@@ -14,12 +14,13 @@ import numpy.typing as npt
 from kvemb.checks.brief import brief
 from kvemb.durability.point_writer import VariablePart
 from kvemb.durability.variable_entry import VariableEntry
-from kvemb.engine.specification import Specification, check_optimizer
+from kvemb.engine.specification import Specification, check_optimizer, stored_optimizer
 from kvemb.errors import Closed
 from kvemb.limits import DEFAULT, Limits
 from kvemb.operations.table_operations import TableOperations
 from kvemb.optimizers import Optimizer
-from kvemb.restrict import RestrictPolicy, Scores
+from kvemb.restrict import RestrictPolicy, Scores, policy_from_json
+from kvemb.restrict.bounds import Bounds
 from kvemb.rows.hashing import Keys
 from kvemb.rows.host_arrays import as_keys, public_keys
 from kvemb.rows.schema import Schema
@@ -31,7 +32,8 @@ from kvemb.tiers.storage import TieredStorage
 class Table:
     """An open variable. specification: as of its opening. policy: bound to the variable.
 
-    variable: the kvemb.Variable that users hold. limits: the store's.
+    variable: the kvemb.Variable that users hold. limits: the store's. ages: see kvemb.restrict.bounds; the thread that
+    keeps the bounds sets them.
     """
 
     def __init__(
@@ -46,7 +48,7 @@ class Table:
     ) -> None:
         self.specification, self.policy, self.variable = specification, policy, variable
         self.hot_tables, self.storage, self.operations = hot_tables, storage, operations
-        self.limits = limits
+        self.limits, self.ages = limits, specification.ages
         self._bytes_cold: int | None = None
         self._last_stats: Stats | None = None
 
@@ -71,9 +73,11 @@ class Table:
         return self.specification.entry(
             self.operations.optimizer,
             self.policy,
+            self.operations.bounds,
             rows=storage.size,
             step=storage.step,
             optimizer_steps=storage.optimizer_steps,
+            ages=self.ages,
         )
 
     def part(self) -> VariablePart:
@@ -88,6 +92,18 @@ class Table:
         """
         check_optimizer(self.name, self.operations.optimizer, optimizer)
         self.operations.set_optimizer(optimizer, writable=writable)
+
+    def set_bounds(self, bounds: Bounds) -> None:
+        """Restrict the table to these bounds from now on. Raises Closed, ReadOnly, Poisoned."""
+        self.operations.set_bounds(bounds)
+
+    def take(self, entry: VariableEntry) -> None:
+        """Take on what may have changed in a later entry of this variable. REQUIRES: its rows are that entry's."""
+        self.operations.optimizer, self.operations.bounds = stored_optimizer(entry), entry.bounds
+        if self.policy is not None and self.policy.to_json() != entry.policy:
+            policy = policy_from_json(entry.policy)
+            self.policy = None if policy is None else policy.bind(self.variable)
+            self.operations.set_policy(self.policy)
 
     # Keys and rows as users give them.
 

@@ -45,18 +45,21 @@ class Restriction:
     """Ranks all rows of a variable, spools the ranks to disk, and removes the rows below a limit.
 
     One limit may apply to several variables that share a table's rows: see kvemb.operations.selection.lowest_kept.
-    alive: how many of the ranked rows have not expired. counts, matching: the methods of the spool. REQUIRES: no row
-    changes from rank() to remove_below().
+    alive: how many of the ranked rows have not expired. counts, matching: the methods of the spool. ended: called by
+    close(). REQUIRES: no row changes from rank() to remove_below().
     """
 
-    def __init__(self, storage: TieredStorage, scoring: Scorer, scratch: Path | None) -> None:
-        self._storage, self._scoring, self._spool = storage, scoring, ScoreSpool(scratch)
+    def __init__(
+        self, storage: TieredStorage, scoring: Scorer, scratch: Path | None, ended: Callable[[], None] = lambda: None
+    ) -> None:
+        self._storage, self._scoring, self._spool, self._ended = storage, scoring, ScoreSpool(scratch), ended
         self.counts, self.matching = self._spool.counts, self._spool.matching
         self.alive = 0
 
     def close(self) -> None:
-        """Delete the spool."""
+        """Delete the spool. To be called once."""
         self._spool.close()
+        self._ended()
 
     @property
     def rows(self) -> int:

@@ -39,6 +39,12 @@ class ScoreLimit(NamedTuple):
     score: int
     key: int
 
+    def exceeds(self, scores: npt.NDArray[np.uint64], keys: Ordered) -> npt.NDArray[np.bool_]:
+        """Return which pairs of an ordered score and an ordered key are below the limit (n,)."""
+        score, key = np.uint64(self.score), np.uint64(self.key)
+        below: npt.NDArray[np.bool_] = (scores < score) | ((scores == score) & (keys < key))
+        return below
+
 
 def lowest_kept(
     counts: Callable[[list[int]], npt.NDArray[np.int64]],
@@ -70,11 +76,18 @@ class ScoreSpool:
     """Pairs of a score and a distinct key (codec.order_keys), on disk until close().
 
     directory: where the temporary file goes; it has no name there, so a crash leaves nothing. block_pairs: pairs that
-    are read back and sorted at a time. Where the disk fails, methods raise ColdStoreError.
+    are read back and sorted at a time. between: called before each such block; what it raises ends the method. Where
+    the disk fails, methods raise ColdStoreError.
     """
 
-    def __init__(self, directory: Path | None = None, *, block_pairs: int = BLOCK_PAIRS) -> None:
-        self._directory, self._count, self._block_pairs = directory, 0, block_pairs
+    def __init__(
+        self,
+        directory: Path | None = None,
+        *,
+        block_pairs: int = BLOCK_PAIRS,
+        between: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._directory, self._count, self._block_pairs, self._between = directory, 0, block_pairs, between
         with self._on_disk():
             self._file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 -- closed by close()
 
@@ -100,9 +113,7 @@ class ScoreSpool:
             if limit is None:
                 yield pairs["key"].copy()
                 continue
-            score, key = np.uint64(limit.score), np.uint64(limit.key)
-            below = (pairs["score"] < score) | ((pairs["score"] == score) & (pairs["key"] < key))
-            if below.any():
+            if (below := limit.exceeds(pairs["score"], pairs["key"])).any():
                 yield pairs["key"][below]
 
     def counts(self, prefix: list[int]) -> npt.NDArray[np.int64]:
@@ -120,6 +131,7 @@ class ScoreSpool:
         with self._on_disk():
             self._file.seek(0)
         while True:
+            self._between()
             with self._on_disk():
                 data = self._file.read(self._block_pairs * _PAIR.itemsize)
             if not data:

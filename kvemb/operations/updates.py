@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from kvemb.contracts import Mask, PlannedChange, RowKernels, Values
+from kvemb.operations.bounding import Bounding, Pause
 from kvemb.operations.constraining import Constraint, ConstraintProjector
 from kvemb.operations.reads import TableReads
 from kvemb.operations.restricting import Restriction, count_removals, keep_highest
@@ -25,6 +26,8 @@ from kvemb.operations.selection import ScoreLimit
 from kvemb.operations.sightings import Sightings
 from kvemb.optimizers import Optimizer
 from kvemb.progress import Meter, Progress
+from kvemb.restrict import RestrictPolicy
+from kvemb.restrict.bounds import Bounds
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.hashing import Keys, Positions, Sums, Unique
 from kvemb.threads.interrupts import uninterrupted
@@ -36,7 +39,8 @@ class TableUpdates(TableReads):
     """The calls that change one variable's rows. scratch: a folder for temporary files.
 
     Signal handlers wait until a call has changed all of its rows, because one that saves would save half of it.
-    kernels: for rows that are not hot. sightings: decide which missing keys training gives a row; None: all.
+    kernels: for rows that are not hot. sightings: decide which missing keys training gives a row; None: all. bounds:
+    what kvemb.engine.keeping_bounds restricts the table to.
     """
 
     def __init__(
@@ -49,10 +53,12 @@ class TableUpdates(TableReads):
         scratch: Path | None,
         constraint: Constraint | None = None,
         sightings: Sightings | None = None,
+        bounds: Bounds = Bounds(),  # noqa: B008 -- a frozen value
     ) -> None:
         super().__init__(storage, factory, scoring)
         self._kernels, self._scratch, self.sightings = kernels, scratch, sightings
-        self.optimizer = optimizer
+        self.optimizer, self.bounds = optimizer, bounds
+        self._rankings = 0  # of ranked(), whose rows must not change
         storage.counts.bytes_sightings = 0 if sightings is None else sightings.nbytes
         self._constraining = None if constraint is None else ConstraintProjector(constraint, self._hot_tables, kernels)
 
@@ -208,6 +214,16 @@ class TableUpdates(TableReads):
             self.optimizer = optimizer
             self._factory.set_optimizer(optimizer)
 
+    def set_policy(self, policy: RestrictPolicy | None) -> None:
+        """Replace the policy by one of the same class."""
+        self._scoring = Scorer(policy, self._hot_tables)
+
+    def set_bounds(self, bounds: Bounds) -> None:
+        """Replace the bounds."""
+        with self._storage.access.held(rows=False):
+            self._storage.state.check_writable()
+            self.bounds = bounds
+
     def _create(self, found: Located, score: float) -> None:
         """Fill in the missing rows of `found` as new rows: initial embedding, initial slots, this score."""
         absent = (~found.exists).nonzero()[0]
@@ -280,6 +296,11 @@ class TableUpdates(TableReads):
         storage.log.commit()
         return removed
 
+    def keep_bounds(self, max_rows: int | None, expired: int, pause: Pause) -> int:
+        """Restrict the table while others use it; return how many rows were removed. See Bounding.restrict."""
+        bounding = Bounding(self._storage, self._scoring, self._scratch, pause, lambda: self._rankings == 0)
+        return bounding.restrict(max_rows, expired)
+
     def count_removals(self, keep_rows: int, progress: Progress | None = None) -> int:
         """Return how many rows restrict would remove now."""
         return count_removals(self._storage, self._scoring, keep_rows, self._scratch, progress)
@@ -288,7 +309,8 @@ class TableUpdates(TableReads):
 
     def ranked(self) -> Restriction:
         """Return the ranks of all rows, which the caller must close."""
-        restriction = Restriction(self._storage, self._scoring, self._scratch)
+        restriction = Restriction(self._storage, self._scoring, self._scratch, self._end_ranking)
+        self._rankings += 1
         try:
             with self._storage.writing(without_snapshot=True):
                 restriction.rank(Meter(0, None))
@@ -296,6 +318,9 @@ class TableUpdates(TableReads):
             restriction.close()
             raise
         return restriction
+
+    def _end_ranking(self) -> None:
+        self._rankings -= 1
 
     def remove_below(self, restriction: Restriction, limit: ScoreLimit | None) -> int:
         """Remove the rows below a limit (None: all rows); return how many."""

@@ -224,6 +224,21 @@ class RestrictPolicy(Declared):
         """
         return inside(self.variable).scores(keys)
 
+    def continuing(self, stored: RestrictPolicy, step: int) -> RestrictPolicy | None:
+        """Return this policy such that it goes on with scores that another one has given; None if it cannot.
+
+        Args:
+            stored: The policy with which the variable is stored, of the same class.
+            step: The variable's step.
+
+        Returns:
+            A policy whose scores are on the same scale as those of `stored`; None if the scales differ.
+
+        Raises:
+            TypeError, ValueError: Never here; opening the variable passes on what an override raises.
+        """
+        return self if self.to_json() == stored.to_json() else None
+
     def to_json(self) -> dict[str, Any]:
         """Return the policy as plain JSON.
 

@@ -125,10 +125,15 @@ class Locator:
             unknown = unknown[~covered]
         return unknown, None
 
-    def in_memory(self, keys: Keys) -> Located:
-        """Locate those of distinct keys whose rows exist and are in memory. REQUIRES: access.held(); keeps it."""
+    def without_reading(self, keys: Keys) -> Located:
+        """Locate the rows of distinct keys; those not in memory stay unknown. REQUIRES: access.held(); keeps it."""
         found = self._look(keys)
         self._take_fetched(found, [])
+        return found
+
+    def in_memory(self, keys: Keys) -> Located:
+        """Locate those of distinct keys whose rows exist and are in memory. REQUIRES: access.held(); keeps it."""
+        found = self.without_reading(keys)
         return found.only(found.known & found.exists)
 
     def unknown(self, keys: Keys) -> Keys:

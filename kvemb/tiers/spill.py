@@ -83,6 +83,11 @@ class SpillBuffer:
         keys = [self._block.keys[: len(live)][live], *(rows.keys for rows in self._kept)]
         return len(np.unique(np.concatenate(keys)))
 
+    def keys(self) -> Keys:
+        """Return the keys of these rows, removals included; a key may come twice."""
+        count = self._slots.leased * self._slot_rows
+        return np.concatenate([self._block.keys[:count][self._live[:count]], *(rows.keys for rows in self._kept)])
+
     @property
     def writing(self) -> bool:
         """Whether slots are being written."""

@@ -65,8 +65,8 @@ class TieredStorage:
     the spill buffer. lease: pays for more slots. recorder: records which rows change in the cold store. log: makes each
     write durable before its call returns. size: the exact number of rows in both tiers. step: the number of calls that
     recorded uses, ever. optimizer_steps: the number of steps, ever, of optimizers that need it
-    (Optimizer.counts_steps). refreshes: how often the
-    rows became those of another durable point.
+    (Optimizer.counts_steps). refreshes: how often the rows became those of another durable point. changed: set by each
+    call that changes rows.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class TieredStorage:
     ) -> None:
         self.schema, self.hot_tables, self.cold, self.state = schema, hot_tables, cold, state
         self.size, self.step, self.optimizer_steps, self.limits = size, step, optimizer_steps, limits
-        self.counts, self.refreshes = Stats(), 0
+        self.counts, self.refreshes, self.changed = Stats(), 0, False
         self._recorder, self.slot_rows, self.lease = recorder, slot_rows, lease
         self.in_flight = RowsInFlight(lease.reads, state, self._promote, limits)
         self.access = TableAccess(state, self.in_flight)
@@ -173,8 +173,17 @@ class TieredStorage:
             self._begin_writing()
             yield
 
+    @contextmanager
+    def removing(self) -> Iterator[None]:
+        """Do what writing() does, for a thread of kvemb's own, which removes rows: rows in flight stay so."""
+        self.access.wait_for_room()
+        with self.access.held(rows=False):
+            self._begin_writing()
+            yield
+
     def _begin_writing(self) -> None:
         self.state.check_writable()
+        self.changed = True
         if (moment := current_moment()) is not None:
             self.step = max(self.step, moment.step)
         self._spill.poll()
@@ -198,6 +207,14 @@ class TieredStorage:
         found = self._locator.locate(keys)
         self.snapshot.copy_before_change(found.keys, found.cells, found.owners)
         return found
+
+    def in_memory(self, keys: Keys) -> Located:
+        """Locate the rows of distinct keys that are in memory; which are elsewhere is left unknown. Reads nothing."""
+        return self._locator.without_reading(keys)
+
+    def keys_in_memory(self) -> Keys:
+        """Return the keys of all rows that are hot or wait to be spilled, and of removals; a key may come twice."""
+        return np.concatenate([self.hot_tables.keys(), self._spill.keys()])
 
     @contextmanager
     def closing(self) -> Iterator[None]:
@@ -433,6 +450,7 @@ class TieredStorage:
             self.state.check_writable()
             with uninterrupted():
                 self.write_dirty()
+            self.changed = True
             yield self.cold
 
     def ingest_recorded(self, give: Callable[[], None], added: int, step: int) -> None:

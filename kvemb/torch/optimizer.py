@@ -3,7 +3,10 @@
 Each variable is one parameter group with the learning rate of its own optimizer, so every scheduler works. step() takes
 one step of that optimizer on the rows that have pending gradients. Reading `param_groups` sums the gradients of equal
 keys into one tensor for each variable, which appears as a parameter with a `grad`. So the step uses gradients as
-clip_grad_norm_ and GradScaler have changed them. With a group, kvemb.torch.in_step has the gradients. Not thread-safe.
+clip_grad_norm_ and GradScaler have changed them. With a group, kvemb.torch.in_step has the gradients. An optimizer of
+the dense part may be inside: then its groups and its state follow those of the rows. Not thread-safe.
+
+Longer than 300 lines: the calls of torch.optim.Optimizer are here, with their docstrings.
 """
 
 from __future__ import annotations
@@ -30,8 +33,11 @@ class Optimizer(torch.optim.Optimizer):
     """Train the rows of a model's modules: a torch.optim.Optimizer over their variables.
 
     Each variable is one parameter group, with the learning rate of its own optimizer, so every scheduler works. The
-    other hyperparameters are those of that optimizer, for example of kvemb.optimizers.Adagrad. The model's
-    dense parameters need an optimizer of torch.optim beside this one.
+    other hyperparameters are those of that optimizer, for example of kvemb.optimizers.Adagrad. The model's dense
+    parameters need an optimizer of torch.optim: inside this one, with ``dense``, or beside it.
+
+    With ``dense`` there is one optimizer for the whole model: its ``step``, ``zero_grad``, ``param_groups``, schedules,
+    ``GradScaler`` and ``state_dict`` are for rows and dense parameters. Do not call the inner optimizer's own.
 
     - A rate, or another hyperparameter, that you change in ``param_groups`` takes effect at the next step, and for
       fused modules at the next backward pass. One that the variable's optimizer lacks is refused there.
@@ -51,7 +57,9 @@ class Optimizer(torch.optim.Optimizer):
 
     Args:
         *modules: Modules whose rows are trained, with their submodules: for example the whole model.
-        lr: A learning rate for all variables. None: each variable's own.
+        dense: The optimizer of the model's dense parameters, such as ``torch.optim.AdamW(model.parameters())``. None:
+            this one trains the rows alone.
+        lr: A learning rate for all variables. None: each variable's own. Dense parameters keep theirs.
         group: The ranks that take each step together, such as ``torch.distributed.group.WORLD``. Their modules must be
             over one cluster on Ray. False: each rank takes its own steps.
         average: With a group, whether gradients are divided by the number of ranks, as DDP divides those of dense
@@ -59,7 +67,8 @@ class Optimizer(torch.optim.Optimizer):
         timeout: With a group, seconds that one rank waits for the others. A rank whose process ends is noticed at once.
 
     Raises:
-        TypeError: For an argument that is not a module, or an ``lr`` that is not a number.
+        TypeError: For an argument that is not a module, an ``lr`` that is not a number, or a ``dense`` that is no
+            optimizer of torch.optim.
         ValueError: If no module has a trainable variable, if a trained variable has no optimizer, or if ``lr`` is not
             finite and at least 0. With a group of several ranks: if the variables are not in one cluster on Ray, if a
             module is fused, or if the ranks' arguments or variables differ.
@@ -71,13 +80,11 @@ class Optimizer(torch.optim.Optimizer):
         >>> sgd = kvemb.optimizers.SGD(0.5)
         >>> words = kt.EmbeddingBag("words", 4, mode="sum", optimizer=sgd)
         >>> model = torch.nn.Sequential(words, torch.nn.Linear(4, 1))
-        >>> optimizer = kt.Optimizer(model)
-        >>> dense = torch.optim.Adagrad(model.parameters())
+        >>> optimizer = kt.Optimizer(model, dense=torch.optim.Adagrad(model.parameters()))
         >>> loss = model(torch.tensor([[5, 17]])).sum()
         >>> loss.backward()
-        >>> for each in (optimizer, dense):
-        ...     each.step()
-        ...     each.zero_grad()
+        >>> optimizer.step()
+        >>> optimizer.zero_grad()
         >>> words.variable.size()
         2
     """
@@ -85,11 +92,17 @@ class Optimizer(torch.optim.Optimizer):
     def __init__(
         self,
         *modules: torch.nn.Module,
+        dense: torch.optim.Optimizer | None = None,
         lr: float | None = None,
         group: Any = False,
         average: bool = True,
         timeout: float = RANK_SECONDS,
     ) -> None:
+        if dense is not None and (isinstance(dense, Optimizer) or not isinstance(dense, torch.optim.Optimizer)):
+            raise TypeError(
+                f"dense must be an optimizer of torch.optim, such as torch.optim.AdamW(model.parameters()), got "
+                f"{brief(dense)}; rows of several models go into one Optimizer(first, second)"
+            )
         found: dict[RowsModule, None] = {}
         for module in modules:
             if not isinstance(module, torch.nn.Module):
@@ -111,7 +124,11 @@ class Optimizer(torch.optim.Optimizer):
         self._modules: list[RowsModule] = []  # the constructor of the base class must find no gradients
         self._summed: list[tuple[Gradient, torch.Tensor]] = []
         self._in_step: InStep | None = None
+        self._dense: torch.optim.Optimizer | None = None
         super().__init__(first, {"lr": first[0]["lr"]})
+        self._dense = dense
+        if dense is not None:
+            self.state = dense.state
         self._modules = [
             module for module in found if all(each in variables for each in module.variables if each.trainable)
         ]
@@ -126,20 +143,20 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The parameter groups, one for each variable.
+        """The parameter groups, one for each variable, then those of ``dense``.
 
-        A group is a dict: the variable's name in "variable", its rate in "lr", the other hyperparameters of its
-        optimizer under their names, such as "weight_decay", and in "params" one tensor, whose ``grad`` is the pending
-        gradient of its rows, or none. Reading this sums the gradients of equal keys. The next step uses each tensor's
-        ``grad`` as it then is. If a backward pass had no rows to train, as with padding alone, one tensor has a
-        gradient of zeros, which a ``GradScaler`` needs.
+        A group of a variable is a dict: the variable's name in "variable", its rate in "lr", the other hyperparameters
+        of its optimizer under their names, such as "weight_decay", and in "params" one tensor, whose ``grad`` is the
+        pending gradient of its rows, or none. Reading this sums the gradients of equal keys. The next step uses each
+        tensor's ``grad`` as it then is. If a backward pass had no rows to train, as with padding alone, one tensor has
+        a gradient of zeros, which a ``GradScaler`` needs.
 
         With a group there is always one tensor. Its ``grad`` stands for the gradient of all ranks, which is on the
         shards: it has a norm, can be multiplied by a number in place, and can be unscaled by a ``GradScaler``.
         Everything else raises TypeError.
         """
         self._sum()
-        return self._rates.groups
+        return self._rates.groups if self._dense is None else [*self._rates.groups, *self._dense.param_groups]
 
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
@@ -152,7 +169,8 @@ class Optimizer(torch.optim.Optimizer):
         One tensor for each variable that has any; its ``grad`` is that of the variable's rows. With a group, see
         ``param_groups``.
         """
-        return [leaf for group in self.param_groups for leaf in group["params"]]
+        self._sum()
+        return [leaf for group in self._rates.groups for leaf in group["params"]]
 
     def _gradients(self) -> list[Gradient]:
         """Return the pending gradients: the sums, as their tensors have them now, and what came since."""
@@ -173,7 +191,7 @@ class Optimizer(torch.optim.Optimizer):
                 self._rates.groups[0]["params"].append(nothing)
             return
         together = merged(self._gradients())
-        self.zero_grad()
+        self._clear()
         groups = dict(zip(self._rates.variables, self._rates.groups, strict=True))
         for gradient in together:
             # Only the gradient of this tensor is used; its values take no memory.
@@ -187,8 +205,14 @@ class Optimizer(torch.optim.Optimizer):
         """Discard the pending gradients.
 
         Args:
-            set_to_none: Ignored. It is here because torch.optim has it.
+            set_to_none: For dense parameters, as in torch.optim; ignored for rows.
         """
+        self._clear()
+        if self._dense is not None:
+            self._dense.zero_grad(set_to_none)
+
+    def _clear(self) -> None:
+        """Discard the pending gradients of rows."""
         for module in self._modules:
             module.pending.clear()
         if self._in_step is not None:
@@ -201,7 +225,7 @@ class Optimizer(torch.optim.Optimizer):
     @never_compiled
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step with the pending gradients, and discard them.
+        """Take one step with the pending gradients, and discard those of rows. Dense parameters keep theirs.
 
         Args:
             closure: A function that computes the loss and its gradients. It is called first.
@@ -225,32 +249,44 @@ class Optimizer(torch.optim.Optimizer):
             self._in_step.step()
         elif gradients := self._gradients():
             check_step(gradients, [module.pending for module in self._modules])
-            self.zero_grad()
+            self._clear()
             take_step(gradients)
+        if self._dense is not None:  # after the rows, whose errors leave it unchanged
+            self._dense.step()
         for module in self._modules:
             module.pending.passes = 0
         return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuse another group: there is one for each variable.
+        """Add a group of dense parameters to ``dense``. There is one group for each variable.
 
         Args:
             param_group: A group, as the constructor of torch.optim.Optimizer passes it.
 
         Raises:
-            ValueError: After the construction.
+            ValueError: Without ``dense``, after the construction.
         """
+        if self._dense is not None:
+            self._dense.add_param_group(param_group)
+            return
         if len(self._rates.groups) >= len(self._rates.variables):
-            raise ValueError("there is one group for each variable, so none can be added; make a new Optimizer(model)")
+            raise ValueError(
+                "there is one group for each variable, so none can be added; make a new Optimizer(model), or give "
+                "the optimizer of dense parameters as dense="
+            )
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the groups with their rates. Slots are part of the rows, which the store's checkpoints save.
+        """Return the groups with their rates, and the state of ``dense``.
+
+        Slots are part of the rows, which the store's checkpoints save.
 
         Returns:
-            A dict for ``load_state_dict``, with an empty "state".
+            A dict for ``load_state_dict``. Its "state" is that of ``dense``, or empty.
         """
-        return {"state": {}, "param_groups": [{**group, "params": []} for group in self._rates.groups]}
+        inner = {"state": {}, "param_groups": []} if self._dense is None else self._dense.state_dict()
+        rows = [{**group, "params": []} for group in self._rates.groups]
+        return {**inner, "param_groups": [*rows, *inner["param_groups"]]}
 
     def __getstate__(self) -> dict[str, Any]:
         """Raise TypeError: a copy would take this optimizer's steps."""
@@ -263,12 +299,22 @@ class Optimizer(torch.optim.Optimizer):
             state_dict: What ``state_dict`` returned.
 
         Raises:
-            ValueError: If it is of other variables, or of the same ones in another order.
+            ValueError: If it is of other variables, or of the same ones in another order; or if only one of both has
+                ``dense``, or its groups differ. Nothing has changed then.
         """
-        saved = [group.get("variable") for group in state_dict["param_groups"]]
-        mine = [group["variable"] for group in self._rates.groups]
+        rows = [group for group in state_dict["param_groups"] if "variable" in group]
+        dense = [group for group in state_dict["param_groups"] if "variable" not in group]
+        saved, mine = ([group["variable"] for group in groups] for groups in (rows, self._rates.groups))
         if saved != mine:
             raise ValueError(f"the state_dict is of the variables {saved}, but this optimizer trains {mine}")
-        self.zero_grad()
-        for group, found in zip(self._rates.groups, state_dict["param_groups"], strict=True):
+        if bool(dense) != (self._dense is not None):
+            has, advice = ("no ", "without it") if self._dense is not None else ("", "with it")
+            raise ValueError(
+                f"the state_dict has {has}groups of dense parameters; make the Optimizer {advice} (dense=)"
+            )
+        if self._dense is not None:
+            self._dense.load_state_dict({**state_dict, "param_groups": dense})
+            self.state = self._dense.state
+        self._clear()
+        for group, found in zip(self._rates.groups, rows, strict=True):
             group.update({name: deepcopy(value) for name, value in found.items() if name != "params"})

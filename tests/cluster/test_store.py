@@ -7,6 +7,7 @@ import pickle
 
 import numpy as np
 import pytest
+from waiting import wait_until
 
 import kvemb
 import kvemb.cluster
@@ -47,6 +48,47 @@ def test_another_learning_rate_counts_on_every_shard(cluster):
     assert (table.lookup([1, 2, 3]) == -3).all()
     with pytest.raises(SchemaMismatch, match="optimizer"):
         table.optimizer = kvemb.optimizers.Adagrad()
+
+
+class TestBounds:
+    def test_each_shard_keeps_its_part(self, cluster):
+        table = cluster.get_variable("table", dim=2, max_rows=90)
+        table.upsert(np.arange(3000), np.ones((3000, 2)))
+        wait_until(lambda: table.size() <= 96)
+        assert table.size() >= 90 - cluster.shards
+        cluster.get_variable("table", max_rows=60)
+        wait_until(lambda: table.size() <= 64)
+        assert table.max_rows == 60
+        table.max_rows = None
+        table.upsert(np.arange(500), np.ones((500, 2)))
+        assert table.max_rows is None
+        assert table.restrict_policy is None
+
+    def test_it_is_stored_and_other_clients_have_it(self, open_cluster, tmp_path):
+        with open_cluster(2, url=tmp_path / "series") as cluster:
+            cluster.get_variable("table", dim=2, max_rows=50)
+            with kvemb.cluster.connect(tmp_path / "series", transport="local") as client:
+                assert client.variables["table"].max_rows == 50
+                client.variables["table"].max_rows = 40
+            cluster.checkpoint()
+        with open_cluster(3, url=tmp_path / "series") as cluster:
+            table = cluster.variables["table"]
+            assert table.max_rows == 40
+            table.upsert(np.arange(3000), np.ones((3000, 2)))
+            wait_until(lambda: table.size() <= 42)
+            cluster.checkpoint()
+        with kvemb.restore(tmp_path / "series", tmp_path / "one", memory_budget="4MiB") as store:
+            assert store.variables["table"].max_rows == 40
+
+    def test_a_time_to_live_is_refused(self, cluster):
+        told = "a cluster has no ttl, got 5: the steps of its rows are counted by its clients; leave it out, and call"
+        with pytest.raises(ValueError, match=told):
+            cluster.get_variable("table", dim=2, ttl=5)
+        table = cluster.get_variable("table", dim=2)
+        with pytest.raises(ValueError, match=told):
+            cluster.get_variable("table", ttl=5)
+        with pytest.raises(ValueError, match=told):
+            table.ttl = 5
 
 
 def test_a_dropped_variable_is_gone_and_its_name_is_free(cluster):

@@ -146,7 +146,12 @@ def test_a_store_on_disk_is_as_the_page_says(open_store, tmp_path):
     assert set(data["files"]) | {"manifest.json"} == {
         name for name in tree_of(tmp_path / "checkpoint") if (tmp_path / "checkpoint" / name).is_file()
     }
-    assert set(data["variables"]["users"]) == set(VariableEntry.__dataclass_fields__) - {"optimizer_steps"}
+    assert set(data["variables"]["users"]) == set(VariableEntry.__dataclass_fields__) - {
+        "optimizer_steps",
+        "max_rows",
+        "ttl",
+        "ages",
+    }
     restored = kvemb.restore(tmp_path / "checkpoint", tmp_path / "copy")
     assert inside(restored).opened_manifest.store == data["store"]
     restored.close()

@@ -167,9 +167,11 @@ def test_before_format_5_nothing_is_attached_and_no_steps_are_counted():
         manifest.parse(hostile.signed(data), "there")
     del data["files"]["files/model.pt"]
     manifest.parse(hostile.signed(data), "there")
-    data["variables"]["users"]["optimizer_steps"] = 1
-    with pytest.raises(Corruption, match="optimizer_steps is not a field that this kvemb knows"):
-        manifest.parse(hostile.signed(data), "there")
+    for field in ("ages", "max_rows", "optimizer_steps", "ttl"):
+        data["variables"]["users"][field] = 1
+        with pytest.raises(Corruption, match=f"{field} is not a field that this kvemb knows"):
+            manifest.parse(hostile.signed(data), "there")
+        del data["variables"]["users"][field]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from kvemb.durability import variable_entry
 from kvemb.durability.variable_entry import VariableEntry
 from kvemb.errors import UnsupportedFormat
 from kvemb.optimizers import Adagrad
+from kvemb.restrict.bounds import Age, Bounds
 from kvemb.rows.schema import SlotShape
 
 ADAGRAD = Adagrad().to_json()
@@ -28,6 +29,8 @@ def test_what_fits_is_read():
     assert read() == entry_of()
     assert read(step=MAX_STEPS - 1, optimizer_steps=MAX_STEPS - 1).optimizer_steps == MAX_STEPS - 1
     assert read(slots=SLOTS, optimizer=ADAGRAD).schema.slots == (SlotShape("accumulator", 2),)
+    assert read(max_rows=5, ttl=0.5).bounds == Bounds(5, 0.5)
+    assert read(ages=[{"seconds": 1.5, "step": 3}]).ages == (Age(1.5, 3),)
     assert read(slots=["accumulator"], optimizer=ADAGRAD) == read(slots=SLOTS, optimizer=ADAGRAD), "of format 2"
 
 
@@ -42,6 +45,10 @@ def test_one_of_format_2_without_a_dim_is_refused():
     [
         ("step must be an int", {"step": MAX_STEPS}),
         *(("optimizer_steps must be an int", {"optimizer_steps": count}) for count in (-1, MAX_STEPS, True, 0.5)),
+        *(("max_rows must be an int from 1 to", {"max_rows": count}) for count in (0, -1, 2**63, True, 0.5, "5")),
+        *(("ttl must be a finite number above 0", {"ttl": ttl}) for ttl in (0, -1, True, "5", float("inf"))),
+        (r"ages\[0\].step must be an int", {"ages": [{"seconds": 1.5, "step": -1}]}),
+        (r"ages\[0\].seconds must be a number", {"ages": [{"seconds": -1, "step": 1}]}),
         *(
             ("slots must be those of the optimizer", {"slots": slots, "optimizer": ADAGRAD})
             for slots in ([], ["m"], [{"name": "accumulator", "width": 1}], [{"name": "m", "width": 2}], 2 * SLOTS)

@@ -47,8 +47,10 @@ VALUES = {
     "constraint": (at_most_one, np.abs),
     "collections": (["mine"], ["mine", "yours"]),
 }
-# Those that have no effect on what a variable is: unused, about the call, or with one legal value.
+# Those that may change at any time (tests/engine/test_keeping_bounds.py), and those that have no effect on what a
+# variable is: unused, about the call, or with one legal value.
 OTHERS = {
+    "max_rows", "ttl",
     "name", "shared_name", "custom_getter", "caching_device", "validate_shape", "use_resource", "synchronization",
     "aggregation",
 }  # fmt: skip

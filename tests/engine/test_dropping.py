@@ -109,7 +109,8 @@ CALLS = {
     "export_batches": (),
     "prefetch": ([1],),
 }
-GONE, STAYING = {"optimizer", "tables"}, {"name", "dim", "key_dtype", "value_dtype", "devices", "partitioner"}
+GONE = {"optimizer", "max_rows", "ttl", "tables"}
+STAYING = {"name", "dim", "key_dtype", "value_dtype", "devices", "partitioner"}
 STAYING |= {"restrict_policy", "trainable", "initializer", "bp_v2", "persistent", "resource_handle", "stats"}
 
 
@@ -124,6 +125,7 @@ def test_every_call_of_a_variable_that_is_gone_raises_closed_and_what_describes_
     store.drop_variable("users") if how == "dropped" else store.close()
     calls = [lambda name=name, given=given: getattr(table, name)(*given) for name, given in CALLS.items()]
     calls += [lambda: slot.lookup([1]), slot.size, lambda: table.size(7), lambda: table.restrict(-1)]
+    calls += [lambda: setattr(table, "max_rows", 1), lambda: setattr(table, "ttl", None)]
     calls += [lambda: setattr(table, "optimizer", optimizer), lambda: pickle.dumps(table)]
     if policy is not None:
         calls += [lambda: table.restrict_policy.status([1]), lambda: table.restrict_policy.apply_update([1])]

@@ -412,3 +412,156 @@ def test_copies_are_refused(loaded):
     for attempt in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match=r"cannot be copied or pickled: save its state_dict\(\)"):
             attempt(optimizer)
+
+
+class One(Pair):
+    """The same model twice, each with one optimizer for all of it."""
+
+    def __init__(self, loaded, rate: float = 0.1) -> None:
+        super().__init__(loaded, rate)
+        self.variable.optimizer = SGD(rate)
+        # Rows of torch.nn are trained as SGD trains them, and the dense part by AdamW: two groups of two optimizers.
+        self.their_optimizers = [
+            torch.optim.SGD(self.theirs[0].parameters(), rate), torch.optim.AdamW(self.theirs[1].parameters(), rate)
+        ]  # fmt: skip
+        self.dense = torch.optim.AdamW(self.ours[1].parameters(), rate)
+        self.ours_optimizer = kt.Optimizer(self.ours, dense=self.dense)
+
+    def step(self) -> None:
+        for optimizer in (*self.their_optimizers, self.ours_optimizer):
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+class TestOneOptimizer:
+    """With dense= it is the optimizer of the whole model."""
+
+    def test_a_step_trains_rows_and_dense_parameters(self, loaded):
+        pair = One(loaded)
+        for seed in range(4):
+            pair.backward(seed)
+            pair.step()
+            pair.check()
+        assert all(each.grad is None for each in pair.ours[1].parameters())
+
+    def test_dense_gradients_stay_until_they_are_zeroed_also_when_groups_are_read(self, loaded):
+        pair = One(loaded)
+        pair.backward(1)
+        before = pair.ours[1].weight.grad.clone()
+        assert [len(group["params"]) for group in pair.ours_optimizer.param_groups] == [1, 2]
+        pair.ours_optimizer.step()
+        torch.testing.assert_close(pair.ours[1].weight.grad, before)
+        pair.ours_optimizer.zero_grad(set_to_none=False)
+        assert not pair.ours[1].weight.grad.any()
+
+    def test_one_schedule_is_for_all(self, loaded):
+        pair = One(loaded)
+        schedules = [
+            torch.optim.lr_scheduler.StepLR(each, 1, 0.5) for each in (*pair.their_optimizers, pair.ours_optimizer)
+        ]
+        for seed in range(4):
+            pair.backward(seed)
+            pair.step()
+            for each in schedules:
+                each.step()
+        pair.check()
+        assert pair.variable.optimizer.learning_rate == pytest.approx(0.1 / 8)
+        assert [group["lr"] for group in pair.ours_optimizer.param_groups] == [0.1 / 16, 0.1 / 16]
+
+    def test_a_scaler_and_clipping_see_all_gradients(self, loaded):
+        pair = One(loaded)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=100)
+        pair.backward(1, scale=4.0)
+        scaler._lazy_init_scale_growth_tracker("cpu")
+        scaler.unscale_(pair.ours_optimizer)
+        for each in pair.theirs.parameters():
+            each.grad /= 4.0
+        ours = [each for group in pair.ours_optimizer.param_groups for each in group["params"]]
+        torch.testing.assert_close(
+            torch.nn.utils.clip_grad_norm_(ours, 0.1), torch.nn.utils.clip_grad_norm_(pair.theirs.parameters(), 0.1)
+        )
+        scaler.step(pair.ours_optimizer)
+        for optimizer in pair.their_optimizers:
+            optimizer.step()
+        pair.check()
+
+    def test_a_step_that_overflows_changes_neither(self, loaded):
+        pair = One(loaded)
+        rows, weight = pair.variable.lookup(np.arange(KEYS), touch=False), pair.ours[1].weight.detach().clone()
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        pair.backward(1, scale=math.inf)
+        scaler._lazy_init_scale_growth_tracker("cpu")
+        scaler.step(pair.ours_optimizer)
+        np.testing.assert_array_equal(pair.variable.lookup(np.arange(KEYS), touch=False), rows)
+        torch.testing.assert_close(pair.ours[1].weight.detach(), weight)
+
+    def test_rows_that_are_refused_leave_the_dense_part(self, loaded):
+        pair = One(loaded)
+        weight = pair.ours[1].weight.detach().clone()
+        pair.backward(1)
+        pair.ours_optimizer.param_groups[0]["none"] = 1
+        with pytest.raises(ValueError, match="'none' in the parameter group of variable"):
+            pair.ours_optimizer.step()
+        torch.testing.assert_close(pair.ours[1].weight.detach(), weight)
+
+    def test_its_state_is_that_of_both(self, loaded, tmp_path):
+        pair = One(loaded)
+        pair.backward(1)
+        pair.step()
+        pair.ours_optimizer.param_groups[0]["lr"] = pair.ours_optimizer.param_groups[1]["lr"] = 0.025
+        torch.save(pair.ours_optimizer.state_dict(), tmp_path / "state")
+        linear = copy.deepcopy(pair.ours[1])
+        saved = torch.load(tmp_path / "state", weights_only=True)
+        model = torch.nn.Sequential(pair.ours[0], linear)
+        again = kt.Optimizer(model, dense=torch.optim.AdamW(linear.parameters(), 9.0))
+        again.load_state_dict(saved)
+        assert [group["lr"] for group in again.param_groups] == [0.025, 0.025]
+        assert [each["step"].item() for each in again.state.values()] == [1.0, 1.0]
+        for each in pair.their_optimizers:
+            each.param_groups[0]["lr"] = 0.025
+        pair.ours, pair.ours_optimizer = model, again
+        pair.backward(2)
+        pair.step()
+        pair.check()
+
+    def test_a_state_of_another_kind_is_refused_and_changes_nothing(self, loaded):
+        pair = One(loaded)
+        alone = kt.Optimizer(pair.ours)
+        with pytest.raises(
+            ValueError, match=r"the state_dict has groups of dense parameters; make .* with it \(dense=\)"
+        ):
+            alone.load_state_dict(pair.ours_optimizer.state_dict())
+        one = kt.Optimizer(pair.ours, dense=pair.dense)
+        with pytest.raises(ValueError, match=r"has no groups of dense parameters; make .* without it \(dense=\)"):
+            one.load_state_dict(alone.state_dict())
+        other = kt.Optimizer(pair.ours, dense=torch.optim.AdamW([pair.ours[1].weight], 0.5))
+        state = other.state_dict()
+        state["param_groups"][0]["lr"] = 7.0
+        with pytest.raises(ValueError, match="parameter group"):
+            one.load_state_dict(state)
+        assert [group["lr"] for group in one.param_groups] == [0.1, 0.1]
+
+    def test_a_closure_is_called_once_and_groups_are_added_to_the_dense_part(self, loaded):
+        pair, calls = One(loaded), []
+
+        def closure():
+            calls.append(1)
+            pair.backward(1)
+            return 5.0
+
+        assert pair.ours_optimizer.step(closure) == 5.0
+        assert calls == [1]
+        more = torch.nn.Parameter(torch.ones(2))
+        pair.ours_optimizer.add_param_group({"params": [more], "lr": 3.0})
+        assert [group["lr"] for group in pair.ours_optimizer.param_groups] == [0.1, 0.1, 3.0]
+        assert pair.dense.param_groups[1]["params"] == [more]
+
+    @pytest.mark.parametrize("wrong", ["adam", torch.optim.AdamW, 1])
+    def test_what_is_no_optimizer_is_refused(self, loaded, wrong):
+        with pytest.raises(TypeError, match=r"dense must be an optimizer of torch\.optim, such as"):
+            kt.Optimizer(Pair(loaded).ours, dense=wrong)
+
+    def test_nor_is_one_of_rows(self, loaded):
+        pair = One(loaded)
+        with pytest.raises(TypeError, match=r"rows of several models go into one Optimizer\(first, second\)"):
+            kt.Optimizer(pair.ours, dense=pair.ours_optimizer)

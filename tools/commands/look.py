@@ -32,7 +32,8 @@ def info(path: Place, as_json: AsJson = False) -> None:
 
     For each variable: rows, dtype, dim, optimizer, policy, initializer, and how many calls recorded uses. A variable
     with rows on a GPU also shows how many were hot on the GPU and in host memory when it was saved. A variable with an
-    Admission also shows how many sightings of keys without a row it has counted.
+    Admission also shows how many sightings of keys without a row it has counted. A variable with max_rows or ttl shows
+    them.
 
     Example: kvemb info checkpoints/00000042
     """
@@ -61,6 +62,9 @@ def info(path: Place, as_json: AsJson = False) -> None:
             lines.append(("", f"{told} ({since}); {size_text}"))
         parts = [what for what in ("optimizer", "policy", "initializer") if described[what]]
         lines += [("", f"{what}: {_brief(described[what])}") for what in parts]
+        bounds = [f"{counted(described['max_rows'], 'row')}"] if described["max_rows"] else []
+        bounds += [f"{described['ttl']:,g} seconds since a row's last change"] if described["ttl"] else []
+        lines += [("", f"bounds: {' and '.join(bounds)}")] if bounds else []
     summary = {**asdict(found), "path": masked(path), "nbytes": found.nbytes}
     Screen(False, as_json).close(f"kvemb info {path}", lines, summary)
 

@@ -56,8 +56,8 @@ def restrict(
         table = store.variables[chosen(path, list(store.variables), variable)]
         if table.restrict_policy is None:
             raise BadInput(
-                f"variable {table.name!r} has no policy; copy it to a new store with one: "
-                f"kvemb migrate {path} OUT --variable {table.name} --policy frequency"
+                f"variable {table.name!r} has no policy; give it one: "
+                f"kvemb migrate {path} --variable {table.name} --policy frequency"
             )
         rows = table.size()
         left = bulk.restrict(table, keep, progress=update, dry_run=dry_run)
@@ -132,9 +132,16 @@ def _ask(command: str, yes: bool) -> None:
 
 def migrate(
     path: Annotated[
-        Path, typer.Argument(metavar="PATH", parser=local_path, help="A checkpoint or a store. It is not changed.")
+        Path, typer.Argument(metavar="PATH", parser=local_path, help="A store; or, with OUT, also a checkpoint.")
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", parser=local_path, help="A new directory, for the new store.")],
+    out: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="OUT",
+            parser=local_path,
+            help="A new directory, for a new store with this variable alone; PATH is not changed then.",
+        ),
+    ] = None,
     variable: Variable = None,
     optimizer: Annotated[
         str | None,
@@ -161,9 +168,12 @@ def migrate(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a variable to a new store with another optimizer, dtype, dim or policy.
+    """Change the optimizer, dtype, dim or policy of a variable.
 
-    Shows what will change, and asks.
+    Without OUT the variable changes in its store. All other variables stay, and checkpoints go on in the same series.
+    With OUT it is copied to a new store. Shows what will change, and asks.
+
+    Example: kvemb migrate store --variable users --optimizer adam:0.001 --yes
 
     Example: kvemb migrate checkpoints/00000042 smaller --value-dtype float16 --optimizer none --yes
     """
@@ -182,11 +192,11 @@ def migrate(
     )
     screen = Screen(quiet, as_json)
     if not as_json:
-        screen.print_line(f"{counted(found.rows, 'row')} of {found.variable!r} to {out}:")
+        screen.print_line(f"{counted(found.rows, 'row')} of {found.variable!r} {f'to {out}' if out else 'in place'}:")
         for step in found.steps:
             screen.print_line(f"  {step}")
     _ask("migrate", yes)
     with screen.counting("migrate") as update:
         rows = migrating.migrate(found, progress=update)
-    lines = [("made", f"{out}, {counted(rows, 'row')}")]
-    screen.close(f"kvemb migrate {path}", lines, {"out": str(out), "rows": rows, "steps": found.steps})
+    lines = [("made" if out else "changed", f"{out or path}, {counted(rows, 'row')}")]
+    screen.close(f"kvemb migrate {path}", lines, {"out": str(out or path), "rows": rows, "steps": found.steps})

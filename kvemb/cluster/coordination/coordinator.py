@@ -3,6 +3,8 @@
 Clients call it through call(), as they call shards: a call that changes something has a Stamp, and is executed
 once. It knows the open variables. It calls shards one call after the other (_exclusively), except to send a
 checkpoint. Once a shard is lost, its methods raise ShardLost until recover(). Thread-safe.
+
+Longer than 300 lines: every call of a client to the coordinator is here.
 """
 
 from __future__ import annotations
@@ -150,7 +152,7 @@ class Coordinator:
                 raise
             if known is None:
                 known = OpenedVariable(token, given, TotalSteps(steps_of(self._stored.get(name))))
-            self._opened[name] = known = known.trained_by(given["optimizer"])
+            self._opened[name] = known = known.having(optimizer=given["optimizer"], max_rows=given["max_rows"])
             return known.told()
 
     @once()
@@ -164,11 +166,18 @@ class Coordinator:
     @once()
     def set_optimizer(self, token: str, optimizer: Optimizer, writable: bool) -> None:
         """Replace the optimizer on all shards."""
+        self._change(token, "set_optimizer", (optimizer, writable), optimizer=optimizer)
+
+    @once()
+    def set_bounds(self, token: str, max_rows: int | None) -> None:
+        """Replace the bound on all shards."""
+        self._change(token, "set_bounds", (max_rows,), max_rows=max_rows)
+
+    def _change(self, token: str, call: str, given: tuple[Any, ...], **changed: Any) -> None:
         with self._exclusively():
-            self.calls.all_once("set_optimizer", token, optimizer, writable)
-            for name, known in self._opened.items():
-                if known.token == token:
-                    self._opened[name] = known.trained_by(optimizer)
+            self.calls.all_once(call, token, *given)
+            for name in [name for name, known in self._opened.items() if known.token == token]:
+                self._opened[name] = self._opened[name].having(**changed)
 
     # Operations during which no client's call runs.
 

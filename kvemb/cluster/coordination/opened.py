@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from kvemb.cluster.coordination.counting import StepCounts, TotalSteps
 from kvemb.cluster.messages import OpenVariable
 from kvemb.durability.variable_entry import VariableEntry
-from kvemb.optimizers import Optimizer
 from kvemb.restrict import MissingPolicy
 
 
@@ -23,9 +22,9 @@ class OpenedVariable(NamedTuple):
     arguments: dict[str, Any]
     total: TotalSteps
 
-    def trained_by(self, optimizer: Optimizer | None) -> OpenedVariable:
-        """Return the variable with another optimizer."""
-        return self._replace(arguments={**self.arguments, "optimizer": optimizer})
+    def having(self, **arguments: Any) -> OpenedVariable:
+        """Return the variable with other arguments, which may change while it is open."""
+        return self._replace(arguments={**self.arguments, **arguments})
 
     def told(self) -> OpenVariable:
         """Return what clients must know of the variable."""

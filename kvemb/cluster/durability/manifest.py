@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any
 
 from kvemb.checks.brief import brief
-from kvemb.checks.fields import OMITTED, Accepted, Id, integer, number, read, text
+from kvemb.checks.fields import OMITTED, Accepted, Id, as_json, integer, number, read, text
 from kvemb.checks.names import is_name
 from kvemb.checks.ranges import END_OF_TIME, MAX_STEPS
 from kvemb.cluster.router import BUCKETS, first_buckets
@@ -121,13 +121,13 @@ def text_of(described: ClusterManifest) -> bytes:
         "store": described.store,
         "created": described.created,
         "buckets": BUCKETS,
-        "variables": {name: asdict(entry) for name, entry in sorted(described.variables.items())},
+        "variables": {name: as_json(entry) for name, entry in sorted(described.variables.items())},
         "shards": [asdict(shard) for shard in described.shards],
         "follows": list(described.follows),
         **({"extra": described.extra} if described.extra else {}),
         **({"calls": described.calls} if described.calls else {}),
     }
-    data = json.loads(json.dumps(data))
+    data = json.loads(json.dumps(data, default=as_json))
     return manifest.text_of({"checksum": manifest.checksum_of(data), **data}).encode()
 
 

@@ -72,6 +72,18 @@ def test_info_and_ls_say_what_is_there(place, capsys):
     assert json_of(capsys, "ls", place / "2", "--files") == found.files
 
 
+def test_info_shows_the_bounds_of_a_table(tmp_path, capsys):
+    with kvemb.open(tmp_path / "store", memory_budget="4MiB") as store:
+        store.get_variable("both", dim=2, max_rows=1000, ttl=86_400)
+        store.get_variable("one", dim=2, max_rows=1)
+        store.get_variable("none", dim=2)
+    assert run(["info", str(tmp_path / "store")]) == 0
+    bounds = [line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines() if "bounds:" in line]
+    assert bounds == ["1,000 rows and 86,400 seconds since a row's last change", "1 row"]
+    told = {each["name"]: each["described"] for each in json_of(capsys, "info", tmp_path / "store")["variables"]}
+    assert (told["both"]["max_rows"], told["both"]["ttl"], told["none"]["ttl"]) == (1000, 86_400.0, None)
+
+
 @pytest.mark.parametrize(
     ("optimizer", "printed"),
     [

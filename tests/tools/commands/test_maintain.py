@@ -245,3 +245,116 @@ def test_drop_asks_and_takes_a_variable_out(store, capsys):
     assert summary["bytes_after"] < summary["bytes_before"]
     with kvemb.open(store, memory_budget=BUDGET) as opened:
         assert list(opened.variables) == ["kept"]
+
+
+class TestInPlace:
+    """Without OUT a variable changes in its store, at once or not at all."""
+
+    @pytest.mark.parametrize(
+        ("change", "property_", "becomes"),
+        [
+            ({"optimizer": "adam:0.5"}, "optimizer", {**kvemb.optimizers.Adam(0.5).to_json()}),
+            ({"value_dtype": "float16"}, "value_dtype", "float16"),
+            ({"policy": "frequency:100"}, "policy", kvemb.FrequencyRestrictPolicy(100.0).to_json()),
+            ({"policy": "timestamp:steps"}, "policy", kvemb.TimestampRestrictPolicy("steps").to_json()),
+            ({"dim": 2}, "dim", 2),
+            ({"key_dtype": "int32"}, "key_dtype", "int32"),
+        ],
+    )
+    def test_it_is_as_in_a_copy_and_all_other_variables_stay(self, store, tmp_path, change, property_, becomes):
+        with kvemb.open(store, memory_budget=BUDGET) as open_store:
+            other = open_store.get_variable("other", dim=3, max_rows=500)
+            other.upsert(np.arange(200), np.ones((200, 3), np.float32))
+            before = open_store.id
+        migrate(plan(store, tmp_path / "copy", variable="table", **change))
+        assert migrate(plan(store, None, variable="table", **change)) == 1000
+        (described, rows), (copied, copies) = whole(store), whole(tmp_path / "copy")
+        assert described == copied
+        assert described[property_] == becomes
+        for name in ("keys", "values", "scores", "steps"):
+            np.testing.assert_array_equal(getattr(rows, name), getattr(copies, name))
+        with kvemb.open(store, memory_budget=BUDGET) as again:
+            assert (again.id, again.recovery) == (before, None)
+            assert again.variables["other"].size() == 200
+            assert again.variables["other"].max_rows == 500
+            again.check(deep=True)
+            table = again.variables["table"]
+            table.upsert([5], np.ones((1, table.dim)))
+            assert table.size() == 1000
+
+    def test_series_replicas_and_followers_go_on(self, store, tmp_path):
+        with kvemb.CheckpointManager(tmp_path / "series") as series:
+            with kvemb.open(store, memory_budget=BUDGET) as one:
+                one.get_variable("other", dim=2).upsert([1], [[1.0, 1.0]])
+                series.save(one)
+            replica = kvemb.restore(tmp_path / "series", tmp_path / "replica", memory_budget=BUDGET)
+            reader = kvemb.open(store, follow=True, memory_budget=BUDGET)
+            seen, other = reader.variables["table"], reader.variables["other"]
+            migrate(plan(store, None, variable="table", optimizer="adam", value_dtype="float16"))
+            assert reader.refresh()
+            with pytest.raises(kvemb.errors.Closed, match="dropped"):
+                seen.lookup([1])
+            assert (reader.variables["table"].value_dtype, other.size()) == ("float16", 1)
+            with kvemb.open(store, memory_budget=BUDGET) as one:
+                assert one.variables["table"].optimizer == kvemb.optimizers.Adam()
+                replica.apply_delta(series.save(one))
+            assert replica.variables["table"].export()[1].dtype == np.float16
+            assert replica.variables["table"].size() == 1000
+            for each in (reader, replica):
+                each.close()
+            with kvemb.restore(tmp_path / "series", tmp_path / "last", memory_budget=BUDGET) as last:
+                assert last.variables["table"].optimizer == kvemb.optimizers.Adam()
+
+    def test_what_fails_leaves_the_store_as_it_was(self, store, monkeypatch):
+        before = whole(store)
+        with kvemb.open(store, memory_budget=BUDGET) as one:
+            one.variables["table"].upsert([5], [[1e30] * DIM])
+        with pytest.raises(BadInput, match="1e\\+30"):
+            migrate(plan(store, None, value_dtype="float16"))
+        for step in ("load", "make"):
+            with monkeypatch.context() as patched:
+                patched.setattr(bulk, step, lambda *arguments, **named: 1 / 0)
+                with pytest.raises(ZeroDivisionError):
+                    migrate(plan(store, None, policy="none"))
+        described, rows = whole(store)
+        assert described == before[0]
+        assert rows.values[5].tolist() == pytest.approx([1e30] * DIM)
+        np.testing.assert_array_equal(rows.scores, before[1].scores)
+
+    def test_it_asks_and_says_what_it_does(self, store, tmp_path, capsys):
+        command = ["migrate", str(store), "--optimizer", "sgd:0.1"]
+        assert run(command) == 2
+        assert "1,000 rows of 'table' in place:" in capsys.readouterr().out
+        assert run([*command, "--yes"]) == 0
+        assert f"{store}, 1,000 rows" in capsys.readouterr().out
+        with kvemb.open(store, memory_budget=BUDGET) as one:
+            one.checkpoint(tmp_path / "saved")
+        assert run(["migrate", str(tmp_path / "saved"), "--optimizer", "adam", "--yes"]) == 2
+        assert "is a checkpoint, which never changes; name a new directory OUT" in capsys.readouterr().err
+
+    def test_the_sightings_of_an_admission_stay(self, tmp_path):
+        with kvemb.open(tmp_path / "store", memory_budget=BUDGET) as one:
+            table = one.get_variable("v", dim=2, optimizer=kvemb.optimizers.SGD(), admission=kvemb.Admission(3))
+            table.apply_gradients([5, 5, 6, 6, 6], np.ones((5, 2)))
+        migrate(plan(tmp_path / "store", None, optimizer="adagrad"))
+        with kvemb.open(tmp_path / "store", memory_budget=BUDGET) as one:
+            table = one.get_variable("v", admission=kvemb.Admission(3))
+            table.apply_gradients([5], np.ones((1, 2)))
+            assert table.export()[0].tolist() == [5, 6]
+
+    def test_what_remake_cannot_do_is_refused(self, store):
+        with kvemb.open(store, memory_budget=BUDGET, durability="write") as one:
+            like = bulk.described(one.variables["table"])
+            with pytest.raises(ValueError, match="variable 'table' is open; close the store, open it again, and call"):
+                bulk.remake(one, "table", like)
+            with pytest.raises(KeyError, match="there is no variable 'none'"):
+                bulk.remake(one, "none", like)
+        with (
+            kvemb.open(store, memory_budget=BUDGET, durability="write") as one,
+            pytest.raises(ValueError, match="opened with durability='write', which makes durable points by itself"),
+        ):
+            bulk.remake(one, "table", like)
+        with kvemb.open(store, memory_budget=BUDGET) as one:
+            with pytest.raises(kvemb.errors.UnsupportedFormat, match="dim"):
+                bulk.remake(one, "table", {**like, "dim": 0})
+            assert one.variables["table"].size() == 1000
