@@ -93,7 +93,7 @@ def make(store: Store, name: str, like: Mapping[str, Any]) -> Variable:
         >>> with kvemb.open("other") as other:
         ...     copy = kvemb.bulk.make(other, "users", kvemb.bulk.described(users))
         ...     kvemb.bulk.load(copy, kvemb.bulk.scan(users))
-        Loaded(added=3, replaced=0, kept=0)
+        Loaded(added=3, replaced=0, kept=0, duplicates=0)
     """
     entry = entry_of({field: value for field, value in like.items() if field != "name"}, name)
     as_int(entry.step, "step", 0, MAX_GIVEN_STEPS)
