@@ -96,7 +96,7 @@ def make(store: Store, name: str, like: Mapping[str, Any]) -> Variable:
         >>> with kvemb.open("other") as other:
         ...     copy = kvemb.bulk.make(other, "users", kvemb.bulk.described(users))
         ...     kvemb.bulk.load(copy, kvemb.bulk.scan(users))
-        Loaded(added=3, replaced=0, kept=0)
+        Loaded(added=3, replaced=0, kept=0, duplicates=0)
     """
     entry = _entry_of(name, like)
     as_int(entry.step, "step", 0, MAX_GIVEN_STEPS)

@@ -44,15 +44,12 @@ def model_of(batches: Any) -> Model:
 
 
 def merged(model: Model, batches: list[Rows], conflict: str) -> Model:
-    there, result = set(model), dict(model)
+    result = dict(model)
     for each in batches:
-        for key, row in model_of_last(each).items():
-            if conflict == "replace" or key not in there:
-                result[key] = row
+        for at in range(len(each)):
+            slots = {"accumulator": each.slots["accumulator"][at : at + 1]}
+            columns = (column[at : at + 1] for column in (each.keys, each.values, each.scores, each.steps))
+            keys, values, scores, steps = columns
+            row = model_of([Rows(keys, values, slots, scores, steps)])
+            result = row | result if conflict == "keep" else result | row
     return result
-
-
-def model_of_last(each: Rows) -> Model:
-    last = np.array([len(each.keys) - 1 - at for at in np.unique(each.keys[::-1], return_index=True)[1]], np.int64)
-    slots = {"accumulator": each.slots["accumulator"][last]}
-    return model_of([Rows(each.keys[last], each.values[last], slots, each.scores[last], each.steps[last])])

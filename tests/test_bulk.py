@@ -40,6 +40,7 @@ def test_any_rows_in_any_order_come_back(tmp_path_factory, data, dtype, conflict
             model = merged(model, batches, conflict)
             done = bulk.load(table, iter(batches), on_conflict=conflict)
             assert done.added == len(model) - before
+            assert done.added + done.replaced + done.kept + done.duplicates == sum(map(len, batches))
             assert model_of(bulk.scan(table, 5)) == model
             assert table.size() == len(model)
         first, last = sorted([data.draw(edges(dtype)), data.draw(edges(dtype))])

@@ -7,6 +7,7 @@ Folders left by killed processes are deleted by the next one (kvemb.bulk.scratch
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import shutil
@@ -22,6 +23,8 @@ from kvemb.tools.failures import BadInput
 from kvemb.tools.formats.columns import PathOrFile
 
 PIPE = "-"
+# The endings of compressed files, as pyarrow detects them.
+COMPRESSED = (".gz", ".zst", ".bz2", ".lz4", ".br")
 # The filesystems of fsspec in which creating a folder would create its bucket.
 _WITH_BUCKETS = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "obs", "oci", "cos", "tos")
 _LOST_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
@@ -42,23 +45,56 @@ def local(path: str | os.PathLike[str], what: str) -> Path:
     return Path(path)
 
 
-def first_line(source: PathOrFile, max_bytes: int) -> bytes:
-    """Return the first line of a file or a pipe, at most max_bytes of it."""
-    if isinstance(source, Path):
-        with open(source, "rb") as file:
-            return file.readline(max_bytes)
-    return source.readline(max_bytes)
+def uncompressed(name: str) -> str:
+    """Return a file's name without the ending of its compression, if it has one."""
+    ending = next((each for each in COMPRESSED if name.lower().endswith(each)), "")
+    return name[: len(name) - len(ending)]
+
+
+def is_compressed(source: PathOrFile) -> bool:
+    """Whether a file is compressed, by its ending; a pipe is not."""
+    return isinstance(source, Path) and uncompressed(source.name) != source.name
 
 
 @contextmanager
-def resumed(source: PathOrFile, head: bytes) -> Iterator[IO[bytes]]:
-    """Yield a file or a pipe positioned after head, which was read from it."""
-    if isinstance(source, Path):
+def resumed(source: PathOrFile, head: bytes = b"") -> Iterator[IO[bytes]]:
+    """Yield a file or a pipe positioned after head, which was read from it. A file's content is decompressed.
+
+    Raises BadInput for a damaged compressed file, also from the block.
+    """
+    if not isinstance(source, Path):
+        yield source
+    elif not is_compressed(source):
         with open(source, "rb") as file:
             file.seek(len(head))
             yield file
     else:
-        yield source
+        import pyarrow as pa
+
+        try:
+            with io.BufferedReader(pa.input_stream(str(source), compression="detect")) as file:
+                file.read(len(head))
+                yield file
+        except OSError as error:
+            raise BadInput(f"{source} cannot be decompressed: {error}") from error
+
+
+def next_line(source: PathOrFile, max_bytes: int, head: bytes = b"") -> bytes:
+    """Return the line of a file or a pipe after head, which was read from it, at most max_bytes of it."""
+    with resumed(source, head) as file:
+        return file.readline(max_bytes)
+
+
+@contextmanager
+def written(target: Path) -> Iterator[PathOrFile]:
+    """Yield what to write to: the path of a new file, or a stream that compresses, as its ending says."""
+    if not is_compressed(target):
+        yield target
+        return
+    import pyarrow as pa
+
+    with pa.output_stream(str(target), compression="detect") as file:
+        yield file
 
 
 @contextmanager
@@ -86,7 +122,7 @@ def atomic_output(destination: str | os.PathLike[str], *, folder: bool) -> Itera
                 raise
         return
     target = Path(destination)
-    if target.exists():
+    if target.exists() and not (folder and target.is_dir() and not any(target.iterdir())):
         raise FileExistsError(f"{target} exists; name a new {'folder' if folder else 'file'}")
     target.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(target.parent, os.W_OK | os.X_OK):  # an error of the hidden folder would name that

@@ -69,7 +69,7 @@ class RowWriter:
         values = rows.values
         if self.normalize:
             values = unit(values).astype(rows.values.dtype if self.dtype is None else np.float32)
-        batch: Batch = {KEY: rows.keys, **(rows.slots or {}), SCORE: rows.scores, STEP: rows.steps}  # type: ignore[dict-item]
+        batch: Batch = {KEY: rows.keys, **(rows.slots or {}), SCORE: rows.scores, STEP: rows.steps}
         if self.dtype == "int8":
             wide = rounded(values, np.dtype(np.float32), rows.keys, "leave --dtype out, or add --normalize")
             if not (finite := np.isfinite(wide).all(axis=1)).all():

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -14,10 +15,12 @@ import numpy as np
 import kvemb
 from kvemb import bulk
 from kvemb.tools.ahead import ahead
-from kvemb.tools.destinations import PIPE, atomic_output, fetched
+from kvemb.tools.destinations import PIPE, atomic_output, fetched, is_compressed
 from kvemb.tools.failures import BadInput, WrongUsage
-from kvemb.tools.formats.columns import KEY, SCALE, SCORE, STEP, VALUE, Batch, PathOrFile, SourceOptions, Table
+from kvemb.tools.formats.columns import KEY, ROW, SCALE, SCORE, STEP, VALUE, Batch, PathOrFile, SourceOptions, Table
 from kvemb.tools.formats.known import Format, format_of
+from kvemb.tools.keys import integers, read_keys
+from kvemb.tools.named import named
 from kvemb.tools.numbers import narrow, rounded
 from kvemb.tools.reading import WRITE_BUDGET, Progress, kind_name
 
@@ -31,7 +34,8 @@ _ADDED = ("format", "whole", "bfloat16")
 class Imported:
     """What was loaded: how many rows were added, replaced, and kept as they were; rows: the variable's size now.
 
-    made: the names of optimizer, policy and initializer if the variable is new, otherwise None.
+    duplicates: rows of the source that were left out because another one has the same key. made: the names of
+    optimizer, policy and initializer if the variable is new, otherwise None.
     """
 
     variable: str
@@ -39,6 +43,7 @@ class Imported:
     replaced: int
     kept: int
     rows: int
+    duplicates: int = 0
     made: dict[str, str] | None = None
 
 
@@ -51,33 +56,40 @@ def import_table(
     on_conflict: Conflict = "error",
     key_column: str | None = None,
     value_column: str | None = None,
+    keys: str | os.PathLike[str] | None = None,
     key_dtype: str | None = None,
     value_dtype: str | None = None,
+    optimizer: str | None = None,
     progress: Progress | None = None,
 ) -> Imported:
     """Load a file, a folder, a URL or an open binary file into a variable of the store at path.
 
     The store and the variable are created if they do not exist; a file that kvemb exported with slots and scores
     creates the variable as it was. variable: its name; None: the name in the file, or that of the file. format: a name
-    in formats.known.FORMATS; None: by the ending of source. on_conflict: what happens to existing rows, as for
-    kvemb.bulk.load. key_column, value_column: of a Parquet, Arrow, CSV, npy, safetensors or PyTorch source. key_dtype,
-    value_dtype: of a new variable, and of formats that do not say; None: those of the source. progress(done, total):
-    rows; total is 0 if it is not known.
+    in formats.known.FORMATS; None: by the ending of source. on_conflict: what happens if a key has a row already, also
+    in source, as for kvemb.bulk.load. key_column, value_column: of a Parquet, Arrow, CSV, npy, safetensors or PyTorch
+    source. keys: a file of the keys of a matrix's rows, .npy or one a line; None: their numbers. key_dtype,
+    value_dtype: of a new variable, and of formats that do not say; None: those of the source. optimizer: of a new
+    variable, as for `kvemb migrate`: "adagrad:0.1". progress(done, total): rows; total is 0 if it is not known.
 
     Raises BadInput, FileNotFoundError, and what kvemb.open and kvemb.bulk.load raise; then the store is unchanged.
     """
     origin = source if not isinstance(source, (str, os.PathLike)) else os.fspath(source)
     kind = format_of(format, origin if isinstance(origin, str) else PIPE)
     check_dtype(value_dtype)
-    given = SourceOptions(variable, key_column, value_column, key_dtype, value_dtype)
+    beside = None if keys is None else read_keys(Path(keys))
+    given = SourceOptions(variable, key_column, value_column, beside, False, key_dtype, value_dtype)
+    optimizing = None if optimizer is None else named("optimizer", optimizer)[0]
     if not isinstance(origin, str):
         if not kind.pipe:
             raise BadInput(f"{kind.name} cannot be read from a pipe; name a file")
-        return _import(origin, "table", kind, path, given, on_conflict, progress)
+        return _import(origin, "table", kind, path, given, optimizing, on_conflict, progress)
     with fetched(origin) as here:
         if not here.exists():
             raise FileNotFoundError(f"{origin} does not exist")
-        return _import(here, here.name.split(".")[0], kind, path, given, on_conflict, progress)
+        if is_compressed(here) and not kind.pipe:
+            raise BadInput(f"{here} is compressed; {kind.name} is read from its place in a file: decompress it first")
+        return _import(here, here.name.split(".")[0], kind, path, given, optimizing, on_conflict, progress)
 
 
 def _import(
@@ -86,20 +98,29 @@ def _import(
     kind: Format,
     path: str | os.PathLike[str],
     given: SourceOptions,
+    optimizer: dict[str, Any] | None,
     on_conflict: Conflict,
     progress: Progress | None,
 ) -> Imported:
-    table, batches = kind.read(origin, given)
+    table, read = kind.read(origin, given)
     name = given.variable or table.metadata.get("name") or stem
     with ExitStack() as stack:
-        where = Path(path) if Path(path).exists() else stack.enter_context(atomic_output(os.fspath(path), folder=True))
+        where = Path(path)
+        if not where.exists() or (where.is_dir() and not any(where.iterdir()) and not where.is_mount()):
+            where = stack.enter_context(atomic_output(os.fspath(path), folder=True))
         store = stack.enter_context(filled(where))
         known = name in store.variables
-        target = store.variables[name] if known else _created(store, name, table, given)
-        loaded = bulk.load(target, ahead(_rows(batches, table, target, progress)), on_conflict=on_conflict)
+        if optimizer is not None and (known or table.metadata.get("whole")):
+            has = f"variable {name!r} exists" if known else f"{origin} was exported with the optimizer of its variable"
+            raise WrongUsage(f"{has}; leave out --optimizer, and change it with kvemb migrate --optimizer")
+        target = store.variables[name] if known else _created(store, name, table, given, optimizer)
+        batches = read(_wanted(table, target))
+        rows = ahead(_rows(batches, table, target, origin, progress))
+        loaded = bulk.load(target, rows, on_conflict=on_conflict)
         described = bulk.described(target)
         made = {what: kind_name(described[what]) for what in ("optimizer", "policy", "initializer")}
-        return Imported(name, loaded.added, loaded.replaced, loaded.kept, target.size(), None if known else made)
+        counts = (loaded.added, loaded.replaced, loaded.kept, target.size(), loaded.duplicates)
+        return Imported(name, *counts, None if known else made)
 
 
 @contextmanager
@@ -114,7 +135,17 @@ def filled(path: Path) -> Iterator[kvemb.Store]:
     store.close()
 
 
-def _created(store: kvemb.Store, name: str, table: Table, given: SourceOptions) -> kvemb.Variable:
+def _wanted(table: Table, target: kvemb.Variable) -> list[str]:
+    """Return the columns to read: key, value, and of kvemb's other ones those that the variable has."""
+    there = {column.name for column in table.columns}
+    slots = [slot.name for slot in target.optimizer.shapes(target.dim)] if target.optimizer else []
+    alone = [each.name for each in table.columns if each.name in (SCALE, SCORE, STEP) and each.width is None]
+    return [KEY, VALUE, *alone, *(slots if there.issuperset(slots) else [])]
+
+
+def _created(
+    store: kvemb.Store, name: str, table: Table, given: SourceOptions, optimizer: dict[str, Any] | None
+) -> kvemb.Variable:
     """Create a variable from the source's metadata, or from its columns."""
     key, value, metadata = table.key, table.value, table.metadata
     if metadata.get("whole"):
@@ -127,11 +158,12 @@ def _created(store: kvemb.Store, name: str, table: Table, given: SourceOptions) 
         raise BadInput(f"the source has {values} values; give --value-dtype, one of {', '.join(VALUE_DTYPES)}")
     if not value.width:
         raise BadInput(f"the source has no rows and does not give their dim; create the variable {name!r} first")
-    return store.get_variable(name, keys, values, value.width)
+    made = None if optimizer is None else kvemb.optimizers.optimizer_from_json(optimizer)
+    return store.get_variable(name, keys, values, value.width, optimizer=made)
 
 
 def _rows(
-    batches: Iterator[Batch], table: Table, target: kvemb.Variable, progress: Progress | None
+    batches: Iterator[Batch], table: Table, target: kvemb.Variable, source: object, progress: Progress | None
 ) -> Iterator[bulk.Rows]:
     """Convert batches of columns to rows of a variable. Raises BadInput if they do not fit."""
     slots = target.optimizer.shapes(target.dim) if target.optimizer else ()
@@ -140,7 +172,10 @@ def _rows(
     for batch in batches:
         for name in table.metadata.get("bfloat16", []):
             batch[name] = narrow(batch[name])
-        values = batch[VALUE]
+        keys, values = batch[KEY], batch[VALUE]
+        if not isinstance(keys, np.ndarray):
+            numbers = batch.get(ROW, range(done, done + len(keys)))
+            keys = integers(keys, target.key_dtype, partial(_place, table, numbers), source)
         if SCALE in batch:
             values = values.astype(np.float32) * batch[SCALE][:, None]
         if values.shape[1] != target.dim:
@@ -148,6 +183,7 @@ def _rows(
                 f"the source has rows of {values.shape[1]} values, variable {target.name!r} has {target.dim}"
             )
         for slot in slots if has_slots else ():
+            batch[slot.name] = batch[slot.name].reshape(len(keys), -1) if len(keys) else batch[slot.name]
             shape = batch[slot.name].shape[1:]
             if shape != (slot.width,):
                 raise BadInput(
@@ -155,15 +191,19 @@ def _rows(
                     f"{target.name!r} has it with {slot.width}; export without slots, or see kvemb migrate --optimizer"
                 )
         yield bulk.Rows(
-            converted(batch[KEY], batch[KEY], target.key_dtype, "keys", target.name),
-            converted(values, batch[KEY], target.value_dtype, "values", target.name),
+            converted(keys, keys, target.key_dtype, "keys", target.name),
+            converted(values, keys, target.value_dtype, "values", target.name),
             {slot.name: batch[slot.name] for slot in slots} if has_slots else None,
             batch.get(SCORE),
             batch.get(STEP),
         )
-        done += len(batch[KEY])
+        done += len(keys)
         if progress is not None:
             progress(done, table.rows or 0)
+
+
+def _place(table: Table, numbers: Sequence[int], at: int) -> str:
+    return table.place(int(numbers[at]))
 
 
 def check_dtype(value_dtype: str | None) -> None:

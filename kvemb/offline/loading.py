@@ -6,8 +6,8 @@ them. Memory does not grow with the table. Other calls of the variable wait only
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import ExitStack, closing
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from kvemb.checks.ranges import MAX_GIVEN_STEPS
 from kvemb.durability.scratch import scratch
 from kvemb.handle import inside
+from kvemb.offline.merging import EqualKeys, Stays
 from kvemb.offline.sorter import Sorter
 from kvemb.offline.table_files import TableFiles
 from kvemb.rows.block import RowBlock
@@ -48,6 +49,9 @@ class Rows:
         return len(self.keys)
 
 
+_STAYS: dict[str, Stays] = {"replace": "last", "keep": "first", "error": None}
+
+
 @dataclass(frozen=True)
 class Loaded:
     """Hold the result of ``load``.
@@ -56,11 +60,13 @@ class Loaded:
         added: Rows that were added.
         replaced: Existing rows that were replaced.
         kept: Existing rows that were kept.
+        duplicates: Rows that were given, but left out because another given row has the same key.
     """
 
     added: int = 0
     replaced: int = 0
     kept: int = 0
+    duplicates: int = 0
 
 
 def load(
@@ -74,22 +80,23 @@ def load(
 
     Args:
         variable: The variable to load into.
-        batches: Rows in any order. The last of equal keys wins.
-        on_conflict: What to do with a row that exists already. ``"replace"``: replace it, with slots, score and step.
-            ``"keep"``: keep it. ``"error"``: raise ValueError, and change nothing.
+        batches: Rows in any order.
+        on_conflict: What to do if a key has a row already, in the variable or in an earlier batch. ``"replace"``:
+            replace it, with slots, score and step. ``"keep"``: keep it. ``"error"``: raise ValueError, and change
+            nothing.
 
     Returns:
-        How many rows were added, replaced and kept.
+        How many rows were added, replaced, kept, and left out because their key was given twice.
 
     Raises:
-        TypeError, ValueError: A batch or ``on_conflict`` is not valid; ValueError also for an existing row with
-            ``"error"``, and if another call wrote to the variable while ascending keys were loaded into it.
+        TypeError, ValueError: A batch or ``on_conflict`` is not valid; ValueError also for a key that has a row already
+            with ``"error"``, and if another call wrote to the variable while ascending keys were loaded into it.
         ColdStoreError: The disk could not be written.
 
     Example:
         >>> batch = kvemb.bulk.Rows(keys=np.array([3, 4]), values=np.zeros((2, 2), np.float32))
         >>> kvemb.bulk.load(users, [batch])
-        Loaded(added=1, replaced=1, kept=0)
+        Loaded(added=1, replaced=1, kept=0, duplicates=0)
     """
     with BulkLoader(variable, on_conflict) as loading:
         for batch in batches:
@@ -115,7 +122,7 @@ class BulkLoader:
             live = inside(store).points.live
             folder = stack.enter_context(scratch("load-", live))
             self._files = stack.enter_context(closing(TableFiles(variable, folder)))
-            self._sorter = Sorter(inside(variable).schema, folder, store.limits)
+            self._sorter = Sorter(inside(variable).schema, folder, store.limits, _STAYS[on_conflict])
             # Rows in key order for an empty variable go straight to files: there is nothing to compare them with.
             self._ascending = variable.size() == 0
             self._undo = stack.pop_all()
@@ -127,7 +134,7 @@ class BulkLoader:
         self._undo.close()
 
     def add(self, block: RowBlock) -> None:
-        """Add rows; the last of equal keys wins."""
+        """Add rows. Of equal keys the last row stays, or with on_conflict "keep" the first."""
         if self._ascending and not self._files.follows(block):
             self._ascending = False
             for earlier in self._files.drain():
@@ -135,7 +142,19 @@ class BulkLoader:
         if self._ascending:
             self._files.append(block)
         else:
-            self._sorter.add(block)
+            with self._equal_keys_told():
+                self._sorter.add(block)
+
+    @contextmanager
+    def _equal_keys_told(self) -> Iterator[None]:
+        try:
+            yield
+        except EqualKeys as error:
+            key = public_keys(np.array([error.key]), inside(self._variable).schema.key_dtype)[0]
+            raise ValueError(
+                f"key {key} is given twice for {self._variable.name!r}; choose on_conflict 'replace', with which the "
+                "last row stays, or 'keep', with which the first does"
+            ) from None
 
     def finish(self) -> Loaded:
         """Put all rows into the variable's cold store at once, or none. They are durable once the store is flushed."""
@@ -149,7 +168,9 @@ class BulkLoader:
             if files.rows and storage.sealed_epochs() != files.sealed_epochs:
                 files.record_again()  # a checkpoint without these rows took the keys recorded so far
             added = files.rows
-            for block in self._sorter.blocks():
+            distinct = 0
+            for block in self._blocks():
+                distinct += len(block)
                 exists = np.zeros(len(block), np.bool_) if empty else cold.read(block.keys)[1]
                 existing = int(exists.sum())
                 if existing and on_conflict == "error":
@@ -164,7 +185,11 @@ class BulkLoader:
                 files.append(block)
             files.finish()
             storage.ingest_recorded(files.ingest, added, files.step)
-        return Loaded(added, replaced, kept)
+        return Loaded(added, replaced, kept, self._sorter.taken - distinct)
+
+    def _blocks(self) -> Iterator[RowBlock]:
+        with self._equal_keys_told():
+            yield from self._sorter.blocks()
 
 
 def _block_of(batch: Rows, variable: Variable) -> RowBlock:

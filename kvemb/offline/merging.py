@@ -1,8 +1,9 @@
-"""Sorts rows by key, and merges sorted streams of them; later rows of a key replace earlier ones. Not thread-safe."""
+"""Sorts rows by key, and merges sorted streams of them; one row of equal keys stays. Not thread-safe."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 
@@ -10,10 +11,24 @@ from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import order_keys
 from kvemb.rows.schema import Schema
 
+# Which row of equal keys stays; None: there must be no equal keys.
+Stays = Literal["last", "first"] | None
 
-def merged(streams: list[Iterator[RowBlock]], schema: Schema, window: int) -> Iterator[RowBlock]:
-    """Yield the rows of all streams in key order; for equal keys that of the last stream. window: rows held of each."""
-    return (_last_of_each(parts, schema) for parts in aligned(streams, schema, window))
+
+class EqualKeys(Exception):
+    """Two rows have one key, where keys must be distinct. key: that key, as int64."""
+
+    def __init__(self, key: int) -> None:
+        super().__init__(f"the key {key} has several rows")
+        self.key = key
+
+
+def merged(streams: list[Iterator[RowBlock]], schema: Schema, window: int, stays: Stays = "last") -> Iterator[RowBlock]:
+    """Yield the rows of all streams in key order; for equal keys that of the last stream. window: rows held of each.
+
+    Raises EqualKeys if stays is None and a key occurs twice.
+    """
+    return (_one_of_each(parts, schema, stays) for parts in aligned(streams, schema, window))
 
 
 def aligned(streams: list[Iterator[RowBlock]], schema: Schema, window: int) -> Iterator[list[RowBlock]]:
@@ -63,18 +78,20 @@ class _Head:
         return taken
 
 
-def _last_of_each(parts: list[RowBlock], schema: Schema) -> RowBlock:
-    """Return the rows of parts, each in key order; for equal keys that of the last part."""
+def _one_of_each(parts: list[RowBlock], schema: Schema, stays: Stays) -> RowBlock:
+    """Return the rows of parts, each in key order; for equal keys that of the last part, or of the first."""
     parts = [part for part in parts if len(part)] or parts[:1]
-    return parts[0] if len(parts) == 1 else in_key_order(RowBlock.joined(parts, schema))
+    return parts[0] if len(parts) == 1 else in_key_order(RowBlock.joined(parts, schema), stays)
 
 
-def in_key_order(rows: RowBlock) -> RowBlock:
-    """Return rows in key order; of equal keys only the last row."""
+def in_key_order(rows: RowBlock, stays: Stays = "last") -> RowBlock:
+    """Return rows in key order; of equal keys only the row that stays. Raises EqualKeys."""
     ordered = order_keys(rows.keys, rows.schema)
     if (ordered[1:] > ordered[:-1]).all():
         return rows
     order = np.argsort(ordered, kind="stable")
     ordered = ordered[order]
-    last = np.append(ordered[1:] != ordered[:-1], True)
-    return rows.select(order[last])
+    differs = ordered[1:] != ordered[:-1]
+    if stays is None and not differs.all():
+        raise EqualKeys(int(rows.keys[order[np.argmin(differs)]]))
+    return rows.select(order[np.insert(differs, 0, True) if stays == "first" else np.append(differs, True)])

@@ -13,7 +13,7 @@ import numpy as np
 
 from kvemb.durability import layout
 from kvemb.limits import DEFAULT, Limits
-from kvemb.offline.merging import in_key_order, merged
+from kvemb.offline.merging import Stays, in_key_order, merged
 from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import order_keys, unordered_keys
 from kvemb.rows.schema import Schema
@@ -24,13 +24,15 @@ MIN_WINDOW = 64
 
 
 class Sorter:
-    """Takes rows in any order and returns them in key order, only the last of equal keys. folder: of the runs.
+    """Takes rows in any order and returns them in key order, only one of equal keys. folder: of the runs.
 
-    limits: sort_bytes of a run, scan_rows of a returned block.
+    limits: sort_bytes of a run, scan_rows of a returned block. stays: which of equal keys; None: add() and blocks()
+    raise EqualKeys. taken: how many rows were added.
     """
 
-    def __init__(self, schema: Schema, folder: Path, limits: Limits = DEFAULT) -> None:
-        self.folder, self._schema, self._limits = folder, schema, limits
+    def __init__(self, schema: Schema, folder: Path, limits: Limits = DEFAULT, stays: Stays = "last") -> None:
+        self.folder, self._schema, self._limits, self._stays = folder, schema, limits, stays
+        self.taken = 0
         columns = [("key", "<u8"), ("score", "<f8"), ("step", "<i8"), ("words", "<u8", (schema.row_words,))]
         self._layout = np.dtype(columns)
         self._waiting: list[RowBlock] = []
@@ -41,13 +43,14 @@ class Sorter:
         """Add copies of rows."""
         if len(block) == 0:
             return
+        self.taken += len(block)
         self._waiting.append(block.select(slice(None)))
         if sum(map(len, self._waiting)) * self._layout.itemsize >= self._limits.sort_bytes:
             self._write_run()
 
     def _sorted(self) -> RowBlock:
         """Return the rows that are in no run, and forget them."""
-        rows, self._waiting = in_key_order(RowBlock.joined(self._waiting, self._schema)), []
+        rows, self._waiting = in_key_order(RowBlock.joined(self._waiting, self._schema), self._stays), []
         rows.flags[:] = 0
         return rows
 
@@ -78,6 +81,6 @@ class Sorter:
             self._write_run()
         window = max(MIN_WINDOW, self._limits.sort_bytes // self._layout.itemsize // max(1, len(self._runs)))
         runs = [self._read_run(path, window // 2) for path in self._runs]
-        for rows in merged(runs, self._schema, window) if runs else [self._sorted()]:
+        for rows in merged(runs, self._schema, window, self._stays) if runs else [self._sorted()]:
             for at in range(0, len(rows), self._limits.scan_rows):
                 yield rows.part(at, min(at + self._limits.scan_rows, len(rows)))

@@ -131,7 +131,7 @@ def test_an_empty_table_that_is_written_to_meanwhile_is_told(store):
     assert sum(map(len, bulk.scan(table))) == table.size() == 1
 
 
-@pytest.mark.parametrize("conflict", ["replace", "error"])
+@pytest.mark.parametrize("conflict", ["replace", "keep"])
 def test_a_load_that_is_interrupted_changes_nothing(monkeypatch, store, tmp_path, conflict):
     """Wherever it is: all rows come at once, or none."""
     table = table_of(store)
@@ -148,7 +148,23 @@ def test_a_load_that_is_interrupted_changes_nothing(monkeypatch, store, tmp_path
             with pytest.raises(KeyboardInterrupt):
                 bulk.load(table, batches, on_conflict=conflict)
         assert table.size() == 0
-    assert bulk.load(table, batches, on_conflict=conflict) == Loaded(4, 0, 0)
-    assert model_of(bulk.scan(table)) == merged({}, batches, "replace")
+    assert bulk.load(table, batches, on_conflict=conflict) == Loaded(4, 0, 0, 1)
+    assert model_of(bulk.scan(table)) == merged({}, batches, conflict)
     changes = store.checkpoint(tmp_path / "after").changes(before)
     assert sorted(key for change in changes for key in change.keys.tolist()) == [1, 2, 3, 9]
+
+
+@pytest.mark.limits(sort_bytes=400, table_file_bytes=400, scan_rows=7)
+@pytest.mark.parametrize("apart", [1, 300])
+def test_equal_keys_of_a_source_are_counted_and_follow_on_conflict(store, apart):
+    """With "error" the last of them won silently, and with "keep" too."""
+    table = table_of(store)
+    table.upsert([5], np.zeros((1, DIM), np.float32))
+    batches = [rows([9], 1), *(rows([1000 - at], 0) for at in range(apart)), rows([9], 2)]
+    with pytest.raises(ValueError, match=r"key 9 is given twice for '\w+'; choose on_conflict 'replace', .*'keep'"):
+        bulk.load(table, batches, on_conflict="error")
+    assert table.size() == 1
+    for conflict, stays in (("keep", 1), ("replace", 2)):
+        done = bulk.load(table, batches, on_conflict=conflict)
+        assert (done.duplicates, done.added + done.replaced + done.kept) == (1, apart + 1)
+        assert bulk.read(table, [9]).values.tolist() == rows([9], stays).values.tolist()

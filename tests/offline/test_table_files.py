@@ -41,7 +41,7 @@ def test_rows_in_memory_alone_are_loaded_too(store):
 def test_rows_that_ascend_and_then_do_not_are_one_load(store):
     table = table_of(store)
     batches = [rows(np.arange(0, 100), 1), rows(np.arange(100, 200), 2), rows(np.arange(50, 150), 3), rows([5], 4)]
-    assert bulk.load(table, batches) == Loaded(200, 0, 0)
+    assert bulk.load(table, batches) == Loaded(200, 0, 0, 101)
     assert model_of(bulk.scan(table)) == merged({}, batches, "replace")
     store.check()
 

@@ -137,8 +137,10 @@ def test_values_of_a_dtype_that_no_variable_has_are_one_line(tmp_path, capsys):
         ("key,value,value_0", r"has the column 'value_0' and 'value' too"),
         ("key,value_0,value_0", r"has the column 'value_0' twice; rename one"),
         ("key,key,value_0", r"has the column 'key' twice"),
-        ("key_0,value_0,value_1", r"has the column 'key_0'; a key is one number"),
-        ("key,value_0,score_0", r"has the column 'score_0'; a score is one number"),
+        (
+            "key_0,value_0,value_1",
+            r"has no column 'key' for the key: name one of its columns with --key-column, it has key_0",
+        ),
     ],
 )
 def test_columns_of_a_csv_that_can_be_read_in_several_ways_are_refused(tmp_path, head, line):

@@ -97,7 +97,14 @@ def import_(
     ] = "error",
     key_column: Annotated[str | None, typer.Option(help="The column that has the keys.")] = None,
     value_column: Annotated[
-        str | None, typer.Option(help="The column that has the values. For a PyTorch file: the name of the weight.")
+        str | None, typer.Option(help="The column that has the values. Of several matrices: the name of one.")
+    ] = None,
+    keys: Annotated[
+        Path | None,
+        typer.Option(help="The keys of a matrix's rows: a .npy file, or text, one a line. Default: the row numbers."),
+    ] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(help="The optimizer of a new variable, such as adagrad:0.1; see kvemb migrate.")
     ] = None,
     key_dtype: Annotated[
         Literal["int64", "int32", "uint64"] | None, typer.Option(help="The key dtype of a new variable.")
@@ -125,6 +132,8 @@ def import_(
             on_conflict=on_conflict,
             key_column=key_column,
             value_column=value_column,
+            keys=keys,
+            optimizer=optimizer,
             key_dtype=key_dtype,
             value_dtype=value_dtype,
             progress=update,
@@ -135,6 +144,9 @@ def import_(
         ("replaced", counted(done.replaced, "row")),
         ("kept as they were", counted(done.kept, "row")),
     ]
+    if done.duplicates:
+        which = "first" if on_conflict == "keep" else "last"
+        lines.append(("left out", f"{counted(done.duplicates, 'row')} whose key occurs twice; the {which} row stayed"))
     if done.made is not None:
         lines.insert(1, ("new, with", ", ".join(f"{what} {name}" for what, name in done.made.items())))
     screen.close(f"kvemb import {source}", lines, asdict(done))

@@ -1,4 +1,4 @@
-"""Formats with one array per column: .npy files in a folder, a safetensors file.
+"""Formats with one array per column: .npy files in a folder, a safetensors file. A matrix alone is a table, too.
 
 Rows are appended to all columns' files as they arrive, so memory does not grow with the table.
 """
@@ -9,7 +9,7 @@ import json
 import shutil
 import struct
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from operator import itemgetter
 from pathlib import Path
@@ -17,23 +17,24 @@ from typing import Any
 
 import numpy as np
 
-from kvemb.tools.failures import BadInput
+from kvemb.tools.failures import BadInput, WrongUsage
 from kvemb.tools.formats.columns import (
     KEY,
     MAX_METADATA_BYTES,
     VALUE,
     Batch,
     Column,
+    Read,
     SourceOptions,
     Table,
     check_width,
     parse_metadata,
-    renamed,
     slices,
 )
 from kvemb.tools.numbers import dtype_of
 
 METADATA_FILE = "about.json"
+_MAGIC = b"\x93NUMPY"
 NPY_HEADER_BYTES = 128
 _SAFE = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64", "int8": "I8"}
 _SAFE |= {"int32": "I32", "int64": "I64", "uint64": "U64"}
@@ -75,21 +76,22 @@ def write_npy(folder: Path, table: Table, batches: Iterator[Batch]) -> None:
         (folder / METADATA_FILE).write_text(json.dumps(table.metadata, indent=1) + "\n", encoding="utf-8")
 
 
-def read_npy(folder: Path, given: SourceOptions) -> tuple[Table, Iterator[Batch]]:
-    """Read the .npy files of a folder; a file's name without .npy is its column's."""
-    arrays = {}
-    for path in sorted(folder.glob("*.npy")) if folder.is_dir() else []:
-        arrays[path.stem] = _mapped(path)
+def read_npy(source: Path, given: SourceOptions) -> tuple[Table, Read]:
+    """Read one .npy file, a matrix, or those of a folder; a file's name without .npy is its column's."""
+    files = [source] if source.is_file() else sorted(source.glob("*.npy"))
     metadata = {}
-    if (folder / METADATA_FILE).is_file():
-        with open(folder / METADATA_FILE, "rb") as file:
-            metadata = parse_metadata(file.read(MAX_METADATA_BYTES + 1), folder / METADATA_FILE)
-    return of_arrays(str(folder), arrays, metadata, given)
+    if (source / METADATA_FILE).is_file():
+        with open(source / METADATA_FILE, "rb") as file:
+            metadata = parse_metadata(file.read(MAX_METADATA_BYTES + 1), source / METADATA_FILE)
+    return of_arrays(source, {path.stem: _mapped(path) for path in files}, metadata, given)
 
 
 def _mapped(path: Path) -> Any:
     """Return the memory-mapped array of a .npy file. Raises BadInput."""
     try:
+        with open(path, "rb") as file:
+            if file.read(len(_MAGIC)) != _MAGIC:  # np.load's advice would be to unpickle it
+                raise ValueError("it does not begin as a .npy file does")
         array = np.load(path, mmap_mode="r", allow_pickle=False)
         if not isinstance(array, np.ndarray):
             raise ValueError("it holds several arrays, or none")
@@ -99,32 +101,53 @@ def _mapped(path: Path) -> Any:
 
 
 def of_arrays(
-    source: str, arrays: dict[str, Any], metadata: dict[str, Any], given: SourceOptions
-) -> tuple[Table, Iterator[Batch]]:
-    """Return a table of arrays of equal length; without metadata, only key and value are read."""
-    chosen = {KEY: given.key_column or KEY, VALUE: given.value_column or VALUE}
-    for what, name in chosen.items():
-        if name not in arrays:
-            raise BadInput(f"{source} has no {name!r} for the {what}; it has {', '.join(sorted(arrays)) or 'nothing'}")
-    named = {renamed(name, chosen): name for name in arrays}
-    if not metadata:
-        named = {what: name for what, name in named.items() if what in chosen}
-    columns = []
+    source: object, arrays: Mapping[str, Any], metadata: dict[str, Any], given: SourceOptions
+) -> tuple[Table, Read]:
+    """Return a table of arrays of equal length; without metadata, only key and value are read.
+
+    Without an array of keys, one of the matrices: the keys of its rows are those given, or their numbers.
+    """
+    key = given.key_column or KEY
+    if key not in arrays and (given.key_column or metadata):
+        raise BadInput(f"{source} has no {key!r} for the key; it has {', '.join(sorted(arrays)) or 'nothing'}")
+    if key in arrays and given.keys is not None:
+        raise WrongUsage(f"{source} has keys, in {key!r}; leave out --keys, or name a matrix in a file of its own")
+    matrices = {name: array for name, array in arrays.items() if array.ndim == 2}
+    value = VALUE if given.value_column is None and VALUE in arrays else given.value_column
+    if value is None and len(matrices) == 1:
+        value = next(iter(matrices))
+    if value is None or value not in arrays:
+        shapes = ", ".join(f"{name} {tuple(array.shape)}" for name, array in matrices.items())
+        raise WrongUsage(f"{source} has the matrices {shapes or '(none)'}; name one with --value-column")
+    named = {KEY: key, VALUE: value} if key in arrays else {VALUE: value}
+    named |= {name: name for name in arrays if metadata and name not in (key, value)}
+    rows, columns = len(arrays[value]), []
     for what, name in named.items():
         array = arrays[name]
         if array.ndim not in (1, 2) or (what == VALUE and array.ndim != 2) or (what == KEY and array.ndim != 1):
-            raise BadInput(f"{name!r} of {source} cannot have the shape {array.shape}")
-        if len(array) != len(arrays[chosen[KEY]]):
-            raise BadInput(f"{name!r} of {source} has {len(array):,} rows for {len(arrays[chosen[KEY]]):,} keys")
+            raise BadInput(f"{name!r} of {source} cannot have the shape {tuple(array.shape)}")
         _check_numbers(array.dtype, "iu" if what == KEY else "biuf", name, source)
+        if len(array) != rows:
+            raise BadInput(f"{name!r} of {source} has {len(array):,} rows for {rows:,} rows of {value!r}")
         columns.append(Column(what, array.dtype, check_width(array.shape[1], source) if array.ndim == 2 else None))
-    rows = len(arrays[chosen[KEY]])
-    parts = slices(rows, sum(column.nbytes for column in columns))
-    batches = ({what: np.array(arrays[name][part]) for what, name in named.items()} for part in parts)
-    return Table(columns, rows, metadata), batches
+    keys = given.keys
+    if KEY not in named:
+        if keys is not None and len(keys) != rows:
+            raise BadInput(f"--keys has {len(keys):,} keys, but {value!r} of {source} has {rows:,} rows")
+        dtype = np.int64 if keys is None else getattr(keys, "dtype", object)  # an Arrow array of words has none
+        columns.append(Column(KEY, np.dtype(dtype)))
+
+    def read(wanted: Collection[str]) -> Iterator[Batch]:
+        for part in slices(rows, sum(column.nbytes for column in columns)):
+            batch = {what: np.array(arrays[name][part]) for what, name in named.items() if what in wanted}
+            if KEY not in named:
+                batch[KEY] = np.arange(part.start, part.stop) if keys is None else keys[part]
+            yield batch
+
+    return Table(columns, rows, metadata), read
 
 
-def _check_numbers(dtype: np.dtype[Any], kinds: str, name: str, source: str) -> None:
+def _check_numbers(dtype: np.dtype[Any], kinds: str, name: str, source: object) -> None:
     """Raise BadInput unless an array holds numbers of these kinds; NumPy does not count bfloat16 as a float."""
     if dtype.kind not in kinds and not ("f" in kinds and dtype.name == "bfloat16"):
         raise BadInput(f"{name!r} of {source} must hold {'integers' if kinds == 'iu' else 'numbers'}, got {dtype}")
@@ -153,7 +176,7 @@ def write_safetensors(target: Path, table: Table, batches: Iterator[Batch]) -> N
                     shutil.copyfileobj(file, out, 1 << 20)
 
 
-def read_safetensors(source: Path, given: SourceOptions) -> tuple[Table, Iterator[Batch]]:
+def read_safetensors(source: Path, given: SourceOptions) -> tuple[Table, Read]:
     """Read the tensors of a safetensors file; a tensor's name is its column's."""
     from safetensors import SafetensorError, safe_open
 
@@ -162,24 +185,29 @@ def read_safetensors(source: Path, given: SourceOptions) -> tuple[Table, Iterato
     except (SafetensorError, OSError) as error:
         raise BadInput(f"{source} cannot be read: {error}") from error
     metadata = parse_metadata((file.metadata() or {}).get("kvemb", "{}"), source)
-    return of_arrays(str(source), {name: _Slices(file.get_slice(name)) for name in file.keys()}, metadata, given)  # noqa: SIM118
-
-
-def _dtype(name: str) -> np.dtype[Any]:
-    found = {short: dtype for dtype, short in _SAFE.items()}.get(name)
-    if found is None:
-        raise BadInput(f"a tensor holds {name}, which no variable can hold")
-    return dtype_of(found)
+    tensors = {name: _Slices(file.get_slice(name), name, source) for name in file.keys()}  # noqa: SIM118
+    return of_arrays(source, tensors, metadata, given)
 
 
 class _Slices:
     """A tensor of a file; only the slices that are asked for are read."""
 
-    def __init__(self, tensor: Any) -> None:
-        self._tensor = tensor
+    def __init__(self, tensor: Any, name: str, source: Path) -> None:
+        self._tensor, self._name, self._source = tensor, name, source
         self.shape = tuple(tensor.get_shape())
         self.ndim = len(self.shape)
-        self.dtype = _dtype(tensor.get_dtype())
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the numbers. Raises BadInput if NumPy has none for them."""
+        short = self._tensor.get_dtype()
+        found = next((dtype for dtype, each in _SAFE.items() if each == short), None)
+        if found is None:
+            raise BadInput(
+                f"{self._name!r} of {self._source} holds {short}, which no variable can hold; save it as F32, or name "
+                "another tensor"
+            )
+        return dtype_of(found)
 
     def __len__(self) -> int:
         return int(self.shape[0])

@@ -1,5 +1,6 @@
 """Parquet and Arrow IPC, by pyarrow. The table's description is JSON in the schema's metadata.
 
+Longer than 300 lines: of_arrow also chooses the columns of a CSV, so that all three formats choose in one way.
 A column with a width is a list column of fixed size.
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -16,8 +17,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from kvemb.tools.destinations import is_compressed
 from kvemb.tools.failures import BadInput, WrongUsage
 from kvemb.tools.formats.columns import (
     KEY,
@@ -25,11 +28,11 @@ from kvemb.tools.formats.columns import (
     Batch,
     Column,
     PathOrFile,
+    Read,
     SourceOptions,
     Table,
     check_width,
     parse_metadata,
-    renamed,
     slices,
 )
 
@@ -85,7 +88,7 @@ def write_arrow(target: PathOrFile, table: Table, batches: Iterator[Batch]) -> N
             writer.write_batch(_record_batch(batch, table, schema))
 
 
-def read_parquet(source: PathOrFile, given: SourceOptions) -> tuple[Table, Iterator[Batch]]:
+def read_parquet(source: PathOrFile, given: SourceOptions) -> tuple[Table, Read]:
     """Read a Parquet file of any origin, or a folder of them. Pages are checked against checksums that they have."""
     files = _files(source) if isinstance(source, Path) and source.is_dir() else [source]
     readers = []
@@ -99,18 +102,22 @@ def read_parquet(source: PathOrFile, given: SourceOptions) -> tuple[Table, Itera
                 f"{file} has the columns {found.names}, but {files[0]} has {schema.names}; "
                 "all files must have the same columns"
             )
-    rows = sum(reader.metadata.num_rows for reader in readers)
-    batches = (batch for reader in readers for batch in reader.iter_batches(READ_ROWS))
-    return _table(str(source), schema, rows, batches, given)
+
+    def read(wanted: list[str]) -> Iterator[pa.RecordBatch]:
+        return (batch for reader in readers for batch in reader.iter_batches(READ_ROWS, columns=wanted))
+
+    return of_arrow(source, schema, sum(reader.metadata.num_rows for reader in readers), read, given)
 
 
 def _files(folder: Path) -> list[Path]:
     """Return the Parquet files in a folder. Raises BadInput if there is none, or if a part of an export is missing."""
-    files = sorted(folder.rglob("*.parquet"))
+    hidden = ("_", ".")  # what Spark and Hadoop leave beside the data
+    found = (file.relative_to(folder) for file in folder.rglob("*.parquet"))
+    files = sorted(folder / file for file in found if not any(part.startswith(hidden) for part in file.parts))
     if not files:
         raise BadInput(f"{folder} has no .parquet file")
     there = set(files)
-    parts = {(file.parent, int(found[1])) for file in files if (found := _PART.fullmatch(file.name))}
+    parts = {(file.parent, int(part[1])) for file in files if (part := _PART.fullmatch(file.name))}
     for where, count in parts:
         names = (where / f"part-{part:05d}-of-{count:05d}.parquet" for part in range(count))
         if (missing := next((name for name in names if name not in there), None)) is not None:
@@ -118,10 +125,10 @@ def _files(folder: Path) -> list[Path]:
     return files
 
 
-def read_arrow(source: PathOrFile, given: SourceOptions) -> tuple[Table, Iterator[Batch]]:
-    """Read an Arrow IPC file or stream."""
+def read_arrow(source: PathOrFile, given: SourceOptions) -> tuple[Table, Read]:
+    """Read an Arrow IPC file or stream; of a compressed file, a stream."""
     buffer = source
-    if isinstance(source, Path):
+    if isinstance(source, Path) and not is_compressed(source):
         buffer = pa.memory_map(str(source)) if source.stat().st_size else pa.BufferReader(b"")
         is_file = buffer.read(6) == b"ARROW1"
         buffer.seek(0)
@@ -129,17 +136,25 @@ def read_arrow(source: PathOrFile, given: SourceOptions) -> tuple[Table, Iterato
             with translated(source, "cannot be read"):
                 file = pa.ipc.open_file(buffer)
             parts = (file.get_batch(at) for at in range(file.num_record_batches))
-            return _table(str(source), file.schema, None, parts, given)
+            return _streamed(source, file.schema, parts, given)
+    elif isinstance(source, Path):
+        buffer = pa.input_stream(str(source), compression="detect")
     with translated(source, "cannot be read"):
         stream = pa.ipc.open_stream(buffer)
-    return _table(str(source), stream.schema, None, iter(stream), given)
+    return _streamed(source, stream.schema, iter(stream), given)
 
 
-def check_once(wanted: list[str], names: list[str], source: object) -> None:
-    """Raise BadInput if a wanted column occurs twice, which is ambiguous."""
-    counts = Counter(names)
-    if doubled := [name for name in wanted if counts[name] > 1]:
-        raise BadInput(f"{source} has the column {doubled[0]!r} twice; rename one, or leave it out")
+def _streamed(
+    source: PathOrFile, schema: pa.Schema, batches: Iterator[pa.RecordBatch], given: SourceOptions
+) -> tuple[Table, Read]:
+    """Read batches that come once; the first is kept until it is read again with the others."""
+    with translated(source, "is damaged"):
+        first = [batch for batch in [next(batches, None)] if batch is not None]
+
+    def read(wanted: list[str]) -> Iterator[pa.RecordBatch]:
+        return (batch.select([schema.get_field_index(name) for name in wanted]) for batch in chain(first, batches))
+
+    return of_arrow(source, schema, None, read, given)
 
 
 @contextmanager
@@ -151,85 +166,167 @@ def translated(source: object, what: str) -> Iterator[None]:
         raise BadInput(f"{source} {what}: {error}") from error
 
 
-def _table(
-    source: str,
+def of_arrow(
+    source: object,
     schema: pa.Schema,
     rows: int | None,
-    batches: Iterator[pa.RecordBatch],
+    read: Callable[[list[str]], Iterator[pa.RecordBatch]],
     given: SourceOptions,
-) -> tuple[Table, Iterator[Batch]]:
+    *,
+    typed: bool = True,
+) -> tuple[Table, Read]:
+    """Return the table of a schema. The key is a column of integers or words; the value one of lists, or several.
+
+    Several columns NAME_0, NAME_1, ... are a list. read(names): yields batches with these columns; called for the first
+    batch, too. typed: whether the types are known; without, any column may be anything.
+    """
     metadata = parse_metadata((schema.metadata or {}).get(METADATA_KEY, b"{}"), source)
-    chosen = {
-        KEY: given.key_column or _guess(source, schema, KEY, "an integer", _is_key),
-        VALUE: given.value_column or _guess(source, schema, VALUE, "a list", _is_list),
-    }
-    for what, name in chosen.items():
-        if name not in schema.names:
-            raise BadInput(f"{source} has no column {name!r} for the {what}; it has {', '.join(schema.names)}")
-    check_once(schema.names if metadata else [*chosen.values()], schema.names, source)
-    if not _is_key(schema.field(chosen[KEY]).type):
-        raise BadInput(f"column {chosen[KEY]!r} of {source} must hold integers, got {schema.field(chosen[KEY]).type}")
-    if not _is_list(schema.field(chosen[VALUE]).type):
+    kinds = {field.name: _plain(field.type) for field in schema}
+    lists = _numbered([name for name in schema.names if _is_number(kinds[name])])
+    _check_lists(source, given.value_column or VALUE, lists, schema.names)
+    fits = _is_word if given.words else pa.types.is_integer
+    key = given.key_column or _guess(source, schema, KEY, [name for name in kinds if typed and fits(kinds[name])])
+    several = [name for name, parts in lists.items() if len(parts) > 1 and key not in parts]
+    several += [name for name in kinds if _is_list(kinds[name])]
+    value = given.value_column or (VALUE if VALUE in lists else _guess(source, schema, VALUE, several))
+    for what, name in ((KEY, key), (VALUE, value)):
+        if name not in schema.names and (what == KEY or name not in lists):
+            raise _lacking(source, schema, what, name)
+    # Columns besides these two are kvemb's own, which a CSV does not tell of itself.
+    beside = [] if typed and not metadata else [name for name in (*lists, *schema.names) if name not in (key, value)]
+    columns = {KEY: [key], VALUE: lists.get(value, [value])}
+    columns |= {name: lists.get(name, [name]) for name in beside if name not in columns}
+    _check_once([key, *columns[VALUE], *(beside if metadata else [])], schema.names, source)
+    if typed and not (_is_word(kinds[key]) or pa.types.is_integer(kinds[key])):
+        raise BadInput(f"column {key!r} of {source} must hold integers or words, got {schema.field(key).type}")
+    if not (_is_list(kinds[columns[VALUE][0]]) or _is_number(kinds[columns[VALUE][0]])):
         raise BadInput(
-            f"column {chosen[VALUE]!r} of {source} must hold lists of numbers, got {schema.field(chosen[VALUE]).type}"
+            f"column {value!r} of {source} must hold lists of numbers, got {schema.field(value).type}; make lists of "
+            "Spark's vectors with vector_to_array"
         )
-    wanted = [name for name in schema.names if name in chosen.values() or metadata]
-    positions = [schema.get_field_index(name) for name in wanted]
 
-    def read() -> Iterator[Batch]:
+    widths: dict[str, int | None] = {}
+
+    def joined(arrays: list[Any], what: str) -> Any:
+        return arrays[0] if widths[what] is None or arrays[0].ndim == 2 else np.stack(arrays, axis=1)
+
+    def batches(wanted: Collection[str]) -> Iterator[Batch]:
+        names = [name for what in wanted for name in columns[what]]
+        at = 0
         with translated(source, "is damaged"):
-            for part in batches:
-                asked = part.select(positions)
-                asked.validate(full=True)  # before use: offsets and lengths in a foreign file may point anywhere
-                for rows in slices(len(asked), asked.nbytes // max(1, len(asked)), READ_ROWS):
-                    arrays = zip(wanted, asked[rows].columns, strict=True)
-                    yield {renamed(name, chosen): numbers_of(array, name, source) for name, array in arrays}
+            for part in read(names):
+                part.validate(full=True)  # before use: offsets and lengths in a foreign file may point anywhere
+                arrays = dict(zip(part.schema.names, part.columns, strict=True))
+                for rows in slices(len(part), part.nbytes // max(1, len(part)), READ_ROWS):
+                    found = {name: numbers_of(array[rows], name, source, at) for name, array in arrays.items()}
+                    yield {what: joined([found[name] for name in columns[what]], what) for what in wanted}
+                    at += rows.stop - rows.start
 
-    stream = read()
-    first = next(stream, None)
-    columns = []
-    for name in wanted:
-        kind = schema.field(name).type
-        width = None
+    described = []
+    for what, parts in columns.items():
+        kind, width = kinds[parts[0]], None
         if _is_list(kind):
             width = check_width(kind.list_size, source) if pa.types.is_fixed_size_list(kind) else 0
+            with translated(source, "is damaged"):
+                first = None if width else next(read(parts), None)
             if first is not None:
-                width = first[renamed(name, chosen)].shape[1]
+                first.validate(full=True)
+                width = numbers_of(first.column(0), parts[0], source).shape[1]
             kind = kind.value_type
-        columns.append(Column(renamed(name, chosen), np.dtype(kind.to_pandas_dtype()), width))
+        elif what == VALUE or parts != [what]:
+            width = len(parts) if what != KEY else None
+        number = _is_number(kind)
+        widths[what] = width
+        described.append(Column(what, np.dtype(kind.to_pandas_dtype() if number else object), width))
+    return Table(described, rows, metadata), batches
 
-    return Table(columns, rows, metadata), chain([] if first is None else [first], stream)
+
+def _numbered(names: list[str]) -> dict[str, list[str]]:
+    """Return the columns STEM_0, STEM_1, ... by their stem, in the order of their numbers, if none is missing."""
+    lists: dict[str, dict[int, str]] = {}
+    for name in names:
+        stem, _, number = name.rpartition("_")
+        if number.isdecimal() and len(number) < 20 and number == str(int(number)):
+            lists.setdefault(stem, {})[int(number)] = name
+    return {
+        stem: [parts[at] for at in range(len(parts))]
+        for stem, parts in lists.items()
+        if stem not in names and all(at in parts for at in range(len(parts)))
+    }
 
 
-def _guess(source: str, schema: pa.Schema, name: str, kind: str, fits: Callable[[pa.DataType], bool]) -> str:
-    """Return name if there is such a column, otherwise the only column of this kind. Raises WrongUsage."""
-    if name in schema.names:
-        return name
-    found = [field.name for field in schema if fits(field.type)]
+def _check_lists(source: object, value: str, lists: dict[str, list[str]], names: list[str]) -> None:
+    """Raise BadInput if the columns of the value have gaps, or can be read in several ways."""
+    numbered = re.compile(rf"{re.escape(value)}_(0|[1-9][0-9]*)")
+    if value not in lists and (name := next(filter(numbered.fullmatch, names), None)) is not None:
+        missing = next(at for at in range(len(names) + 1) if f"{value}_{at}" not in names)
+        wrong = f"and {value!r} too" if value in names else f"but no '{value}_{missing}'"
+        raise BadInput(f"{source} has the column {name!r} {wrong}; number a list's columns from 0 without gaps")
+
+
+def _guess(source: object, schema: pa.Schema, what: str, found: list[str]) -> str:
+    """Return the column of what if there is one, otherwise the only one that it can be. Raises WrongUsage."""
+    if what in schema.names:
+        return what
     if len(found) != 1:
-        raise WrongUsage(
-            f"{source} has no column {name!r}, but {len(found)} columns that hold {kind}; "
-            f"name one with --{name}-column (it has {', '.join(schema.names)})"
-        )
-    return str(found[0])
+        raise _lacking(source, schema, what, what, found)
+    return found[0]
 
 
-def _is_key(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind))
+def _lacking(source: object, schema: pa.Schema, what: str, name: str, found: list[str] | None = None) -> BadInput:
+    there = ", ".join(schema.names)
+    there = there if len(there) < 200 else f"{there[:200]}..."
+    may = f"; it may be {' or '.join(found[:5])}" if found else ""
+    return (WrongUsage if found else BadInput)(
+        f"{source} has no column {name!r} for the {what}{may}: name one of its columns with --{what}-column, it has "
+        f"{there or 'none'}"
+    )
+
+
+def _check_once(wanted: list[str], names: list[str], source: object) -> None:
+    """Raise BadInput if a wanted column occurs twice, which is ambiguous."""
+    counts = Counter(names)
+    if doubled := [name for name in wanted if counts[name] > 1]:
+        raise BadInput(f"{source} has the column {doubled[0]!r} twice; rename one, or leave it out")
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """Return the type of a column without tensors, dictionaries and views: that of what they stand for."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _plain(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return kind.value_type
+    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
+        return pa.large_list(kind.value_type)
+    return kind
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind))
+
+
+def _is_word(kind: pa.DataType) -> bool:
+    words = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return any(is_a(kind) for is_a in words)
 
 
 def _is_list(kind: pa.DataType) -> bool:
     lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    return any(is_a(kind) for is_a in lists) and bool(
-        pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)
-    )
+    return any(is_a(kind) for is_a in lists) and _is_number(kind.value_type)
 
 
-def numbers_of(array: pa.Array, name: str, source: object) -> np.ndarray[Any, Any]:
-    """Return a column's numbers, (n,) or (n, width)."""
+def numbers_of(array: pa.Array, name: str, source: object, at: int = 0) -> Any:
+    """Return a column's numbers, (n,) or (n, width), or its words as an Arrow array. at: its first row's number."""
+    if isinstance(array.type, pa.BaseExtensionType):
+        array = array.storage
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
     if array.null_count:
-        raise BadInput(f"column {name!r} of {source} has rows without a value; fill or drop them")
-    if not _is_list(array.type):
+        row = at + int(np.argmax(np.asarray(array.is_null())))
+        raise BadInput(f"column {name!r} of {source} has no value in row {row:,}; fill or drop such rows")
+    if _is_word(array.type):
+        return array.cast(pa.large_string())
+    if not _is_list(_plain(array.type)):
         return np.asarray(array.to_numpy(zero_copy_only=False))
     if pa.types.is_fixed_size_list(array.type):
         check_width(array.type.list_size, source)
@@ -239,10 +336,11 @@ def numbers_of(array: pa.Array, name: str, source: object) -> np.ndarray[Any, An
     numbers = np.asarray(flat.to_numpy(zero_copy_only=False))
     if pa.types.is_fixed_size_list(array.type):
         return numbers.reshape(len(array), array.type.list_size)
-    lengths = np.diff(np.asarray(array.offsets))
+    lengths = np.asarray(pc.list_value_length(array))
     if len(lengths) and (lengths != lengths[0]).any():
+        row = at + int(np.argmax(lengths != lengths[0]))
         raise BadInput(
-            f"column {name!r} of {source} has lists of {lengths.min()} to {lengths.max()} numbers; "
-            "all must have the same length"
+            f"column {name!r} of {source} has lists of {lengths.min()} to {lengths.max()} numbers, the first other one "
+            f"in row {row:,}; all must have the same length"
         )
     return numbers.reshape(len(array), check_width(int(lengths[0]), source) if len(lengths) else 0)

@@ -1,27 +1,31 @@
 """A table as named columns: all that a file format sees of it.
 
-A batch is a dict from a column's name to an array: (n, width) if the column has a width, otherwise (n,).
+A batch is a dict from a column's name to an array: (n, width) if the column has a width, otherwise (n,). Keys that are
+words are an Arrow array of large strings (n,).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kvemb.tools.failures import BadInput
 
-Batch = dict[str, npt.NDArray[Any]]
+Batch = dict[str, Any]
 PathOrFile = Path | IO[bytes]
+# Of a source that was opened: yields batches of the columns of these names.
+Read = Callable[[Collection[str]], Iterator[Batch]]
 
 KEY, VALUE, SCORE, STEP, SCALE = "key", "value", "score", "step", "scale"
 # Stands for all of the optimizer's slots; each slot is a column under its own name.
 SLOTS = "slots"
+# The rows' numbers in their source, where these are not consecutive.
+ROW = "row number"
 # The most numbers in a row: a header that claims more is damaged, or crafted to exhaust the memory.
 MAX_WIDTH = 1 << 20
 # The most bytes of the description of a variable; names and initializers of a row are the long parts.
@@ -32,7 +36,7 @@ READ_ROWS, BATCH_BYTES = 65_536, 16 << 20
 
 @dataclass(frozen=True)
 class Column:
-    """One column. width: numbers in each row; None if each row is one number."""
+    """One column. width: numbers in each row; None if each row is one number. dtype: object for words."""
 
     name: str
     dtype: np.dtype[Any]
@@ -48,12 +52,14 @@ class Column:
 class Table:
     """Columns, always with a key and a value. rows: their number, None if it is not known yet.
 
-    metadata: a description of the variable, of types that JSON has.
+    metadata: a description of the variable, of types that JSON has. place: says where a row of a source is, by its
+    number from 0.
     """
 
     columns: list[Column]
     rows: int | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
+    place: Callable[[int], str] = "row {:,}".format
 
     def column(self, name: str) -> Column | None:
         """Return the column of a name, or None."""
@@ -72,11 +78,17 @@ class Table:
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """What the user said about a source; None: as in the source. See importing.import_table."""
+    """What the user said about a source; None: as in the source. See importing.import_table.
+
+    keys: those of the rows of a matrix, integers (n,) or an Arrow array of words; None: the rows' numbers. words:
+    whether keys are words, so that a column of words is one of keys.
+    """
 
     variable: str | None = None
     key_column: str | None = None
     value_column: str | None = None
+    keys: Any = None
+    words: bool = False
     key_dtype: str | None = None
     value_dtype: str | None = None
 
@@ -92,11 +104,6 @@ def check_width(width: int, source: object) -> int:
     if not 0 <= width <= MAX_WIDTH:
         raise BadInput(f"{source} says that a row has {width:,} numbers; a row can have at most {MAX_WIDTH:,}")
     return width
-
-
-def renamed(name: str, chosen: dict[str, str]) -> str:
-    """Return the name here of a source's column. chosen: the names in the source of KEY and VALUE."""
-    return next((ours for ours, theirs in chosen.items() if theirs == name), name)
 
 
 def parse_metadata(text: str | bytes, source: object) -> dict[str, Any]:

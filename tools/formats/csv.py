@@ -1,34 +1,29 @@
-"""CSV of numbers, by pyarrow. A column with a width is one column per number: value_0, value_1, ..."""
+"""Text of numbers, by pyarrow: CSV, and the rows of word2vec's text and of GloVe's, which have no header."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
-from typing import Any
+import io
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pacsv
 
-from kvemb.tools.destinations import first_line, resumed
+from kvemb.tools.destinations import next_line, resumed
 from kvemb.tools.failures import BadInput
-from kvemb.tools.formats.arrow import check_once, numbers_of, translated
-from kvemb.tools.formats.columns import (
-    KEY,
-    SCORE,
-    STEP,
-    VALUE,
-    Batch,
-    Column,
-    PathOrFile,
-    SourceOptions,
-    Table,
-    renamed,
-)
+from kvemb.tools.formats.arrow import of_arrow
+from kvemb.tools.formats.columns import KEY, SCORE, STEP, Batch, Column, PathOrFile, Read, SourceOptions, Table
 
-# A CSV has a column for each number of a row; each column takes some kilobytes of memory while the file is read.
+# Text has a column for each number of a row; each column takes some kilobytes of memory while the file is read.
 MAX_COLUMNS = 16_384
 MAX_HEAD_BYTES = 1 << 20
+_CONVERSION = re.compile(r"In CSV column #(\d+): Row #(\d+): CSV conversion error to (\w+): (?:invalid value '(.*)')?")
+_COUNT = re.compile(r"CSV parse error: Row #(\d+): Expected (\d+) columns, got (\d+)")
 
 
 def write_csv(target: PathOrFile, table: Table, batches: Iterator[Batch]) -> None:
@@ -62,92 +57,118 @@ def _in_text(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float32) if dtype == np.float16 else dtype
 
 
-def read_csv(source: PathOrFile, given: SourceOptions) -> tuple[Table, Iterator[Batch]]:
+@dataclass(frozen=True)
+class Text:
+    """Lines of a file or a pipe, and how they are divided into columns. Blank lines are no rows.
+
+    head: what was read of it already, with so many rows. odd: gets the number from 1, after the head, and the text of
+    each row with another number of columns; None: such a row is an error.
+    """
+
+    source: PathOrFile
+    head: bytes
+    head_rows: int
+    names: list[str]
+    delimiter: str
+    quoted: bool
+    odd: Callable[[int, str], None] | None = None
+
+    def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
+        """Yield the columns of these names; others are not parsed. Raises BadInput, which names line and column."""
+
+        def odd(row: Any) -> str:
+            if self.odd is None:
+                return "error"
+            self.odd(row.number, row.text)
+            return "skip"
+
+        # On one thread, as only that counts the rows. A block holds at least a line.
+        read = pacsv.ReadOptions(
+            column_names=self.names, use_threads=False, block_size=max(1 << 20, 128 * len(self.names))
+        )
+        parse = pacsv.ParseOptions(
+            delimiter=self.delimiter,
+            quote_char='"' if self.quoted else False,
+            newlines_in_values=self.quoted,
+            invalid_row_handler=odd,
+        )
+        convert = pacsv.ConvertOptions(
+            column_types=dict(types), include_columns=list(types), null_values=[], strings_can_be_null=False
+        )
+        with resumed(self.source, self.head) as file:
+            try:
+                yield from pacsv.open_csv(file, read, parse, convert)
+            except (pa.ArrowException, UnicodeDecodeError) as error:
+                if "Empty CSV" not in str(error):
+                    raise self._error(str(error)) from error
+
+    def _error(self, told: str) -> BadInput:
+        if found := _CONVERSION.search(told):
+            name, place = self.names[int(found[1])], self.place(int(found[2]) - 1)
+            if found[4] is None:
+                return BadInput(f"{self.source} has bytes that are not UTF-8 in {place}; save it in UTF-8")
+            kind = "an integer" if "int" in found[3] else "a number"
+            wrong = f"{found[4]!r} is not {kind}" if found[4] else f"there is no {kind.split()[-1]}"
+            return BadInput(f"{self.source}, {place}, column {name!r}: {wrong}; correct it, or leave the row out")
+        if found := _COUNT.search(told):
+            place = self.place(int(found[1]) - 1)
+            return BadInput(f"{self.source}, {place}: it has {found[3]} columns, the first line has {found[2]}")
+        if "straddling object" in told or "block_size" in told:
+            return BadInput(f"{self.source} has a line of more than 1 MiB: it is damaged, or of another format")
+        return BadInput(f"{self.source} is damaged: {told}")
+
+    def place(self, row: int) -> str:
+        """Say where a row is, by its number from 0 after the head: a file is read again to count its blank lines."""
+        wanted = row + self.head_rows
+        if isinstance(self.source, Path):
+            rules: Any = {"quoting": csv.QUOTE_MINIMAL if self.quoted else csv.QUOTE_NONE}
+            with (
+                resumed(self.source) as file,
+                io.TextIOWrapper(cast(Any, file), "utf-8", "replace", newline="") as text,
+            ):
+                lines = csv.reader(text, delimiter=self.delimiter, **rules)
+                try:
+                    for number, _ in enumerate(filter(None, lines)):
+                        if number == wanted:
+                            return f"line {lines.line_num:,}"
+                except csv.Error:
+                    pass
+        return f"row {wanted + 1:,}"
+
+
+def read_csv(source: PathOrFile, given: SourceOptions) -> tuple[Table, Read]:
     """Read numbers as write_csv writes them: columns that end in _0, _1, ... form one list, in any order.
 
-    A CSV does not contain dtypes: int64 keys and float32 values are assumed unless given.
+    A CSV does not contain dtypes: float32 values are assumed unless given, and keys are parsed when they are used.
+    Columns that nobody asks for may hold anything. The delimiter is the one that the header has most: , tab ; or |.
     """
-    chosen = {KEY: given.key_column or KEY, VALUE: given.value_column or VALUE}
-    head = first_line(source, MAX_HEAD_BYTES + 1)
-    names = _csv_names(head, source)
-    groups = _groups(names, chosen, source)
+    head = next_line(source, MAX_HEAD_BYTES + 1)
+    names, delimiter = _header(head, source)
     halves = ("float16", "bfloat16")  # pyarrow does not read these from text
-    number_dtype = np.dtype("float32" if given.value_dtype in (None, *halves) else given.value_dtype)
-    plain = {chosen[KEY]: np.dtype(given.key_dtype or "int64"), SCORE: np.dtype(np.float64), STEP: np.dtype(np.int64)}
-    dtypes = {name: plain.get(name, number_dtype) for name in groups}
-    is_list = {name: len(parts) > 1 or parts[0] != name for name, parts in groups.items()}
-    columns = [
-        Column(renamed(name, chosen), dtypes[name], len(parts) if is_list[name] else None)
-        for name, parts in groups.items()
-    ]
-    positions = {name: number for number, name in enumerate(names)}
-    types = {part: pa.from_numpy_dtype(dtypes[name]) for name, parts in groups.items() for part in parts}
-    options = pacsv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=False)
+    number = pa.from_numpy_dtype("float32" if given.value_dtype in (None, *halves) else given.value_dtype)
+    types = {SCORE: pa.float64(), STEP: pa.int64(), given.key_column or KEY: pa.string()}
+    schema = pa.schema([(name, types.get(name, number)) for name in names])
+    text = Text(source, head, 1, names, delimiter, quoted=True)
 
-    def batches() -> Iterator[Batch]:
-        with resumed(source, head) as file:
-            try:
-                reader = pacsv.open_csv(file, pacsv.ReadOptions(column_names=names), convert_options=options)
-            except pa.ArrowInvalid as error:
-                if "Empty CSV" in str(error):
-                    return
-                raise BadInput(f"{source} cannot be read: {error}") from error
-            with translated(source, "is damaged"):
-                for part in reader:
-                    batch = {}
-                    for name, parts in groups.items():
-                        arrays = [numbers_of(part.column(positions[each]), each, source) for each in parts]
-                        batch[renamed(name, chosen)] = np.stack(arrays, axis=1) if is_list[name] else arrays[0]
-                    yield batch
+    def read(wanted: list[str]) -> Iterator[pa.RecordBatch]:
+        return text.batches({name: schema.field(name).type for name in wanted})
 
-    return Table(columns), batches()
+    table, batches = of_arrow(source, schema, None, read, given, typed=False)
+    table.place = text.place
+    return table, batches
 
 
-def _csv_names(head: bytes, source: object) -> list[str]:
-    """Return the column names in a CSV's first line. Raises BadInput if there are too many."""
+def _header(head: bytes, source: object) -> tuple[list[str], str]:
+    """Return the column names in a CSV's first line, and the delimiter. Raises BadInput if there are too many."""
     advice = "import longer rows as parquet or npy"
     if len(head) > MAX_HEAD_BYTES:
         raise BadInput(f"{source} has a first line of more than {MAX_HEAD_BYTES:,} bytes; {advice}")
+    text = head.decode("utf-8-sig", errors="replace")
+    delimiter = max(",\t;|", key=text.count)
     try:
-        names = next(csv.reader([head.decode("utf-8-sig", errors="replace")]), [])
+        names = [name.strip() for name in next(csv.reader([text], delimiter=delimiter), [])]
     except csv.Error as error:
         raise BadInput(f"{source} has a first line that cannot be read: {error}") from error
     if len(names) > MAX_COLUMNS:
         raise BadInput(f"{source} has {len(names):,} columns, at most {MAX_COLUMNS:,} are allowed; {advice}")
-    return names
-
-
-def _groups(names: list[str], chosen: dict[str, str], source: object) -> dict[str, list[str]]:
-    """Return the columns of each list under the list's name, and every other column under its own.
-
-    Raises BadInput if the list of values has gaps or does not start at 0, or if key, score or step is a list.
-    """
-    check_once(names, names, source)
-    lists: dict[str, dict[int, str]] = {}
-    given_names = set(names)
-    for name in names:
-        stem, _, number = name.rpartition("_")
-        if stem and number.isdecimal() and len(number) < 20 and number == str(int(number)):
-            lists.setdefault(stem, {})[int(number)] = name
-    groups: dict[str, list[str]] = {}
-    for stem, parts in lists.items():
-        missing = next((at for at in range(len(parts)) if at not in parts), None)
-        if missing is None and stem not in given_names:
-            groups[stem] = [parts[at] for at in range(len(parts))]
-        elif stem == chosen[VALUE]:
-            wrong = f"and {stem!r} too" if missing is None or stem in names else f"but no '{stem}_{missing}'"
-            raise BadInput(
-                f"{source} has the column {parts[min(parts)]!r} {wrong}; number a list's columns from 0 without gaps"
-            )
-    listed = {part for parts in groups.values() for part in parts}
-    groups |= {name: [name] for name in names if name not in listed}
-    for what, name in chosen.items():
-        if name not in groups:
-            known = ", ".join(groups)[:200] or "none"
-            raise BadInput(f"{source} has no column {name!r} for the {what}; it has {known}")
-    for name in (chosen[KEY], SCORE, STEP):
-        if name in groups and groups[name] != [name]:
-            raise BadInput(
-                f"{source} has the column {groups[name][0]!r}; a {name} is one number, so name the column {name!r}"
-            )
-    return groups
+    return names, delimiter

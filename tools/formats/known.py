@@ -10,8 +10,21 @@ from typing import Any
 import numpy as np
 
 from kvemb.installed import pip_install
+from kvemb.tools.destinations import uncompressed
 from kvemb.tools.failures import BadInput, WrongUsage
-from kvemb.tools.formats.columns import KEY, SCALE, SCORE, SLOTS, STEP, VALUE, Batch, PathOrFile, SourceOptions, Table
+from kvemb.tools.formats.columns import (
+    KEY,
+    SCALE,
+    SCORE,
+    SLOTS,
+    STEP,
+    VALUE,
+    Batch,
+    PathOrFile,
+    Read,
+    SourceOptions,
+    Table,
+)
 
 
 @dataclass(frozen=True)
@@ -49,9 +62,11 @@ class Format:
         """Write a table to a file, an existing folder, or a pipe."""
         self._function("write")(target, table, batches)
 
-    def read(self, source: PathOrFile, given: SourceOptions) -> tuple[Table, Iterator[Batch]]:
-        """Return a source's columns and metadata, and its batches. Raises BadInput."""
-        found: tuple[Table, Iterator[Batch]] = self._function("read")(source, given)
+    def read(self, source: PathOrFile, given: SourceOptions) -> tuple[Table, Read]:
+        """Return a source's columns and metadata, and a function that yields its batches. Raises BadInput."""
+        if given.keys is not None and self.module not in ("arrays", "torch"):
+            raise WrongUsage(f"{self.name} has keys of its own; --keys is for a matrix, in npy, safetensors or torch")
+        found: tuple[Table, Read] = self._function("read")(source, given)
         return found
 
     def _function(self, what: str) -> Any:
@@ -109,12 +124,12 @@ FORMATS = {
         Format(
             "npy",
             (".npy",),
-            "a folder of .npy files, one per column, to be memory-mapped",
+            "a folder of .npy files, one per column, to be memory-mapped; or one file, a matrix",
             "arrays",
             folder=True,
             describes=True,
         ),
-        Format("csv", (".csv",), "CSV, one column per number", "csv", pipe=True),
+        Format("csv", (".csv", ".tsv"), "CSV, one column per number", "csv", pipe=True),
         Format(
             "hugectr",
             (".model",),
@@ -147,11 +162,20 @@ FORMATS = {
         ),
         Format(
             "word2vec",
-            (".w2v",),
-            "word2vec's text",
+            (".w2v", ".vec", ".txt"),
+            "word2vec's text, which fastText writes, too",
             "words",
             pipe=True,
             counted=True,
+            dtypes=("float32", "float16"),
+            beside=(),
+        ),
+        Format(
+            "glove",
+            (".glove",),
+            "GloVe's text, which is word2vec's without its first line",
+            "words",
+            pipe=True,
             dtypes=("float32", "float16"),
             beside=(),
         ),
@@ -181,7 +205,7 @@ def format_of(name: str | None, path: str, *, written: bool = False) -> Format:
         if name not in FORMATS:
             raise WrongUsage(f"there is no format {name!r}; choose {names(written=written)}")
         return FORMATS[name]
-    lowered = path.rstrip("/").lower()
+    lowered = uncompressed(path.rstrip("/").lower())
     fitting = {ending: kind for kind in FORMATS.values() for ending in kind.endings if lowered.endswith(ending)}
     if not fitting:
         raise WrongUsage(f"the ending of {path} names no format; give --format, one of {names(written=written)}")

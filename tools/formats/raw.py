@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,18 @@ import numpy as np
 
 from kvemb.tools.failures import BadInput, WrongUsage
 from kvemb.tools.formats.arrays import write_files
-from kvemb.tools.formats.columns import KEY, SCORE, VALUE, Batch, Column, SourceOptions, Table, check_width, slices
+from kvemb.tools.formats.columns import (
+    KEY,
+    SCORE,
+    VALUE,
+    Batch,
+    Column,
+    Read,
+    SourceOptions,
+    Table,
+    check_width,
+    slices,
+)
 from kvemb.tools.numbers import dtype_of
 
 
@@ -30,7 +41,7 @@ def _wide_keys(batch: Batch) -> Any:
     return batch[KEY].astype("<i8")
 
 
-def read_hugectr(folder: Path, given: SourceOptions) -> tuple[Table, Iterator[Batch]]:
+def read_hugectr(folder: Path, given: SourceOptions) -> tuple[Table, Read]:
     """Read HugeCTR's sparse model."""
     arrays = {KEY: _raw(folder / "key", np.int64), VALUE: _raw(folder / "emb_vector", np.float32)}
     return _joined(folder, {}, [_shaped(folder, arrays)])
@@ -74,7 +85,7 @@ def _beside(table: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
     )
 
 
-def read_tfra(folder: Path, given: SourceOptions) -> tuple[Table, Iterator[Batch]]:
+def read_tfra(folder: Path, given: SourceOptions) -> tuple[Table, Read]:
     """Read a table of TFRA's file system saver, of all ranks; slots and statuses of policies are not read.
 
     The files do not contain dtypes: int64 keys and float32 values are assumed unless given.
@@ -140,7 +151,7 @@ def write_dynamicemb(folder: Path, table: Table, batches: Iterator[Batch]) -> No
     (folder / f"{name}_opt_args.json").write_text(json.dumps(args, indent=1) + "\n", encoding="utf-8")
 
 
-def read_dynamicemb(folder: Path, given: SourceOptions) -> tuple[Table, Iterator[Batch]]:
+def read_dynamicemb(folder: Path, given: SourceOptions) -> tuple[Table, Read]:
     """Read a dump of dynamicemb, of all ranks, with its scores; the optimizer's values are not read."""
     found = _key_files(folder, r"(.*)_emb_keys\.rank_\d+\.world_size_\d+")
     name = _chosen_table(folder, list(found), list(found), given)
@@ -169,7 +180,7 @@ def _sibling(keys: Path, what: str) -> Path:
     return keys.with_name(keys.name.replace("_emb_keys.", f"_emb_{what}."))
 
 
-def _joined(source: Path, metadata: dict[str, Any], parts: list[Batch]) -> tuple[Table, Iterator[Batch]]:
+def _joined(source: Path, metadata: dict[str, Any], parts: list[Batch]) -> tuple[Table, Read]:
     widths = {part[VALUE].shape[1] for part in parts if len(part[KEY])} or {0}
     if len(widths) > 1:
         raise BadInput(f"{source} has parts whose rows have {min(widths)} and {max(widths)} values")
@@ -177,12 +188,15 @@ def _joined(source: Path, metadata: dict[str, Any], parts: list[Batch]) -> tuple
     if all(SCORE in part for part in parts):
         columns.append(Column(SCORE, np.dtype(np.float64)))
     row_bytes = sum(column.nbytes for column in columns)
-    batches = (
-        {each.name: np.array(part[each.name][rows], each.dtype) for each in columns}
-        for part in parts
-        for rows in slices(len(part[KEY]), row_bytes)
-    )
-    return Table(columns, sum(len(part[KEY]) for part in parts), metadata), batches
+
+    def read(wanted: Collection[str]) -> Iterator[Batch]:
+        for part in parts:
+            for rows in slices(len(part[KEY]), row_bytes):
+                yield {
+                    each.name: np.array(part[each.name][rows], each.dtype) for each in columns if each.name in wanted
+                }
+
+    return Table(columns, sum(len(part[KEY]) for part in parts), metadata), read
 
 
 def _raw(path: Path, dtype: Any) -> Any:

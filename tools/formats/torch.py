@@ -1,4 +1,4 @@
-"""Import from a PyTorch state dict: one of its matrices; the keys are the row numbers."""
+"""Import from a PyTorch state dict: one of its matrices."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from typing import Any
 import numpy as np
 
 from kvemb.installed import pip_install
-from kvemb.tools.failures import BadInput, WrongUsage
-from kvemb.tools.formats.columns import KEY, VALUE, Batch, Column, PathOrFile, SourceOptions, Table, check_width, slices
+from kvemb.tools.failures import BadInput
+from kvemb.tools.formats.arrays import of_arrays
+from kvemb.tools.formats.columns import PathOrFile, Read, SourceOptions, Table
 from kvemb.tools.numbers import bfloat16
 
+# A checkpoint has few dicts in each other; a pickle may have a dict in itself.
+MAX_DEPTH = 8
 
-def read_torch(source: PathOrFile, given: SourceOptions) -> tuple[Table, Iterator[Batch]]:
-    """Read a matrix of a PyTorch state dict: the named one, or the only one. The key of a row is its number."""
+
+def read_torch(source: PathOrFile, given: SourceOptions) -> tuple[Table, Read]:
+    """Read a matrix of a PyTorch state dict, also of one in a checkpoint (model.embed.weight), or a tensor alone."""
     try:
         import torch
     except ImportError as error:
@@ -23,27 +27,49 @@ def read_torch(source: PathOrFile, given: SourceOptions) -> tuple[Table, Iterato
         state = torch.load(source, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:
         raise BadInput(f"{source} is not a PyTorch state dict: {error}") from error
+    if isinstance(state, torch.Tensor):
+        state = {"weight": state}
     if not isinstance(state, dict):
         raise BadInput(f"{source} holds {type(state).__name__}, not a state dict; save model.state_dict()")
-    found = {name: each for name, each in state.items() if isinstance(each, torch.Tensor) and each.ndim == 2}
-    only = next(iter(found)) if len(found) == 1 else None
-    name = only if given.value_column is None else given.value_column
-    if name not in found:
-        known = ", ".join(map(str, found)) or "(none)"
-        raise WrongUsage(f"{source} has the matrices {known}; name one with --value-column")
-    weight = found[name].detach()
-    _check_weight(torch, weight, name, source)
-    is_bfloat16 = weight.dtype == torch.bfloat16
-    dtype = bfloat16() if is_bfloat16 else _in_numpy(weight[:0]).dtype
-    width = check_width(weight.shape[1], source)
+    weights = {name: each for name, each in _flat(state, MAX_DEPTH) if isinstance(each, torch.Tensor)}
+    matrices = {name: _Weight(torch, weight, name, source) for name, weight in weights.items() if weight.ndim == 2}
+    return of_arrays(source, matrices, {}, given)
 
-    def batches() -> Iterator[Batch]:
-        for rows in slices(len(weight), width * dtype.itemsize):
-            part = weight[rows].contiguous()
-            values = part.view(torch.int16).numpy().view(dtype) if is_bfloat16 else _in_numpy(part)
-            yield {KEY: np.arange(rows.start, rows.stop), VALUE: values}
 
-    return Table([Column(KEY, np.dtype(np.int64)), Column(VALUE, dtype, width)], len(weight)), batches()
+def _flat(state: dict[Any, Any], depth: int) -> Iterator[tuple[str, Any]]:
+    """Yield the values of a dict, and those of dicts in it, under names joined by dots."""
+    for name, each in state.items():
+        if isinstance(each, dict) and depth:
+            yield from ((f"{name}.{inner}", value) for inner, value in _flat(each, depth - 1))
+        else:
+            yield str(name), each
+
+
+class _Weight:
+    """A matrix as an array of NumPy, of which only the slices that are asked for are read."""
+
+    ndim = 2
+
+    def __init__(self, torch: Any, weight: Any, name: str, source: object) -> None:
+        self._torch, self._weight, self._name, self._source = torch, weight.detach(), name, source
+        self.shape = tuple(weight.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the numbers. Raises BadInput if the weight is not a dense one of numbers, in this file."""
+        _check_weight(self._torch, self._weight, self._name, self._source)
+        return bfloat16() if self._is_bfloat16 else np.dtype(_in_numpy(self._weight[:0]).dtype)
+
+    @property
+    def _is_bfloat16(self) -> bool:
+        return bool(self._weight.dtype == self._torch.bfloat16)
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
+    def __getitem__(self, rows: slice) -> Any:
+        part = self._weight[rows].contiguous()
+        return part.view(self._torch.int16).numpy().view(bfloat16()) if self._is_bfloat16 else _in_numpy(part)
 
 
 def _check_weight(torch: Any, weight: Any, name: object, source: object) -> None:
