@@ -104,7 +104,7 @@ def _host_rows(call: Call, batch: tuple[Ids, ...], gates: list[Any]) -> list[Any
         return host_look_up(call.requests, in_parts(batch, arrays), touch=call.touch)
 
     dtypes = [tf.as_dtype(request.dtype) for request in call.requests]
-    found = _on_host(read, [*given, *gates], dtypes)
+    found: list[Any] = _on_host(read, [*given, *gates], dtypes)
     for rows, request, ids in zip(found, call.requests, batch, strict=True):
         rows.set_shape(shape_of(request, ids))
     return found
