@@ -17,12 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb.checks.brief import brief
-from kvemb.checks.numeric import as_int
+from kvemb.checks.numeric import as_bool, as_int
 from kvemb.checks.ranges import MAX_ROWS
 from kvemb.contracts import HotTable
 from kvemb.defaults import store_or_default
 from kvemb.engine.arguments import GraphKeys, ReferenceArguments
 from kvemb.engine.assembly import open_table
+from kvemb.engine.dropping import discard
 from kvemb.engine.engine import Engine
 from kvemb.engine.given_keys import given_keys, gradients, owned_keys
 from kvemb.engine.keeping_bounds import set_bounds
@@ -100,7 +101,14 @@ class Variable(Handle[Table]):
         if not isinstance(engine, Engine):
             raise TypeError(f"store must be a Store, got {brief(self._store)}; call its get_variable instead")
         super().__init__(open_table(engine, arguments, self))
-        if arguments.regularizer is not None and (loss := arguments.regularizer(self)) is not None:
+        if arguments.regularizer is None:
+            return
+        try:
+            loss = arguments.regularizer(self)
+        except BaseException:
+            discard(engine, self._inside)
+            raise
+        if loss is not None:
             engine.collect(GraphKeys.REGULARIZATION_LOSSES, loss)
 
     # Properties.
@@ -298,8 +306,8 @@ class Variable(Handle[Table]):
             ([[1.0, 1.0], [0.0, 0.0]], [True, False])
         """
         given = given_keys(self._inside, keys)
-        filled, exists = given.rows(out), given.flags() if return_exists else None
-        given.lookup(filled, exists, touch=bool(touch))
+        filled, exists = given.rows(out), given.flags() if as_bool(return_exists, "return_exists") else None
+        given.lookup(filled, exists, touch=as_bool(touch, "touch"))
         rows = given.result(filled) if out is None else out
         return rows if exists is None else (rows, given.result(exists))
 

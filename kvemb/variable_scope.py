@@ -175,6 +175,8 @@ def get_in_scope(arguments: Arguments, engine: Engine, get: Callable[[Arguments]
     Raises ValueError if `reuse` forbids it. REQUIRES: the engine's lock.
     """
     scope, custom = _current.get(), arguments.custom_getter
+    if custom is not None and not callable(custom):
+        raise TypeError(f"custom_getter must be callable, got {brief(custom)}")
     if scope is None:
         if custom is None:
             return get(arguments)

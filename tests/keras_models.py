@@ -39,3 +39,30 @@ def dense_embedding(variable: Any, count: int = 100) -> keras.layers.Embedding:
     layer.build(None)
     layer.set_weights([variable.lookup(np.arange(count, dtype=np.int32))])
     return layer
+
+
+@keras.saving.register_keras_serializable("tests")
+class Subclassed(keras.Model):
+    """A subclassed model of a layer of rows."""
+
+    def __init__(self, rows: Any, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.rows, self.out = rows, keras.layers.Dense(1)
+
+    def call(self, ids: Any) -> Any:
+        return self.out(pooled(ids, self.rows, "sum"))
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "rows": keras.saving.serialize_keras_object(self.rows)}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Subclassed:
+        return cls(**{**config, "rows": keras.saving.deserialize_keras_object(config["rows"])})
+
+
+def subclassed(layer: Any) -> Subclassed:
+    """A compiled Subclassed, not built yet."""
+    keras.utils.set_random_seed(1)
+    model = Subclassed(layer)
+    model.compile(keras.optimizers.Adam(0.05), keras.losses.BinaryCrossentropy(from_logits=True), metrics=["mae"])
+    return model

@@ -301,3 +301,56 @@ def test_a_users_policy_is_kept_while_its_variable_is_open_without_it(open_store
     with open_store(tmp_path / "replica") as replica:
         assert isinstance(replica.get_variable("x", restrict_policy=MyPolicy()).restrict_policy, MyPolicy)
     assert first.variables["x"].policy["kind"] == "custom"
+
+
+def test_none_is_the_default_of_a_flag_and_text_is_no_flag(store, tmp_path):
+    """TFRA's get_variable of some versions has trainable=None, and layers pass None on."""
+    table = store.get_variable("table", dim=1, trainable=None, checkpoint=None, bp_v2=None)
+    assert (table.trainable, table.bp_v2) == (True, False)
+    store.checkpoint(tmp_path / "saved")
+    assert list(kvemb.Checkpoint(tmp_path / "saved").variables) == ["table"]
+    kept = store.get_variable("kept", dim=1, trainable=False)
+    assert store.get_variable("kept", trainable=None) is kept
+    for name in ("trainable", "checkpoint", "bp_v2"):
+        with pytest.raises(TypeError, match=f"{name} must be True or False, got str 'False'"):
+            store.get_variable("other", dim=1, **{name: "False"})
+    with pytest.raises(TypeError, match="return_exists must be True or False, got str 'name_of_an_operation'"):
+        table.lookup([1], "name_of_an_operation")
+    with pytest.raises(TypeError, match="touch must be True or False, got int 1"):
+        table.lookup([1], touch=1)
+    assert sorted(store.variables) == ["kept", "table"]
+
+
+def test_a_regularizer_that_raises_leaves_no_variable(store, open_store):
+    def fail(variable):
+        raise RuntimeError("no loss")
+
+    with pytest.raises(RuntimeError, match="no loss"):
+        store.get_variable("table", dim=1, regularizer=fail)
+    assert "table" not in store.variables
+    assert store.get_collection(kvemb.GraphKeys.GLOBAL_VARIABLES) == []
+    store.get_variable("table", dim=1).upsert([1], [[2.0]])
+    store.close()
+    again = open_store(store.path)
+    with pytest.raises(RuntimeError, match="no loss"):
+        again.get_variable("table", regularizer=fail)
+    assert again.get_variable("table").lookup([1]).tolist() == [[2.0]]
+
+
+def test_functions_of_other_frameworks_are_refused_when_the_variable_is_made(store):
+    class L2:
+        __module__ = "keras.src.regularizers.regularizers"
+
+        def __call__(self, weight):
+            raise AssertionError
+
+    def fixed_size(shape, dtype, axis=0):
+        return [1] * shape.ndims
+
+    with pytest.raises(TypeError, match=r"regularizer must be fn\(variable\), got keras.*L2.*weight_decay"):
+        store.get_variable("table", dim=1, regularizer=L2())
+    with pytest.raises(TypeError, match=r"partitioner must be fn\(keys, shard_num\).*fixed_size.*has no attribute"):
+        store.get_variable("table", dim=1, partitioner=fixed_size)
+    with pytest.raises(TypeError, match="custom_getter must be callable, got 3"):
+        store.get_variable("table", dim=1, custom_getter=3)
+    assert list(store.variables) == []

@@ -158,6 +158,12 @@ def check_given(arguments: AnyArguments) -> None:
     admission = arguments.admission
     if admission is not None and not isinstance(admission, Admission):
         raise TypeError(f"admission must be an Admission, got {admission!r}; use kvemb.Admission(sightings=3)")
+    kind = type(arguments.regularizer)
+    if kind.__module__.split(".")[0] in ("keras", "tf_keras", "tensorflow"):
+        raise TypeError(
+            f"regularizer must be fn(variable), got {kind.__module__}.{kind.__name__}, which takes a weight, and a "
+            "table has none; give the optimizer weight_decay, such as kvemb.optimizers.AdamW()"
+        )
     for name in ("regularizer", "constraint", "custom_getter"):
         if getattr(arguments, name) is not None and not callable(getattr(arguments, name)):
             raise TypeError(f"{name} must be callable, got {getattr(arguments, name)!r}")

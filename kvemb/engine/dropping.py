@@ -101,6 +101,15 @@ def forget_variable(engine: Engine, table: Table, why: str) -> None:
     _forget(engine, table, why)
 
 
+def discard(engine: Engine, table: Table) -> None:
+    """Undo making or opening a variable that nobody has yet: drop it if it is new, otherwise close it."""
+    with engine.lock:
+        if table.specification.is_new:
+            drop(engine, [table.name])
+        else:
+            end_variable(engine, table)
+
+
 def _why(engine: Engine, name: str) -> str:
     return f"variable {name!r} was dropped from the store {engine.path}; create it again with get_variable"
 

@@ -50,6 +50,7 @@ class _Move(NamedTuple):
         """Move the variable. REQUIRES: closing(), wait_for_spills()."""
         storage, entry, sightings = self.table.storage, self.entry, self.table.operations.sightings
         storage.go_back(self.cold, entry.rows, entry.step, entry.optimizer_steps, self.changed)
+        self.table.ages = entry.ages
         if sightings is not None:
             sightings.take(self.counters, saved=True)
 

@@ -14,7 +14,7 @@ import numpy as np
 from kvemb import registry
 from kvemb.checks.brief import brief
 from kvemb.checks.names import is_name
-from kvemb.checks.numeric import as_int
+from kvemb.checks.numeric import as_bool, as_int
 from kvemb.checks.ranges import MAX_DIM, MAX_NAME_BYTES, MAX_ROWS
 from kvemb.durability.variable_entry import VariableEntry
 from kvemb.engine.arguments import AnyArguments, GraphKeys, UnsetFlag, UnsetInt, UnsetName, check_given
@@ -28,7 +28,7 @@ from kvemb.options import Creator, MemoryCreator, RocksDBCreator
 from kvemb.restrict import Admission, MissingPolicy, RestrictPolicy, as_policy, policy_class_name, policy_from_json
 from kvemb.restrict.bounds import Ages, Bounds
 from kvemb.rows.schema import Schema, key_dtype, value_dtype
-from kvemb.tiers.partition import Partitioner
+from kvemb.tiers.partition import Partition, Partitioner, default_partitioner
 
 
 @dataclass(frozen=True)
@@ -161,8 +161,8 @@ def specify(arguments: AnyArguments, stored: VariableEntry | None) -> Specificat
         raise ValueError(
             f"optimizer must be None for value_dtype {value_type.name}, got {optimizer!r}; use a float value_dtype"
         )
-    if not callable(arguments.partitioner):
-        raise TypeError(f"partitioner must be callable as fn(keys, shard_num), got {brief(arguments.partitioner)}")
+    devices = _devices(arguments.devices)
+    _check_partitioner(arguments.partitioner, key_type, len(devices))
     return Specification(
         name=name,
         schema=Schema(key_type, value_type, width, optimizer.shapes(width) if optimizer else ()),
@@ -170,7 +170,7 @@ def specify(arguments: AnyArguments, stored: VariableEntry | None) -> Specificat
         optimizer=optimizer,
         policy=policy,
         creator=_creator(arguments.kv_creator, stored),
-        devices=_devices(arguments.devices),
+        devices=devices,
         partitioner=arguments.partitioner,
         first_rows=first_rows,
         hot_rows=hot_rows,
@@ -213,9 +213,24 @@ def _given_shape(stored: VariableEntry | None, arguments: AnyArguments) -> tuple
 
 
 def _flag(arguments: AnyArguments, stored: VariableEntry | None, name: str) -> bool:
-    """Return a flag as requested; one that was left out is as stored."""
-    left_out = isinstance(getattr(arguments, name), UnsetFlag)
-    return bool(getattr(arguments if stored is None or not left_out else stored, name))
+    """Return a flag as requested; one that was left out, or is None, is as stored. Raises TypeError."""
+    given = getattr(arguments, name)
+    if given is not None and not isinstance(given, UnsetFlag):
+        return as_bool(given, name)
+    return bool(getattr(type(arguments), name) if stored is None else getattr(stored, name))
+
+
+def _check_partitioner(given: Any, keys: np.dtype[Any], devices: int) -> None:
+    """Raise TypeError, ValueError unless a partitioner works for two keys, instead of at the first write."""
+    if given is default_partitioner:
+        return
+    if not callable(given):
+        raise TypeError(f"partitioner must be callable as fn(keys, shard_num), got {brief(given)}")
+    try:
+        Partition(given, keys, devices).devices_of(np.arange(2))
+    except Exception as error:
+        what = f"partitioner must be fn(keys, shard_num), with an array of keys: {brief(given)} does not take them"
+        raise (ValueError if isinstance(error, ValueError) else TypeError)(f"{what}: {error}") from error
 
 
 def _continuing(name: str, stored: VariableEntry, given: RestrictPolicy) -> RestrictPolicy:

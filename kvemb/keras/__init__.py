@@ -13,6 +13,7 @@ from kvemb.errors import BackendUnavailable
 from kvemb.installed import pip_install
 
 try:
+    from kvemb.keras.anchors import take_step
     from kvemb.keras.checkpoint import Checkpoint
     from kvemb.keras.distributed import DistributedEmbedding
     from kvemb.keras.embedding import Embedding
@@ -20,6 +21,7 @@ try:
     from kvemb.keras.keys import split_keys
     from kvemb.keras.learning_rate import LearningRate
     from kvemb.keras.prefetching import prefetching
+    from kvemb.keras.rows_state import dense_only
 except ImportError as error:
     if error.name not in ("keras", "tensorflow", "jax", "torch"):
         raise
@@ -32,6 +34,8 @@ __all__ = [
     "Embedding",
     "EmbeddingBag",
     "LearningRate",
+    "dense_only",
     "prefetching",
     "split_keys",
+    "take_step",
 ]

@@ -1,38 +1,118 @@
 """Anchors: a scalar weight for each variable, by which backends and Keras know that its rows are trained.
 
 Rows are not weights of a layer. Its anchor is: Keras asks for the gradient of the anchor, which runs the backward pass
-of the rows. That gradient is 0, so the anchor stays 0. Layers on one variable share its anchor, as layers share a tied
-weight.
+of the rows, and is the token of that pass (kvemb.keras.steps). Keras assigns it to the anchor, as its optimizers do
+with weights that their gradient overwrites, and that takes the step. The anchor stays 0. Layers on one variable share
+its anchor, as layers share a tied weight.
 """
 
 from __future__ import annotations
 
+import inspect
 import threading
+import weakref
+from collections.abc import Sequence
+from itertools import count
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import keras
 import numpy as np
 
+from kvemb.keras.calls import backend_module
+from kvemb.keras.rows_state import check_number, number_of
 from kvemb.threads.interrupts import uninterrupted
 from kvemb.variable import Variable
 
-_anchors: WeakKeyDictionary[Variable, keras.Variable] = WeakKeyDictionary()
+
+class Anchor(keras.Variable):
+    """The anchor of a variable."""
+
+    def __init__(self, variable: Variable) -> None:
+        # PyTorch's modules keep weights by name.
+        name = f"rows_{next(_numbers)}"
+        super().__init__(np.zeros((), np.float32), dtype="float32", trainable=True, autocast=False, name=name)
+        self.overwrite_with_gradient: bool = True
+        self._rows = weakref.ref(variable)
+
+    @property
+    def rows(self) -> Variable:
+        """The variable. An anchor is used by layers, which have it."""
+        return cast(Variable, self._rows())
+
+    def assign(self, value: Any) -> Any:
+        """Take the step of a gradient, which the optimizer of Keras assigns. An array is the number of the state
+        of the rows to which other weights belong; raises ValueError if they are in another one."""
+        if isinstance(value, (np.ndarray, np.generic, int, float)):
+            check_number(self.rows, value)
+            return self.value
+        frame = inspect.currentframe()
+        caller = None if frame is None else frame.f_back
+        _check_optimizer(None if caller is None else caller.f_locals.get("self"))
+        backend_module().take_step(self.rows, value)
+        return super().assign(keras.ops.zeros((), "float32"))
+
+    def numpy(self) -> Any:
+        """Return the number of the rows' state in this process, uint64 ()."""
+        return number_of(self.rows)
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    """Raise ValueError if the optimizer that assigns a gradient would do with dense weights alone what is meant for
+    all."""
+    for name in ("gradient_accumulation_steps", "use_ema"):
+        if getattr(optimizer, name, None):
+            raise ValueError(
+                f"the model's optimizer has {name}={getattr(optimizer, name)}, which cannot be done with rows: they "
+                "take a step for each batch, and have no averages; leave it out, or freeze the layer"
+            )
+
+
+_numbers = count()
+_anchors: WeakKeyDictionary[Variable, Anchor] = WeakKeyDictionary()
 _lock = threading.Lock()
 
 
-def anchor_of(variable: Variable) -> keras.Variable:
+def anchor_of(variable: Variable) -> Anchor:
     """Return the anchor of a variable."""
     with uninterrupted(), _lock:
         anchor = _anchors.get(variable)
         if anchor is None:
-            anchor = keras.Variable(
-                np.zeros((), np.float32), dtype="float32", trainable=True, autocast=False, name="rows"
-            )
-            _anchors[variable] = anchor
-    return anchor
+            anchor = _anchors[variable] = Anchor(variable)
+        return anchor
 
 
 def known_variables() -> list[Variable]:
     """Return the variables that layers of this process have had."""
     with uninterrupted(), _lock:
         return list(_anchors)
+
+
+def take_step(gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Take the step of rows in a training loop whose optimizer is not one of Keras, such as optax's or PyTorch's.
+
+    Optimizers of Keras take it themselves, in ``apply`` and ``apply_gradients``. Works inside ``jax.jit`` and
+    ``tf.function``.
+
+    Args:
+        gradients: The gradients of ``variables``, as the backend's differentiation gave them, None for none.
+        variables: The trainable variables of a model, which may contain those of other layers.
+
+    Returns:
+        The gradients and the variables of the dense part, for the other optimizer.
+
+    Raises:
+        ValueError: If the lengths differ, or if the gradient of rows is not what a backward pass gave.
+        KvembError: What ``kvemb.Store.apply_gradients`` raises.
+
+    Example:
+        >>> import kvemb.keras as kk
+        >>> kk.take_step([None], [keras.Variable(1.0)])[0]
+        [None]
+    """
+    pairs = list(zip(gradients, variables, strict=True))
+    for gradient, variable in pairs:
+        if isinstance(variable, Anchor) and gradient is not None:
+            backend_module().take_step(variable.rows, gradient)
+    rest = [(gradient, variable) for gradient, variable in pairs if not isinstance(variable, Anchor)]
+    return [gradient for gradient, _ in rest], [variable for _, variable in rest]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import keras
@@ -32,8 +33,12 @@ class Call(NamedTuple):
 
 def look_up(call: Call) -> list[Any]:
     """Return the rows of each request as a tensor of the backend, which passes gradients on to the rows."""
-    backend = import_module(f"kvemb.keras.on_{check_backend()}")
-    return list(backend.look_up(call))
+    return list(backend_module().look_up(call))
+
+
+def backend_module() -> ModuleType:
+    """Return the module of Keras' backend, with its look_up() and take_step(). Raises ValueError."""
+    return import_module(f"kvemb.keras.on_{check_backend()}")
 
 
 def check_backend() -> str:

@@ -11,8 +11,10 @@ from typing import Any
 import keras
 import numpy as np
 import numpy.typing as npt
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
 from kvemb.checks.brief import brief
+from kvemb.keras.exporting import check_not_exported
 from kvemb.variable import Variable
 
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -53,18 +55,22 @@ def joined_keys(pairs: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
 def check_ids(ids: Any, what: str, *, split: bool, least_rank: int = 0) -> tuple[int | None, ...]:
     """Return the shape of ids, without the last axis of pairs. Raises TypeError, ValueError."""
     dtype = keras.backend.standardize_dtype(getattr(ids, "dtype", type(ids)))
-    if dtype not in _INTEGERS:
+    assumed = dtype not in _INTEGERS and _is_placeholder(ids)
+    if dtype not in _INTEGERS and not assumed:
+        check_not_exported()  # which assumes a dtype, too
         raise TypeError(
-            f"{what} must be integers, got {dtype}; give the keras.Input dtype='int64', or convert them with "
-            "keras.ops.cast(ids, 'int64')"
+            f"{what} must be integers, got {dtype}; give the keras.Input dtype='int64', begin a keras.Sequential with "
+            "such a keras.Input, or convert them with keras.ops.cast(ids, 'int64')"
         )
     shape = tuple(ids.shape)
-    if split:
+    if split and not assumed:
         if dtype != "int32" or shape[-1:] != (2,):
             raise TypeError(
                 f"with split_keys=True, {what} must be int32 of shape (..., 2), as kvemb.keras.split_keys makes them, "
                 f"got {dtype} of shape {shape}"
             )
+        shape = shape[:-1]
+    elif split:
         shape = shape[:-1]
     if len(shape) < least_rank:
         raise ValueError(
@@ -72,6 +78,29 @@ def check_ids(ids: Any, what: str, *, split: bool, least_rank: int = 0) -> tuple
             "use ids[:, None], or kvemb.keras.Embedding"
         )
     return shape
+
+
+def _is_placeholder(ids: Any) -> bool:
+    """Whether Keras asks for shapes alone, with a dtype that it assumes: it builds a model that it loads with float32,
+    and takes what keras.layers.Concatenate returns for floats. An Input says its dtype."""
+    if isinstance(ids, keras.KerasTensor):
+        history = getattr(ids, "_keras_history", None)
+        return history is None or not isinstance(history.operation, keras.layers.InputLayer)
+    return bool(in_symbolic_scope())
+
+
+def warn_of_narrow_input(ids: Any, variable: Variable) -> None:
+    """Warn of an Input of 32 bits for keys of 64: Keras casts ids to its dtype."""
+    if not isinstance(ids, keras.KerasTensor) or variable.key_dtype.itemsize <= 4 or keras.backend.backend() == "jax":
+        return
+    history = getattr(ids, "_keras_history", None)
+    narrow = keras.backend.standardize_dtype(ids.dtype) in ("int8", "int16", "int32", "uint8", "uint16", "uint32")
+    if narrow and history is not None and isinstance(history.operation, keras.layers.InputLayer):
+        warnings.warn(
+            f"the keras.Input of {variable.name!r} has dtype {ids.dtype}, to which Keras casts ids, and larger ones "
+            "become others; give it dtype='int64', or make the variable with key_dtype='int32'",
+            stacklevel=2,
+        )
 
 
 def warn_of_short_ids(variable: Variable, stacklevel: int) -> None:

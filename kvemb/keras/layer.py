@@ -10,7 +10,9 @@ import keras
 from kvemb.initializers import RandomUniform
 from kvemb.keras.anchors import anchor_of
 from kvemb.keras.calls import Call, check_backend, look_up
+from kvemb.keras.exporting import refuse
 from kvemb.keras.pooled import Wanted
+from kvemb.keras.rows_state import check_saved_state, saved_state
 from kvemb.variable import Variable
 
 # Arguments of Keras' layers that are not supported; the message says what to use instead.
@@ -28,6 +30,8 @@ REFUSED = {
 }
 
 
+# The arrays of the state of a table's rows, in saved weights.
+_STATE = ("state", "keys", "rows")
 # How keras.layers.Embedding begins: "uniform".
 INITIAL = RandomUniform(-0.05, 0.05)
 
@@ -53,6 +57,7 @@ class RowsLayer(keras.layers.Layer):
         # XLA compiles no calls of Python in TensorFlow's graphs; JAX's callbacks are compiled.
         self.supports_jit: bool = backend == "jax"
         self.built = True
+        self._refused: ValueError | None = None
 
     # Keras' lists of weights. Anchors are shared by the layers on a variable, so a frozen layer leaves them out, and
     # does not freeze them for the others.
@@ -66,6 +71,63 @@ class RowsLayer(keras.layers.Layer):
     def weights(self) -> list[keras.Variable]:
         """As ``variables``."""
         return [*super().weights, *self._anchors().values()]
+
+    def _trackable_children(self, save_type: str = "checkpoint", **others: Any) -> Any:
+        """Refuse tf.saved_model.save; TensorFlow calls it."""
+        if save_type == "savedmodel":
+            refuse()
+        return super()._trackable_children(save_type, **others)
+
+    def _serialize_to_tensors(self) -> dict[str, Any]:
+        """Return what tf.train.Checkpoint saves: the states of the rows."""
+        import tensorflow as tf
+
+        return {
+            f"{what}_{number}": tf.constant(array)
+            for number, variable in enumerate(self.variables_of_rows)
+            for what, array in zip(_STATE, saved_state(variable), strict=True)
+        }
+
+    def _restore_from_tensors(self, restored: Any) -> None:
+        """Check the states of the rows that tf.train.Checkpoint restores."""
+        self._check_states({name: each.numpy() for name, each in restored.items()}, "the checkpoint of TensorFlow")
+
+    def save_own_variables(self, store: Any) -> None:
+        """Save which states of the rows the weights belong to.
+
+        Args:
+            store: Where Keras saves arrays by name.
+
+        Raises:
+            ValueError: A callback of Keras saves the weights to restore them later, without the rows.
+        """
+        for number, variable in enumerate(self.variables_of_rows):
+            for what, array in zip(_STATE, saved_state(variable), strict=True):
+                store[f"{what}_{number}"] = array
+
+    def load_own_variables(self, store: Any) -> None:
+        """Check that the rows are in the states to which the weights belong.
+
+        Args:
+            store: What ``save_own_variables`` filled.
+
+        Raises:
+            ValueError: They are in another one.
+        """
+        # Keras comes to a layer again under its other names, with nothing saved, and would forget the error.
+        if self._refused is not None and not len(store):
+            raise self._refused
+        self._refused = None
+        try:
+            self._check_states(store, "the saved weights")
+        except ValueError as error:
+            self._refused = error
+            raise
+
+    def _check_states(self, saved: Any, what: str) -> None:
+        for number, variable in enumerate(self.variables_of_rows):
+            if f"{_STATE[0]}_{number}" in saved:  # weights of earlier versions have none
+                check_saved_state(variable, [saved[f"{each}_{number}"] for each in _STATE], what)
 
     def _found(self, wanted: Sequence[Wanted], training: bool | None) -> list[Any]:
         """Return a tensor for each, in the layer's compute dtype. A backward pass trains the rows.

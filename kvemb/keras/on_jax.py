@@ -15,18 +15,34 @@ import numpy as np
 from jax.experimental import io_callback
 
 from kvemb.keras.calls import Call
+from kvemb.keras.exporting import check_not_exported
 from kvemb.keras.gates import Gate, gates_of, tapped
 from kvemb.keras.requests import Array, Ids, Request, in_parts, shape_of
 from kvemb.keras.requests import look_up as host_look_up
-from kvemb.keras.steps import begin, collect, finish, told
+from kvemb.keras.steps import begin, collect, seal, take, told
 from kvemb.variable import Variable
 
 _shaped: Any = jax.ShapeDtypeStruct
 _SCALAR = _shaped((), np.float32)
 
 
+def take_step(variable: Variable, token: Any) -> None:
+    """Take the step of an anchor's gradient."""
+
+    def step(token: Any) -> np.float32:
+        take(variable, float(token))
+        return np.float32(0)
+
+    if _is_traced(token):
+        io_callback(told(step), _SCALAR, token, ordered=True)
+    else:
+        step(token)
+
+
 def look_up(call: Call) -> list[Any]:
     """Return the rows of each request."""
+    if any(_is_traced(each) for ids in call.batch for each in ids.given):
+        check_not_exported()
     if call.anchors and jax.process_count() > 1:
         raise RuntimeError("kvemb.keras trains in one process, but jax.distributed has several")
     # No others than those whose anchors are traced can be trained.
@@ -49,23 +65,23 @@ def _enter(call: Call, variables: tuple[Variable, ...], anchors: list[Any]) -> l
     """Begin a batch, and return its gates."""
     half = call.half  # what is compiled keeps no arrays of the call
 
-    def new_number() -> np.int32:
-        return np.int32(begin())
+    def new_number(values: list[Any]) -> np.int32:
+        return np.int32(begin(variables, list(map(float, values))))
 
-    def step(number: Any, factors: list[Any]) -> np.float32:
-        return np.float32(0.0 if finish(variables, int(number), _scale(float(factors[0]), half)) else np.nan)
+    def token(number: Any, factors: list[Any]) -> np.float32:
+        return np.float32(seal(variables, int(number), _scale(float(factors[0]), half)))
 
     @jax.custom_vjp
     def enter(given: list[Any]) -> Any:
         return given, np.int32(0)
 
     def forward(given: list[Any]) -> Any:
-        number = io_callback(told(new_number), _shaped((), np.int32), ordered=True)
+        number = io_callback(told(new_number), _shaped((), np.int32), given, ordered=True)
         return (given, number), number
 
     def backward(number: Any, cotangents: Any) -> Any:
         grads, _ = cotangents
-        done = io_callback(told(step), _SCALAR, number, grads, ordered=True)
+        done = io_callback(told(token), _SCALAR, number, grads, ordered=True)
         return ([done] * len(grads),)
 
     enter.defvjp(forward, backward)
@@ -111,7 +127,7 @@ def _host_rows(call: Call, gates: list[Any]) -> list[Any]:
 def _tap(request: Request, ids: Ids, gate: Gate, rows: Any) -> Any:
     """Return rows whose gradients are handed over."""
 
-    def take(number: Any, grads: Any, arrays: list[Any]) -> np.float32:
+    def take_in(number: Any, grads: Any, arrays: list[Any]) -> np.float32:
         given = ids.like([np.asarray(array) for array in arrays])
         collect(request, int(number), given, np.asarray(grads), copy=True)
         return np.float32(0)
@@ -125,7 +141,7 @@ def _tap(request: Request, ids: Ids, gate: Gate, rows: Any) -> Any:
 
     def backward(residuals: Any, grads: Any) -> Any:
         number, given = residuals
-        return io_callback(told(take), _SCALAR, number, grads, given, ordered=True), None, None, None
+        return io_callback(told(take_in), _SCALAR, number, grads, given, ordered=True), None, None, None
 
     tap.defvjp(forward, backward)
     return tap(gate.value, rows, gate.number, ids.given)

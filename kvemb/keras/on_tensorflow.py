@@ -1,10 +1,14 @@
 """Rows as tensors of TensorFlow, eagerly and in tf.function.
 
-tf.numpy_function is stateful: tf.function neither prunes nor merges its calls, and runs each once.
+tf.numpy_function is stateful: tf.function neither prunes nor merges its calls, and runs each once. Its calls are of
+this process: in a saved graph, their names would be those of other functions. So what they read from a variable that is
+in no model makes TensorFlow refuse to save a graph.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,15 +16,28 @@ import tensorflow as tf
 from tensorflow.python.eager import record
 
 from kvemb.keras.calls import Call
+from kvemb.keras.exporting import check_not_exported
 from kvemb.keras.gates import Gate, gates_of, tapped
 from kvemb.keras.requests import Ids, Request, in_parts, shape_of
 from kvemb.keras.requests import look_up as host_look_up
-from kvemb.keras.steps import begin, collect, finish, told
+from kvemb.keras.steps import begin, collect, seal, take, told
 from kvemb.variable import Variable
+
+
+def take_step(variable: Variable, token: Any) -> None:
+    """Take the step of an anchor's gradient."""
+
+    def step(token: Any) -> np.float32:
+        take(variable, float(token))
+        return np.float32(0)
+
+    _on_host(step, [tf.convert_to_tensor(token)], tf.float32)
 
 
 def look_up(call: Call) -> list[Any]:
     """Return the rows of each request."""
+    if not tf.executing_eagerly():
+        check_not_exported()
     if call.anchors and tf.distribute.get_strategy().num_replicas_in_sync > 1:
         raise RuntimeError("kvemb.keras trains in one replica, but this tf.distribute.Strategy has several")
     seen = {variable: tf.convert_to_tensor(anchor.value) for variable, anchor in call.anchors.items()}
@@ -53,19 +70,19 @@ def _scale(call: Call) -> Any:
 def _enter(variables: tuple[Variable, ...], anchors: list[Any], scale: Any) -> list[Gate]:
     """Begin a batch, and return its gates."""
 
-    def step(number: Any, scale: Any, *_: Any) -> np.float32:
-        return np.float32(0.0 if finish(variables, int(number), float(scale)) else np.nan)
+    def new_number(*values: Any) -> np.int64:
+        return np.int64(begin(variables, values))
+
+    def token(number: Any, scale: Any, *_: Any) -> np.float32:
+        return np.float32(seal(variables, int(number), float(scale)))
 
     @tf.custom_gradient
     def enter(*given: Any) -> Any:
-        number = tf.numpy_function(told(lambda: np.int64(begin())), [], tf.int64)
-        number.set_shape(())
+        number = _on_host(new_number, given, tf.int64)
 
         def backward(*grads: Any) -> Any:
             floats = [grad for grad in grads[: len(given)] if grad is not None]
-            done = tf.numpy_function(told(step), [number, scale, *floats], tf.float32)
-            done.set_shape(())
-            return [done] * len(given)
+            return [_on_host(token, [number, scale, *floats], tf.float32)] * len(given)
 
         return [*(tf.identity(each) for each in given), number], backward
 
@@ -87,8 +104,7 @@ def _host_rows(call: Call, batch: tuple[Ids, ...], gates: list[Any]) -> list[Any
         return host_look_up(call.requests, in_parts(batch, arrays), touch=call.touch)
 
     dtypes = [tf.as_dtype(request.dtype) for request in call.requests]
-    found = tf.numpy_function(told(read), [*given, *gates], dtypes)
-    found = [found] if tf.is_tensor(found) else list(found)  # eagerly, a list of one is that one
+    found: list[Any] = _on_host(read, [*given, *gates], dtypes)
     for rows, request, ids in zip(found, call.requests, batch, strict=True):
         rows.set_shape(shape_of(request, ids))
     return found
@@ -96,19 +112,41 @@ def _host_rows(call: Call, batch: tuple[Ids, ...], gates: list[Any]) -> list[Any
 
 def _tap(request: Request, ids: Ids, gate: Gate, rows: Any) -> Any:
     """Return rows whose gradients are handed over."""
+    eager = tf.executing_eagerly()
 
-    def take(number: Any, grads: Any, *arrays: Any) -> np.float32:
-        collect(request, int(number), ids.like(arrays), grads, copy=False)
+    def take_in(number: Any, grads: Any, *arrays: Any) -> np.float32:
+        collect(request, int(number), ids.like(arrays), grads, copy=eager)
         return np.float32(0)
 
     @tf.custom_gradient
     def tap(value: Any, rows: Any) -> Any:
         def backward(grads: Any) -> Any:
             given = [gate.number, tf.convert_to_tensor(grads), *ids.given]
-            taken = tf.numpy_function(told(take), given, tf.float32)
-            taken.set_shape(())
-            return taken, None
+            return _on_host(take_in, given, tf.float32), None
 
         return tf.identity(rows), backward
 
     return tap(gate.value, rows)
+
+
+def _on_host(call: Callable[..., Any], given: Sequence[Any], dtypes: Any) -> Any:
+    """Return what a function of arrays returns, a scalar or a list of arrays, as tensors.
+
+    dtypes: of the scalar, or a list. Eagerly, errors are the function's own.
+    """
+    if tf.executing_eagerly():
+        found = call(*(each.numpy() for each in given))
+        return list(map(tf.convert_to_tensor, found)) if isinstance(dtypes, list) else tf.constant(found, dtypes)
+    hosted = told(lambda *arrays: call(*arrays[:-1]))
+    found = tf.numpy_function(hosted, [*given, _unsavable().read_value()], dtypes)
+    if isinstance(dtypes, list):
+        return [found] if tf.is_tensor(found) else list(found)
+    found.set_shape(())
+    return found
+
+
+@cache
+def _unsavable() -> Any:
+    """Return a variable that no model has, so that TensorFlow refuses to save a graph which reads it."""
+    with tf.init_scope():
+        return tf.Variable(0, trainable=False, name="rows_of_kvemb_cannot_be_exported")

@@ -1,4 +1,4 @@
-"""Rows as tensors of PyTorch, with one step at the end of each backward pass.
+"""Rows as tensors of PyTorch.
 
 Rows, and bags of tables that are hot on a GPU, are lookups of kvemb.torch. Other bags are pooled in the host's memory.
 """
@@ -6,6 +6,7 @@ Rows, and bags of tables that are hot on a GPU, are lookups of kvemb.torch. Othe
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,38 +14,35 @@ import torch
 
 from kvemb.handle import inside
 from kvemb.keras.calls import Call
+from kvemb.keras.exporting import refuse
 from kvemb.keras.keys import joined_keys
 from kvemb.keras.requests import Ids, Request, bagged, shape_of
 from kvemb.keras.requests import gradients as host_gradients
 from kvemb.keras.requests import look_up as host_look_up
+from kvemb.keras.steps import Step, begin, keep, new_token, take
 from kvemb.threads.interrupts import uninterrupted
 from kvemb.torch.bags import JaggedIds, keys_of
-from kvemb.torch.gradients import Gradient, take_step
+from kvemb.torch.gradients import Gradient
+from kvemb.torch.gradients import take_step as _take_gradients
 from kvemb.torch.lookups import RowRequest, fetch
 from kvemb.torch.pooling import BagLookup, Pooling
+from kvemb.variable import Variable
 
 
-class EndOfBackward:
-    """Takes a step when a backward pass ends, with the gradients of all layers. Thread-safe.
+class Backward:
+    """Receives the gradients that a backward pass gives to the rows of a call. Thread-safe.
 
-    It stands for the PendingGradients of a module of kvemb.torch.
+    It stands for the PendingGradients of a module of kvemb.torch. anchors: of the call. scale: of the loss.
     """
 
     fused = False
 
-    def __init__(self, anchors: list[Any], scale: float) -> None:
-        self._anchors, self._scale = anchors, scale
+    def __init__(self, anchors: dict[Variable, Any], scale: float) -> None:
+        self.anchors, self._scale = anchors, scale
 
     def add(self, gradients: list[Gradient]) -> None:
         """Keep the gradients of a layer until the running backward pass ends."""
-        if not gradients:
-            return
-        task = torch._C._current_graph_task_id()
-        with uninterrupted(), _lock:
-            first = task not in _found
-            _found.setdefault(task, []).append((self, gradients))
-        if first:
-            torch.autograd.Variable._execution_engine.queue_callback(lambda: _step(task))
+        _running().parts.append((self, gradients))
 
     def unscaled(self, gradients: list[Gradient]) -> list[Gradient] | None:
         """Return the gradients without the scale of the loss; None if they are not finite."""
@@ -54,46 +52,100 @@ class EndOfBackward:
             return None
         return [each._replace(values=each.values / self._scale) for each in gradients]
 
-    def spoil(self) -> None:
-        """Make the anchors' gradients nan, so that Keras' optimizer skips its step, too."""
-        for anchor in self._anchors:
-            anchor.grad = torch.full_like(anchor, torch.nan)
+
+class _Pass:
+    """A running backward pass: its token, the anchors that it has reached, and the gradients of rows."""
+
+    def __init__(self) -> None:
+        self.token = new_token()
+        self.anchors: dict[Variable, Any] = {}
+        self.parts: list[tuple[Backward, list[Gradient]]] = []
+
+    def tokens(self, anchors: dict[Variable, Any]) -> list[Any]:
+        """Return the gradients of anchors, whose sum over all calls of the pass is its token."""
+        with uninterrupted(), _lock:
+            found = [0.0 if variable in self.anchors else self.token for variable in anchors]
+            self.anchors |= anchors
+        return [torch.full_like(anchor, each) for anchor, each in zip(anchors.values(), found, strict=True)]
+
+    def seal(self) -> None:
+        """Keep the steps of the gradients. If a scaled one is not finite, there are none, and anchors' gradients are
+        nan, so that Keras' optimizer skips its step, too."""
+        parts = [backward.unscaled(gradients) for backward, gradients in self.parts]
+        finite = all(part is not None for part in parts)
+        found: dict[Variable, list[Gradient]] = {variable: [] for variable in self.anchors}
+        for gradient in (each for part in parts if finite for each in part or []):
+            found[gradient.variable].append(gradient)
+        keep(self.token, {variable: _step(gradients) for variable, gradients in found.items()})
+        for anchor in self.anchors.values():
+            if not finite and anchor.grad is not None:
+                anchor.grad = torch.full_like(anchor, torch.nan)
 
 
-_found: dict[int, list[tuple[EndOfBackward, list[Gradient]]]] = {}
+_passes: dict[int, _Pass] = {}
 _lock = threading.Lock()
 
 
-def _step(task: int) -> None:
+def _running() -> _Pass:
+    """Return the backward pass that runs on this thread."""
+    task = torch._C._current_graph_task_id()
     with uninterrupted(), _lock:
-        found = _found.pop(task)
-    parts = [pending.unscaled(gradients) for pending, gradients in found]
-    if any(part is None for part in parts):
-        for pending, _ in found:
-            pending.spoil()
-        return
-    take_step([gradient for part in parts for gradient in part or []])
+        found = _passes.get(task)
+        if found is None:
+            found = _passes[task] = _Pass()
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: _passes.pop(task).seal())
+    return found
+
+
+def _step(gradients: list[Gradient]) -> Step:
+    keys = gradients[0].keys if gradients else ()
+    sample = keys if isinstance(keys, np.ndarray) else ()
+    return Step(sample, partial(_take_gradients, gradients) if gradients else None)
+
+
+class _Gate(torch.autograd.Function):
+    """A zero that layers depend on, from anchors, whose gradients are tokens."""
+
+    @staticmethod
+    def forward(ctx: Any, backward: Backward, *anchors: Any) -> Any:
+        """Return the zero."""
+        ctx.given = backward
+        return anchors[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, _: Any) -> Any:
+        """Return the tokens."""
+        return None, *_running().tokens(ctx.given.anchors)
+
+
+def take_step(variable: Variable, token: Any) -> None:
+    """Take the step of an anchor's gradient."""
+    take(variable, float(token))
 
 
 def look_up(call: Call) -> list[Any]:
     """Return the rows of each request."""
+    if torch.jit.is_tracing() or torch.compiler.is_exporting():
+        refuse()
     wanted = list(zip(call.requests, call.batch, strict=True))
     if any(ids.ids.device.type == "meta" for ids in call.batch):  # Keras asks for shapes
         return [
             torch.empty(*shape_of(request, ids), dtype=getattr(torch, request.dtype), device="meta")
             for request, ids in wanted
         ]
-    anchors = [anchor.value for anchor in call.anchors.values()]
-    trained = bool(anchors) and torch.is_grad_enabled()
-    scale = float(call.optimizer.scale_loss(1.0)) if call.optimizer is not None and trained else 1.0
-    pending = EndOfBackward(anchors, scale) if trained else None
-    anchor = sum(anchors[1:], start=anchors[0]) if trained else None
+    anchors = {variable: anchor.value for variable, anchor in call.anchors.items()}
+    gate = pending = None
+    if anchors and torch.is_grad_enabled():
+        begin(list(anchors), [float(anchor.detach()) for anchor in anchors.values()])
+        scale = float(call.optimizer.scale_loss(1.0)) if call.optimizer is not None else 1.0
+        pending = Backward(anchors, scale)
+        gate = _Gate.apply(pending, *anchors.values())
     out = [
-        _pooled_on_host(request, ids, anchor, pending, touch=call.touch) if _pools_on_host(request) else None
+        _pooled_on_host(request, ids, gate, pending, touch=call.touch) if _pools_on_host(request) else None
         for request, ids in wanted
     ]
     rest = {at: _Lookup(*wanted[at]) for at, found in enumerate(out) if found is None}
-    rows = fetch([each.request for each in rest.values()], pending, touch=call.touch, anchor=anchor) if rest else []
+    rows = fetch([each.request for each in rest.values()], pending, touch=call.touch, anchor=gate) if rest else []
     for (at, each), found in zip(rest.items(), rows, strict=True):
         out[at] = each.result(found)
     return out
@@ -103,14 +155,14 @@ def _pools_on_host(request: Request) -> bool:
     return request.combiner is not None and inside(request.variable).hot_tables.device_rows is None
 
 
-def _pooled_on_host(request: Request, ids: Ids, anchor: Any, pending: EndOfBackward | None, *, touch: bool) -> Any:
+def _pooled_on_host(request: Request, ids: Ids, gate: Any, pending: Backward | None, *, touch: bool) -> Any:
     """Return bags that are pooled in the store's memory."""
     arrays = ids.like(list(map(_array, ids.given)))
     bags = torch.from_numpy(host_look_up([request], [arrays], touch=touch)[0]).to(ids.ids.device)
     if pending is None or not request.variable.trainable:
         return bags
     arrays = arrays._replace(ids=arrays.ids.copy())  # the caller may reuse their memory for the next batch
-    return _Pooled.apply(anchor, bags, request, arrays, pending)
+    return _Pooled.apply(gate, bags, request, arrays, pending)
 
 
 class _Pooled(torch.autograd.Function):

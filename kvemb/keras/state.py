@@ -9,6 +9,8 @@ from typing import IO, Any
 import keras
 import numpy as np
 
+from kvemb.keras.anchors import Anchor
+
 _METRICS = "metrics/"
 
 
@@ -37,7 +39,8 @@ def read_state(model: Any, path: Path) -> dict[str, Any]:
             shapes = f"{values[name].shape}, but the model's has {tuple(variable.shape)}"
             raise ValueError(f"the checkpoint {path.parent} is of another model: {name} has the shape {shapes}")
     for name, variable in mine.items():
-        variable.assign(values[name])
+        if not isinstance(variable, Anchor):  # whose rows the checkpoint has
+            variable.assign(values[name])
     return metrics
 
 

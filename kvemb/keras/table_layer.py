@@ -8,7 +8,7 @@ import keras
 
 from kvemb.frameworks.variables import check_padding, variable_of
 from kvemb.keras.configs import config_of, find
-from kvemb.keras.keys import check_flag, check_ids, warn_of_short_ids
+from kvemb.keras.keys import check_flag, check_ids, warn_of_narrow_input, warn_of_short_ids
 from kvemb.keras.layer import INITIAL, REFUSED, RowsLayer
 from kvemb.store import Store
 from kvemb.variable import Variable
@@ -75,6 +75,8 @@ class TableLayer(RowsLayer):
             ValueError: For a wrong shape.
         """
         self._check(ids)
+        if not self.split_keys:
+            warn_of_narrow_input(ids, self.variable)
         return keras.KerasTensor(self.compute_output_shape(ids.shape), dtype=self.compute_dtype)
 
     def get_config(self) -> dict[str, Any]:

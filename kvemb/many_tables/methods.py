@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from kvemb.checks.numeric import as_bool
 from kvemb.defaults import DefaultStore
 from kvemb.handle import Inside
 from kvemb.variable import Variable
@@ -65,7 +66,7 @@ class ManyTables(DefaultStore[Inside]):
             >>> rows[users].shape, rows["items"].shape
             ((2, 2), (1, 3))
         """
-        return self._lookup(keys, touch=bool(touch), out=out)
+        return self._lookup(keys, touch=as_bool(touch, "touch"), out=out)
 
     def apply_gradients(self, grads: Mapping[Variable | str, tuple[npt.ArrayLike, npt.ArrayLike]]) -> None:
         """Take one optimizer step on several variables in one call.

@@ -245,7 +245,7 @@ class Pusher(RemoteCheckpoints):
             self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
 
     def prune(self, keep: int, store: str, pinned: Collection[int] = ()) -> list[int]:
-        """Delete a store's checkpoints but the pinned ones and the newest `keep` of the others, then unreferenced files.
+        """Delete a store's checkpoints but the pinned ones and the newest `keep`, then unreferenced files.
 
         Returns the numbers deleted.
 

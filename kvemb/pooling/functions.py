@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb.checks.brief import brief
+from kvemb.checks.numeric import as_bool
 from kvemb.engine.given_keys import owned_keys
 from kvemb.engine.on_device import DeviceKeys, copied
 from kvemb.engine.table import Table
@@ -147,7 +148,11 @@ def embedding_lookup_sparse(
         [[3.0, 3.0], [3.0, 3.0]]
     """
     table, how = _table(var), check_combiner(combiner)
-    given = given_bags(table.schema, *_copied(table, ids, offsets, weights), last_included=bool(include_last_offset))
+    given = given_bags(
+        table.schema,
+        *_copied(table, ids, offsets, weights),
+        last_included=as_bool(include_last_offset, "include_last_offset"),
+    )
     return _pooled(var, table, given, how, max_norm, touch, ids)
 
 
@@ -188,7 +193,11 @@ def safe_embedding_lookup_sparse(
         [[1.0, 1.0], [3.0, 3.0]]
     """
     table, how = _table(var), check_combiner(combiner)
-    given = given_bags(table.schema, *_copied(table, ids, offsets, weights), last_included=bool(include_last_offset))
+    given = given_bags(
+        table.schema,
+        *_copied(table, ids, offsets, weights),
+        last_included=as_bool(include_last_offset, "include_last_offset"),
+    )
     if how != "sum":
         given = without_weights_up_to_zero(given)
     if default_id is not None:
@@ -221,11 +230,11 @@ def _rows(var: Variable, ids: npt.ArrayLike, max_norm: float | None, touch: bool
     values, exists = np.empty((len(wanted), table.schema.dim), table.schema.value_dtype), None
     if max_norm is None:
         exists = np.empty(len(wanted), np.bool_)
-        table.operations.lookup(wanted, values, exists, touch=bool(touch))
+        table.operations.lookup(wanted, values, exists, touch=as_bool(touch, "touch"))
     else:
         check_floats(table, "max_norm")
         table.operations.pool(
-            wanted, single_bags(len(wanted), most, table.schema.slot_dtype), values, touch=bool(touch)
+            wanted, single_bags(len(wanted), most, table.schema.slot_dtype), values, touch=as_bool(touch, "touch")
         )
     if distinct is not None:
         values = values[distinct.inverse]
@@ -245,11 +254,11 @@ def _rows_on_device(var: Variable, given: DeviceKeys, ids: Any, most: float, tou
     if most == math.inf:
         kept = given.copy()
         rows = kept.rows(None)
-        kept.lookup(rows, None, touch=bool(touch))
+        kept.lookup(rows, None, touch=as_bool(touch, "touch"))
         return Embeddings(var, kept, bags, kept.result(rows), None, ids)
     keys = given.in_host()
     check_floats(given.table, "max_norm")
-    return Embeddings(var, keys, bags, given.pool(keys, bags, given.shape, touch=bool(touch)), None, ids)
+    return Embeddings(var, keys, bags, given.pool(keys, bags, given.shape, touch=as_bool(touch, "touch")), None, ids)
 
 
 def _copied(table: Table, *arrays: Any) -> list[Any]:
@@ -269,11 +278,11 @@ def _pooled(
     check_floats(table, "a pooled lookup")
     bags = combined(given, combiner, max_norm_of(max_norm), table.schema.slot_dtype)
     if device_of(ids) is not None:
-        pooled = DeviceKeys(table, ids).pool(given.keys, bags, (bags.bag_count,), touch=bool(touch))
+        pooled = DeviceKeys(table, ids).pool(given.keys, bags, (bags.bag_count,), touch=as_bool(touch, "touch"))
         return Embeddings(var, given.keys, bags, pooled, None, ids)
     table.hot_tables.owners(given.keys)  # so that a partitioner's error is raised now
     values = np.empty((bags.bag_count, table.schema.dim), table.schema.value_dtype)
-    table.operations.pool(given.keys, bags, values, touch=bool(touch))
+    table.operations.pool(given.keys, bags, values, touch=as_bool(touch, "touch"))
     return Embeddings(var, given.keys, bags, values, None)
 
 

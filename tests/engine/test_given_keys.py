@@ -27,7 +27,8 @@ def test_keys_and_what_belongs_to_them_are_flat_and_results_have_their_shape(mak
 
 
 def test_the_partitioner_is_asked_before_anything_changes(make):
-    table = inside(make(devices=["cpu"] * 2, partitioner=Mock(side_effect=ZeroDivisionError), optimizer=SGD()))
+    later = [np.zeros(2, int), *[ZeroDivisionError] * 99]  # it is tried when the variable is made
+    table = inside(make(devices=["cpu"] * 2, partitioner=Mock(side_effect=later), optimizer=SGD()))
     assert given_keys(table, [1]).flat.tolist() == [1]
     for call in (lambda: owned_keys(table, [1]), lambda: gradients(table, [1], np.ones((1, 3), np.float32))):
         with pytest.raises(ZeroDivisionError):

@@ -7,6 +7,7 @@ from contextlib import suppress
 import keras
 import numpy as np
 import pytest
+from keras_models import subclassed
 
 import kvemb
 import kvemb.keras as kk
@@ -44,11 +45,11 @@ def model_on(store, units=6):
     return model
 
 
-def fitted(place, name, *, stop=None, every=None, units=6):
+def fitted(place, name, *, stop=None, every=None, units=6, make=None):
     """Resume and fit to 4 epochs; return the history and the rows. A stopped one is left as by kill -9."""
     with kvemb.CheckpointManager(place / f"{name} series", keep=2) as series:
         store, _ = series.resume(place / name, memory_budget="16MiB")
-        model = model_on(store, units)
+        model = make(store) if make else model_on(store, units)
         callbacks = [kk.Checkpoint(series, store, every), *([StopAt(*stop)] if stop else [])]
         done = None
         try:
@@ -88,3 +89,53 @@ def test_what_does_not_fit_together_is_refused(tmp_path, open_store, store):
         plain.save(store)
         with pytest.raises(ValueError, match=r"was not saved by kvemb\.keras\.Checkpoint"):
             model_on(store).fit(IDS, LABELS, verbose=0, callbacks=[kk.Checkpoint(plain, store)])
+
+
+def test_an_interrupted_fit_of_a_subclassed_model_goes_on(tmp_path):
+    """TensorFlow builds it in its first step only."""
+
+    def make(store):
+        rule, start = kvemb.optimizers.Adam(0.01), kvemb.RandomNormal(0, 0.1, seed=3)
+        return subclassed(
+            kk.EmbeddingBag("words", 4, store=store, key_dtype="int32", optimizer=rule, initializer=start)
+        )
+
+    whole, rows = fitted(tmp_path, "whole", make=make)
+    assert fitted(tmp_path, "run", stop=(1, 1), make=make)[0] is None
+    assert fitted(tmp_path, "run", stop=(2, 2), every=1e-6, make=make)[0] is None
+    rest, resumed = fitted(tmp_path, "run", make=make)
+    assert {each: values[2:] for each, values in whole.items()} == rest
+    np.testing.assert_array_equal(resumed, rows)
+
+
+def test_the_best_epoch_alone_is_saved_with_its_rows(tmp_path):
+    """The loss is made to rise after the second epoch, and the next process goes back to it."""
+
+    class Rises(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            logs["given"] = [3.0, 1.0, 2.0, 1.5][epoch]
+
+    kept = {}
+    with kvemb.CheckpointManager(tmp_path / "series") as series:
+        store, _ = series.resume(tmp_path / "store", memory_budget="16MiB")
+        callback = kk.Checkpoint(series, store, monitor="given", save_best_only=True)
+        model = model_on(store)
+
+        class Keep(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch, logs=None):
+                kept[epoch] = self.model.predict(IDS, verbose=0)
+
+        with store:
+            callbacks = [Rises(), callback, Keep()]
+            model.fit(IDS, LABELS, epochs=4, shuffle=False, verbose=0, callbacks=callbacks)
+            again = kk.Checkpoint(series, store, save_best_only=True)
+            with pytest.raises(ValueError, match="the logs of an epoch have no 'val_loss'; there are"):
+                again._save_after(0, {"loss": 1.0, "mae": 1.0})
+        best, _ = series.resume(tmp_path / "store", memory_budget="16MiB")
+        with best:
+            model = model_on(best)
+            again = kk.Checkpoint(series, best, monitor="given", save_best_only=True)
+            model.fit(IDS, LABELS, epochs=2, shuffle=False, verbose=0, callbacks=[Rises(), again])
+            np.testing.assert_array_equal(model.predict(IDS, verbose=0), kept[1])
+        with pytest.raises(ValueError, match="leave out every"):
+            kk.Checkpoint(series, best, 5.0, save_best_only=True)

@@ -7,7 +7,7 @@ import re
 import keras
 import numpy as np
 import pytest
-from keras_models import classifier, losses
+from keras_models import classifier, losses, subclassed
 
 import kvemb.keras as kk
 from kvemb.errors import StoreNotFound
@@ -47,3 +47,14 @@ def test_a_saved_model_finds_its_rows(words, clicks, tmp_path, no_default, open_
     store.close()
     with pytest.raises(StoreNotFound, match=re.escape(f"with kvemb.open({str(store.path)!r})")):
         kk.EmbeddingBag.from_config(config)
+
+
+def test_a_saved_subclassed_model_has_its_dense_weights(words, clicks, tmp_path):
+    model = subclassed(kk.EmbeddingBag(words, combiner="sum", mask_zero=True))
+    losses(model, clicks, epochs=1)
+    model.save(tmp_path / "model.keras")
+    with words.resource_handle[0].as_default():
+        loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded.predict(clicks[0], verbose=0), model.predict(clicks[0], verbose=0))
+    for left, right in zip(loaded.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(left, right)

@@ -85,14 +85,39 @@ def _beside(table: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
     )
 
 
+# A file of one of the shards of a process, whose rank and number of ranks follow.
+_SHARD = re.compile(r"_mht_(?:\d+)of(?:\d+)_rank(?:\d+)_size(?:\d+)-keys")
+
+
+def _check_shards(folder: Path, paths: list[Path]) -> None:
+    """Raise BadInput unless the files are all shards of all ranks of one save."""
+    numbers = [tuple(map(int, re.findall(r"\d+", _SHARD.search(path.name)[0]))) for path in paths]  # type: ignore[index]
+    kinds = {(of, size) for _, of, _, size in numbers}
+    if len(kinds) > 1:
+        saves = " and ".join(f"of {of} shards and {size} ranks" for of, size in sorted(kinds))
+        raise BadInput(f"{folder} has files of several saves, {saves}; keep those of one")
+    ((of, size),) = kinds
+    there = {(shard, rank) for shard, _, rank, _ in numbers}
+    wanted = ((shard, rank) for rank in range(size) for shard in range(1, of + 1))
+    if missing := [each for each in wanted if each not in there]:
+        names = ", ".join(f"_mht_{shard}of{of}_rank{rank}_size{size}-keys" for shard, rank in missing[:4])
+        raise BadInput(f"{folder} lacks {len(missing)} of {of * size} files with keys: {names}; get all of them")
+
+
 def read_tfra(folder: Path, given: SourceOptions) -> tuple[Table, Read]:
     """Read a table of TFRA's file system saver, of all ranks; slots and statuses of policies are not read.
 
     The files do not contain dtypes: int64 keys and float32 values are assumed unless given.
     """
     key_dtype, value_dtype = dtype_of(given.key_dtype or "int64"), dtype_of(given.value_dtype or "float32")
-    found = _key_files(folder, r"(.*)_mht_\d+of\d+_rank\d+_size\d+-keys")
-    name = _chosen_table(folder, list(found), _main_tables(found), given)
+    found = _key_files(folder, rf"(.*){_SHARD.pattern}")
+    if found and given.variable is not None:
+        name = given.variable if given.variable in found else given.variable.replace("/", "_")
+        if name not in found:
+            raise WrongUsage(f"{folder} has no table {given.variable!r}; it has {', '.join(sorted(found))}")
+    else:
+        name = _chosen_table(folder, list(found), _main_tables(found), given)
+    _check_shards(folder, found[name])
     parts = [{KEY: _raw(path, key_dtype), VALUE: _raw(_values_of(path), value_dtype)} for path in found[name]]
     return _joined(folder, {"name": name}, [_shaped(folder, part) for part in parts])
 

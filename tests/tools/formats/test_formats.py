@@ -236,6 +236,30 @@ def test_slots_and_policies_of_tfra_are_told_from_tables(tmp_path):
         import_table(saved, tmp_path / "several", format="tfra")
 
 
+def test_half_a_table_of_tfra_is_not_imported(tmp_path):
+    """Files of some ranks or shards were taken for a whole table, and another table for the one that was named."""
+    saved = tmp_path / "saved"
+    tfra_files(saved, "tower/words", 4)
+
+    def renamed(old, new):
+        for path in list(saved.iterdir()):
+            path.rename(path.with_name(path.name.replace(old, new)))
+
+    assert import_table(saved, tmp_path / "named", format="tfra", variable="tower/words").variable == "tower/words"
+    with pytest.raises(WrongUsage, match="has no table 'nope'; it has tower_words"):
+        import_table(saved, tmp_path / "store", format="tfra", variable="nope")
+    renamed("1of1_rank0_size1", "1of2_rank0_size1")
+    with pytest.raises(BadInput, match="lacks 1 of 2 files with keys: _mht_2of2_rank0_size1-keys"):
+        import_table(saved, tmp_path / "store", format="tfra")
+    renamed("1of2_rank0_size1", "1of1_rank0_size2")
+    with pytest.raises(BadInput, match="lacks 1 of 2 files with keys: _mht_1of1_rank1_size2-keys"):
+        import_table(saved, tmp_path / "store", format="tfra")
+    tfra_files(saved, "tower/words", 4)
+    with pytest.raises(BadInput, match="several saves, of 1 shards and 1 ranks and of 1 shards and 2 ranks"):
+        import_table(saved, tmp_path / "store", format="tfra")
+    assert not (tmp_path / "store").exists()
+
+
 def test_dynamicemb_is_laid_out_as_theirs(rows, tmp_path):
     store, keys, _ = rows
     export(store, tmp_path / "dump", format="dynamicemb")
