@@ -13,6 +13,7 @@ from pathlib import Path
 
 import rocksdict as rd
 
+from kvemb.backends.memtables import Memory
 from kvemb.backends.open_files import FEW_FILES, PLENTY, most_open, raise_limit
 from kvemb.backends.rocks_config import check_config
 from kvemb.backends.rocks_families import Families
@@ -22,7 +23,8 @@ from kvemb.backends.rocks_manifest import RocksAmendment
 from kvemb.backends.rocks_options import DatabaseOptions, database_creator, holding_whole
 from kvemb.backends.rocks_scan import translated
 from kvemb.backends.rocks_store import RocksStore
-from kvemb.contracts import ColdDatabase, Family
+from kvemb.backends.table_files.writer import TableWriter
+from kvemb.contracts import ColdDatabase, Family, SortedFile
 from kvemb.errors import ColdStoreError
 from kvemb.hard_links import linked
 from kvemb.limits import DEFAULT, Limits
@@ -67,16 +69,15 @@ class RocksDatabase(ColdDatabase):
         creator = database_creator(families)
         self._creator, self._creators = creator, {name: family.creator for name, family in families.items()}
         mapped, more = creator.read_mode == "mmap", min(cache_bytes, write_buffer_bytes)
-        # Mapped files need no cache, and larger memtables give fewer files to merge. A quarter of what these get is for
-        # the keys of rows in them (table_files.written): 43 bytes a row at most.
-        self._write_buffers = {False: write_buffer_bytes, True: write_buffer_bytes + more * 3 // 4}
+        # Mapped files need no cache, and larger memtables give fewer files to merge.
+        self._write_buffers = {False: write_buffer_bytes, True: write_buffer_bytes + more}
         self.spare_bytes = cache_bytes - more if mapped else 0
         cache_bytes -= self.spare_bytes
         self._metadata_bytes = cache_bytes // 2
         cache = rd.Cache(cache_bytes - self._metadata_bytes)
         files = most_open(path) if compacting and not salvaging else FEW_FILES
-        sizes = cache, mapped, self._write_buffers[mapped]
-        self._options = DatabaseOptions(*sizes, read_only, compacting, salvaging, files)
+        self._options = DatabaseOptions(cache, mapped, read_only, compacting, salvaging, files)
+        self._memory = Memory(self._write_buffers[mapped], self._flush_largest)
         self._stores: dict[str, RocksStore] = {}
         self._naming = threading.Lock()  # of _stores and _partitioned: variables come and go while others are written
         self.threads = min(8, cores())
@@ -111,12 +112,13 @@ class RocksDatabase(ColdDatabase):
     def _opened_again(self, creator: RocksDBCreator) -> bool:
         """Open the database again as this creator of a whole database says; returns whether: only while it is empty."""
         mapped = creator.read_mode == "mmap"
-        options = replace(self._options, mapped=mapped, write_buffer_bytes=self._write_buffers[mapped])
+        options = replace(self._options, mapped=mapped)
         named = {name: options.of_family(each, partitioned=False) for name, each in self._creators.items()}
         if opened := self.column_families.reopen(options.of_family(creator, partitioned=True), named):
             self._options, self._creator = options, creator
+            self._memory.most_bytes = self._write_buffers[mapped]
             for store in self._stores.values():
-                store.read_files_in(self._folder)
+                store.opened_with(options, self._folder)
         return opened
 
     @property
@@ -127,11 +129,17 @@ class RocksDatabase(ColdDatabase):
         return self.path if read else None
 
     def attach(self, name: str, schema: Schema) -> RocksStore:
-        """Return the store of an existing column family."""
+        """Return the store of an existing column family: always the same, because it has rows in memory."""
+        if (known := self._stores.get(name)) is not None and known.schema == schema:
+            return known
         store = RocksStore(
             self.column_families,
             name,
             schema,
+            self._creators.get(name, self._creator),
+            path=self.path,
+            options=self._options,
+            memory=self._memory,
             readers=self.readers,
             threads=self.threads,
             limits=self.limits,
@@ -171,10 +179,12 @@ class RocksDatabase(ColdDatabase):
         return RocksAmendment(path)
 
     def flush(self) -> None:
-        for name, store in list(self._stores.items()):
-            if store.made:
-                with translated(f"flush {name!r}"):
-                    store.family.flush(True)
+        for store in list(self._stores.values()):
+            store.flush()
+
+    def _flush_largest(self) -> None:
+        """Write the rows of the memtables that take the most memory to a file."""
+        max(list(self._stores.values()), key=lambda store: store.memory_bytes).flush()
 
     def resume(self) -> None:
         # RocksDB looks every 5 seconds whether there is space again, and then goes on by itself.
@@ -191,7 +201,9 @@ class RocksDatabase(ColdDatabase):
                     raise
             time.sleep(RESUME_TURN_SECONDS)
 
-    def sorted_file(self, path: Path, schema: Schema, creator: RocksDBCreator) -> RocksSortedFile:
+    def sorted_file(self, path: Path, schema: Schema, creator: RocksDBCreator) -> SortedFile:
+        if creator.compression == "none":
+            return TableWriter(path, schema, creator)
         return RocksSortedFile(
             path, schema, rd.SstFileWriter(self._options.of_family(creator, partitioned=False)), self.limits.batch_rows
         )
@@ -211,15 +223,8 @@ class RocksDatabase(ColdDatabase):
         # RocksDB slows writes down at rocks_options.SLOW_FILES in level 0.
         if not self.column_families.made(name):
             return False
-        family = self._stores[name].family
-
-        def property_of(name: str) -> int:
-            return int(family.property_int_value(f"rocksdb.{name}") or 0)
-
-        if property_of("num-files-at-level0") <= self.limits.crowded_files:
-            return False
-        # On a full disk nothing is merged, so a wait would never end.
-        return property_of("compaction-pending") + property_of("num-running-compactions") > 0
+        store = self._stores[name]
+        return store.files_to_merge() > self.limits.crowded_files and store.merging()
 
     def bound_metadata(self) -> None:
         """Write new files with partitioned filters and indexes once those held whole exceed their share of memory.

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from kvemb.backends.rocks_forks import keep_in_forks
 from kvemb.backends.rocks_scan import translated
 from kvemb.contracts import SortedFile
 from kvemb.rows.block import REMOVED, RowBlock
-from kvemb.rows.codec import LAST_KEY, encode_keys, encode_records
+from kvemb.rows.codec import LAST_KEY, Ordered, encode_keys, encode_records
 from kvemb.rows.schema import Schema
 
 # One table file in RocksDB's listing: its size, and its first and last key in hexadecimal.
@@ -53,6 +54,14 @@ class RocksSortedFile(SortedFile):
                     else:
                         self._writer[key] = record
         self.rows += len(rows)
+
+    def append_at(self, rows: RowBlock, keys: Ordered, places: npt.NDArray[np.int64]) -> None:
+        """Do what append does with the rows at places of a block. keys: theirs."""
+        self.append(rows.select(places))
+
+    def close(self) -> None:
+        """End the file, finished or not."""
+        self._writer = None
 
     def finish(self) -> None:
         with translated(f"write {self.path}"):

@@ -31,10 +31,8 @@ RUNS = 8
 # Files of level 0 at which RocksDB slows writers down, and stops them. High, so that a checkpoint
 # with many small files does not make callers wait for their merging.
 SLOW_FILES, STOP_FILES = 48, 96
-# A memtable allocates its Bloom filter at once, this share of its largest size, and memory for rows in blocks of this
-# many bytes; both count in full. RocksDB's own blocks of up to 1 MiB and filters of a tenth would take all the memory
-# of 26 families, whose memtables would then be flushed with 64 rows in each.
-FILTER_SHARE, ARENA_BYTES = 0.01, 16 << 10
+# RocksDB's own memtables stay empty (backends/memtables.py). Their least size, and that of their blocks.
+MEMTABLE_BYTES, ARENA_BYTES = 64 << 10, 4 << 10
 # The size at which RocksDB begins a new log of its own. A log begins with the options of every family that was made
 # while there were fewer than ten; if these exceeded this size, each line would begin a new log. RocksDB keeps them in
 # memory for that, about 20 KB each, until the database is closed, also those of families that were dropped. Without a
@@ -64,13 +62,12 @@ PARTITIONED = {
 class DatabaseOptions:
     """The options of one database. See rocks.RocksDatabase.
 
-    mapped: whether it maps its files. write_buffer_bytes: bytes of all its memtables. open_files: the most files that
+    mapped: whether it maps its files. open_files: the most files that
     it keeps open; None: all.
     """
 
     cache: rd.Cache
     mapped: bool
-    write_buffer_bytes: int
     read_only: bool
     compacting: bool
     salvaging: bool
@@ -85,12 +82,8 @@ class DatabaseOptions:
             options.set_compression_type(_COMPRESSION[creator.compression]())
         else:
             options.set_compression_per_level([_COMPRESSION[name]() for name in creator.compression])
-        options.set_write_buffer_size(min(creator.write_buffer_bytes, self.write_buffer_bytes // 2))
-        # Every read searches the memtables first; their Bloom filters, of 5 to 60 bits a row, skip most of them.
-        options.set_memtable_prefix_bloom_ratio(FILTER_SHARE)
-        options.set_memtable_whole_key_filtering(True)
+        options.set_write_buffer_size(MEMTABLE_BYTES)
         options.set_arena_block_size(ARENA_BYTES)
-        options.set_db_write_buffer_size(self.write_buffer_bytes)
         if creator.compaction == "universal":
             options.set_compaction_style(rd.DBCompactionStyle.universal())
         options.set_level_zero_file_num_compaction_trigger(RUNS)

@@ -1,18 +1,21 @@
 """Cold rows of one variable in RocksDB: one column family. rocks_scan.translated turns RocksDB's errors into kvemb's.
 
-Writes skip the write-ahead log: the store makes them durable with flush() and checkpoint(). Concurrent reads are safe;
-writes to one variable must be serialised, by its lock or by the thread that spills.
+Rows that are written stay in memory (memtables) until they are as many as a file should have. The file is then added to
+the family as a whole: RocksDB has no memtable and no log of its own. The store makes rows durable with flush() and
+checkpoint(). Concurrent reads are safe; writes to one variable must be serialised, by its lock or by the thread that
+spills.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
-from contextlib import nullcontext, suppress
-from functools import cached_property, partial
-from itertools import pairwise
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import cached_property
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakMethod, WeakSet
@@ -20,26 +23,33 @@ from weakref import WeakMethod, WeakSet
 import numpy as np
 import rocksdict as rd
 
+from kvemb.backends.memtables import Memory, Memtable, row_bytes
 from kvemb.backends.rocks_families import Families
-from kvemb.backends.rocks_files import splits
-from kvemb.backends.rocks_options import PARTITIONED
+from kvemb.backends.rocks_files import RocksSortedFile, splits
+from kvemb.backends.rocks_options import PARTITIONED, SLOW_FILES, DatabaseOptions
 from kvemb.backends.rocks_rescue import rescue
 from kvemb.backends.rocks_scan import Scan, translated
-from kvemb.backends.table_files.reader import TableReader
-from kvemb.backends.table_files.reading import ASK, FOUND
+from kvemb.backends.table_files import reading
+from kvemb.backends.table_files.reader import States, TableReader
+from kvemb.backends.table_files.writer import TableWriter
 from kvemb.contracts import ColdStore, Gap, Mask
 from kvemb.errors import ColdStoreError
 from kvemb.limits import Limits
-from kvemb.rows.block import REMOVED, RowBlock
-from kvemb.rows.codec import LAST_KEY, decode_records, encode_keys, encode_records, order_keys
-from kvemb.rows.hashing import Keys
+from kvemb.options import RocksDBCreator
+from kvemb.rows.block import MEMORY_FLAGS, REMOVED, RowBlock
+from kvemb.rows.codec import KEY_BYTES, LAST_KEY, decode_records, encode_keys
+from kvemb.rows.hashing import Keys, Positions
+from kvemb.rows.row_copies import copy_rows
 from kvemb.rows.schema import Schema
+from kvemb.threads.interrupts import uninterrupted
 from kvemb.threads.parallel import free_cores
 
 READAHEAD_BYTES = 2 << 20
 # Keys that a thread reads before it looks again whether cores are free.
 READ_KEYS = 4_096
 STALL_SECONDS = 0.002
+# How long a new file waits at most for others to be merged: RocksDB may have stopped, as on a full disk.
+MERGE_SECONDS = 10.0
 COMPACT_PART_BYTES = 32 << 20
 
 
@@ -47,10 +57,11 @@ Property = TypeVar("Property")
 
 
 class RocksStore(ColdStore):
-    """A cold store that is one column family, which is made when it is first written to.
+    """A cold store that is one column family, which is made when its first file is.
 
-    readers: threads for large reads; threads: how many. bound_metadata: called after each write. partitioned: whether
-    new files have partitioned filters and indexes. folder: of the files, if kernels read them (table_files).
+    path: of the database, opened with these options. memory: of the memtables of all families. readers: threads for
+    large reads; threads: how many. bound_metadata: called after each new file. partitioned: whether new files have
+    partitioned filters and indexes. folder: of the files, if kernels read them (table_files).
     """
 
     def __init__(
@@ -58,7 +69,11 @@ class RocksStore(ColdStore):
         families: Families,
         name: str,
         schema: Schema,
+        creator: RocksDBCreator,
         *,
+        path: Path,
+        options: DatabaseOptions,
+        memory: Memory,
         readers: Executor,
         threads: int,
         limits: Limits,
@@ -66,20 +81,27 @@ class RocksStore(ColdStore):
         partitioned: bool,
         folder: Path | None,
     ) -> None:
-        self._families, self._name, self._schema = families, name, schema
+        self._families, self._name, self._schema, self._creator = families, name, schema, creator
+        self._path, self._memory, self._row_bytes = path, memory, row_bytes(schema)
+        self._memtable_rows = max(limits.batch_rows, creator.write_buffer_bytes // self._row_bytes)
+        # The newest first. It takes what is written; the others are being written to files, or could not be.
+        self._memtables: tuple[Memtable, ...] = ()
+        self._changing, self._flushing, self._numbers = threading.Lock(), threading.Lock(), count()
         self._readers, self._threads, self._limits = readers, threads, limits
-        self._unlogged = rd.WriteOptions()
-        self._unlogged.disable_wal = True  # type: ignore[method-assign, assignment]
-        self._unlogged.memtable_insert_hint_per_batch = True
-        self._unlogged.no_slowdown = True
         self._scans: WeakSet[Scan] = WeakSet()
         self._bound_metadata, self.partitioned = bound_metadata, partitioned
-        self.read_files_in(folder)
+        self.opened_with(options, folder)
 
-    def read_files_in(self, folder: Path | None) -> None:
-        """Let kernels read the files in a folder; None: RocksDB reads them. REQUIRES: it has no rows yet, or is new."""
+    def opened_with(self, options: DatabaseOptions, folder: Path | None) -> None:
+        """Take note that the database was opened with these options. REQUIRES: there are no files."""
+        self._options = options
         count, text = _weakly(self._count), _weakly(self._text)
         self._tables = None if folder is None else TableReader(self._name, folder, count, text)
+
+    @property
+    def schema(self) -> Schema:
+        """The schema of its rows."""
+        return self._schema
 
     @property
     def made(self) -> bool:
@@ -125,19 +147,25 @@ class RocksStore(ColdStore):
             with suppress(Exception):
                 self.family.close()
             del self._handles, self.family
+        self._forget_rows()
+
+    # Reads: rows in memory, then those in files.
 
     def read(self, keys: Keys) -> tuple[RowBlock, Mask]:
-        if not self.made:
-            return RowBlock(self._schema, 0), np.zeros(len(keys), np.bool_)
-        with translated(f"read {self._name!r}"):
-            read = None if self._tables is None else self._tables.read(keys, self._schema, self._spread)
-        if read is None:
-            return self._read_by_rocksdb(keys)
-        rows, states = read
-        found = states == FOUND
-        if len(asked := (states == ASK).nonzero()[0]):
-            others, found[asked] = self._read_by_rocksdb(keys[asked])
-            rows.put(asked[found[asked]], others)
+        n, words = len(keys), (len(keys), self._schema.row_words)
+        columns = keys.copy(), np.empty(n), np.empty(n, np.int64), np.empty(n, np.uint8), np.empty(words, np.uint64)
+        rows, states = RowBlock.of(self._schema, *columns), np.full(n, reading.UNKNOWN, np.uint8)
+        # Rows leave the memory when their file can be read, so what is not here is in a file that this read sees.
+        for memtable in self._memtables:
+            _read_memtable(memtable, rows, states)
+        left = (states == reading.UNKNOWN).nonzero()[0]
+        if len(left) and self.made:
+            with translated(f"read {self._name!r}"):
+                if self._tables is None or not self._tables.read(rows, states, self._spread):
+                    self._read_by_rocksdb(left, rows, states)
+                elif len(asked := (states == reading.ASK).nonzero()[0]):
+                    self._read_by_rocksdb(asked, rows, states)
+        found = states == reading.FOUND
         return rows if found.all() else rows.select(found), found
 
     def _spread(self, work: Callable[[int, int], None], count: int) -> None:
@@ -155,15 +183,14 @@ class RocksStore(ColdStore):
             done, begin = min(count, done + READ_KEYS), done
             work(begin, done)
 
-    def _read_by_rocksdb(self, keys: Keys) -> tuple[RowBlock, Mask]:
-        with translated(f"read {self._name!r}"):
-            records = self._get(encode_keys(keys, self._schema))
-        if not any(records):
-            return RowBlock(self._schema, 0), np.zeros(len(keys), np.bool_)
-        if all(records):
-            return decode_records(keys, records, self._schema), np.ones(len(records), np.bool_)  # type: ignore[arg-type]
-        found = np.fromiter(map(bool, records), np.bool_, len(records))
-        return decode_records(keys[found], list(filter(None, records)), self._schema), found
+    def _read_by_rocksdb(self, at: Positions, rows: RowBlock, states: States) -> None:
+        """Read the rows of the keys at some positions."""
+        records = self._get(encode_keys(rows.keys[at], self._schema))
+        exist = np.fromiter(map(bool, records), np.bool_, len(records))
+        if exist.any():
+            found = at[exist]
+            rows.put(found, decode_records(rows.keys[found], [each for each in records if each], self._schema))
+            states[found] = reading.FOUND
 
     def _get(self, encoded: list[bytes]) -> list[bytes | None]:
         """Return the record of each key, or None. MultiGet releases the GIL."""
@@ -176,51 +203,78 @@ class RocksStore(ColdStore):
         self._spread(get, len(encoded))
         return records
 
+    # Writes: to memory, and from there to files.
+
     def write(self, rows: RowBlock) -> None:
-        # Rows are put in key order, which is twice as fast for the memtable.
-        ordered = order_keys(rows.keys, self._schema)
-        if (ordered[1:] < ordered[:-1]).any():
-            rows = rows.select(np.argsort(ordered))
-            ordered = order_keys(rows.keys, self._schema)
         for at in range(0, len(rows), self._limits.batch_rows):
-            end = min(len(rows), at + self._limits.batch_rows)
-            part = rows.part(at, end)
-            removed = part.flags & REMOVED != 0
-            any_removed = bool(removed.any())
-            kept = part.select(~removed) if any_removed else part
-            deletes = encode_keys(part.keys[removed], self._schema) if any_removed else []
-            keys, records = encode_keys(kept.keys, self._schema), encode_records(kept)
-            what, put = f"write {len(part)} rows of {self._name!r}", partial(self._put, deletes, keys, records)
-            with translated(what), nullcontext() if self._tables is None else self._tables.writing(ordered[at:end]):
-                self._write(what, put)
+            part = rows.part(at, min(len(rows), at + self._limits.batch_rows))
+            if self._memtables and self._memtables[0].rows + len(part) > self._memtable_rows:
+                self.flush()
+            self._memory.take(len(part) * self._row_bytes)
+            with uninterrupted(), self._changing:
+                if not self._memtables or self._memtables[0].closed:
+                    self._memtables = (Memtable(self._schema, self._memtable_rows), *self._memtables)
+                self._memtables[0].put(part)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the rows that are in no file yet."""
+        return sum(memtable.rows for memtable in self._memtables) * self._row_bytes
+
+    def flush(self) -> None:
+        """Write the rows in memory to files. Raises ColdStoreError; then they stay in memory."""
+        with uninterrupted(), self._flushing:
+            with self._changing:
+                memtables = self._memtables
+                if memtables:
+                    memtables[0].closed = True
+            for memtable in reversed(memtables):
+                self._write_file(memtable)
+                with self._changing:
+                    self._memtables = self._memtables[:-1]
+                self._memory.give_back(memtable.rows * self._row_bytes)
+
+    def _new_file(self) -> TableWriter | RocksSortedFile:
+        path = self._path / f"{id(self):x}-{next(self._numbers)}.new.sst"
+        if self._options.mapped and self._creator.compression == "none":
+            return TableWriter(path, self._schema, self._creator)
+        options = self._options.of_family(self._creator, partitioned=self.partitioned)
+        return RocksSortedFile(path, self._schema, rd.SstFileWriter(options), self._limits.batch_rows)
+
+    def _write_file(self, memtable: Memtable) -> None:
+        """Add a file of the rows of a memtable."""
+        file = self._new_file()
+        try:
+            keys, places = memtable.in_order()
+            for at in range(0, len(keys), self._limits.batch_rows):
+                part = slice(at, at + self._limits.batch_rows)
+                file.append_at(memtable.block, keys[part], places[part])
+            file.finish()
+            self._wait_for_merges()
+            with translated(f"write {len(keys)} rows of {self._name!r}"):
+                self._ingest(file.path, move=True)
+        finally:
+            file.close()
+            file.path.unlink(missing_ok=True)
         self._bound_metadata()
 
-    def _put(self, deletes: list[bytes], keys: list[bytes], records: list[bytes]) -> None:
-        batch = rd.WriteBatch(raw_mode=True)
-        batch.set_default_column_family(self._handles[1])
-        deque(map(batch.delete, deletes), maxlen=0)
-        deque(map(batch.put, keys, records), maxlen=0)
-        self._families.db.write(batch, self._unlogged)
+    def _wait_for_merges(self) -> None:
+        """Wait while RocksDB merges, if a read has to look into too many files: it slows only its own writes down."""
+        until = time.monotonic() + MERGE_SECONDS
+        while self.files_to_merge() >= SLOW_FILES and self.merging() and time.monotonic() < until:
+            time.sleep(STALL_SECONDS)
 
-    def _write(self, what: str, write: Callable[[], None]) -> None:
-        """Call a function that writes, again and again as long as RocksDB stalls writes. what: it, for messages.
+    def files_to_merge(self) -> int:
+        """Return how many files of level 0 it has."""
+        return self._count("num-files-at-level0")
 
-        rocksdict holds the GIL while it writes, so waiting inside RocksDB would stop every thread, and with a full disk
-        it would deadlock: RocksDB's recovery waits for the writer, and the writer for the recovery.
-        """
-        with translated(what):
-            while True:
-                try:
-                    return write()
-                except Exception as error:
-                    if "Write stall" not in str(error):
-                        raise
-                    if self.family.property_int_value("rocksdb.background-errors"):
-                        raise ColdStoreError(f"{what}: RocksDB's background work failed; is the disk full?") from error
-                time.sleep(STALL_SECONDS)
+    def merging(self) -> bool:
+        """Whether files are being merged, or will be. On a full disk none are, so a wait would never end."""
+        return bool(self._count("compaction-pending") + self._count("num-running-compactions"))
 
     def scan(self, batch_rows: int, first: int = 0, last: int = LAST_KEY) -> Iterator[RowBlock]:
         # Its snapshot's files stay on disk until the scan is exhausted or deleted.
+        self.flush()
         if not self.made:
             return iter(())
         options = rd.ReadOptions()
@@ -242,6 +296,7 @@ class RocksStore(ColdStore):
 
     def compact(self, report: Callable[[int, int], None]) -> None:
         # Compacts one range at a time, because rocksdict holds the GIL meanwhile.
+        self.flush()
         with translated(f"compact {self._name!r}"):
             parts = max(1, self.disk_bytes() // COMPACT_PART_BYTES)
             bounds = [None, *(split.to_bytes(8, "big") for split in self.splits(parts)), None]
@@ -254,21 +309,68 @@ class RocksStore(ColdStore):
             self._tables.let_go()
 
     def clear(self) -> None:
-        if not self.made:
-            return
-        with nullcontext() if self._tables is None else self._tables.changing(cleared=True):
-            self._write(f"clear {self._name!r}", lambda: self.family.delete_range(b"", b"\xff" * 9, self._unlogged))
+        # A file of one deletion, of all keys: kernels read no file below it (table_files.listing).
+        with uninterrupted(), self._flushing, self._changing:
+            if self.made:
+                with self._changing_files(), translated(f"clear {self._name!r}"):
+                    self._delete_all()
+                    self.family.flush(True)
+            self._forget_rows()
+
+    def _delete_all(self) -> None:
+        """Delete all keys, again and again as long as RocksDB stalls writes.
+
+        rocksdict holds the GIL while it writes, so waiting inside RocksDB would stop every thread, and with a full disk
+        it would deadlock: RocksDB's recovery waits for the writer, and the writer for the recovery.
+        """
+        options = rd.WriteOptions()
+        options.disable_wal = True  # type: ignore[method-assign, assignment]
+        options.no_slowdown = True
+        while True:
+            try:
+                return self.family.delete_range(b"", b"\xff" * (KEY_BYTES + 1), options)
+            except Exception as error:
+                if "Write stall" not in str(error):
+                    raise
+                if self._count("background-errors"):
+                    what = f"clear {self._name!r}"
+                    raise ColdStoreError(f"{what}: RocksDB's background work failed; is the disk full?") from error
+            time.sleep(STALL_SECONDS)
+
+    def _forget_rows(self) -> None:
+        """Forget the rows that are in no file."""
+        nbytes, self._memtables = self.memory_bytes, ()
+        self._memory.give_back(nbytes)
 
     def ingest(self, path: Path, *, move: bool) -> None:
         """Ingest one file. rocksdict holds the GIL meanwhile: several in one call would stop other threads for long."""
+        self.flush()  # those rows are older
+        self._ingest(path, move=move)
+
+    def _ingest(self, path: Path, *, move: bool) -> None:
         options = rd.IngestExternalFileOptions()
         options.set_move_files(move)
-        with nullcontext() if self._tables is None else self._tables.changing():
+        with self._changing_files():
             self.family.ingest_external_file([str(path)], options)
 
+    def _changing_files(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._tables is None else self._tables.changing()
+
     def disk_bytes(self) -> int:
-        names = ("rocksdb.total-sst-files-size", "rocksdb.cur-size-all-mem-tables")
-        return sum(self.family.property_int_value(name) or 0 for name in names) if self.made else 0
+        return self.memory_bytes + (self._count("total-sst-files-size") if self.made else 0)
+
+
+def _read_memtable(memtable: Memtable, rows: RowBlock, states: States) -> None:
+    """Copy the rows of the keys that no newer memtable has, and say of each whether it is a row or a removal."""
+    if not memtable.rows:
+        return
+    places = memtable.find(rows.keys)
+    here = ((places >= 0) & (states == reading.UNKNOWN)).nonzero()[0]
+    if len(here):
+        copy_rows(memtable.block, places[here], rows, here)
+        removed = rows.flags[here] & REMOVED != 0
+        states[here] = np.where(removed, reading.REMOVED, reading.FOUND)
+        rows.flags[here] &= ~np.uint8(MEMORY_FLAGS)
 
 
 def _cache_blocks(family: rd.Rdict, fill: bool) -> None:

@@ -107,7 +107,7 @@ class RocksDBCreator:
         bloom_bits: Bits per key of the Bloom filter for missing keys, at most 100. 0: no filter. Default: 10.
         compression: "none", "lz4", "zstd" or "snappy": one name for all levels, or a tuple of one per level from L0
             down, at most 7. Default: 'none'.
-        write_buffer_bytes: Bytes of a memtable, 64 KiB to 64 GiB. Two may be in memory. Default: 64 MiB.
+        write_buffer_bytes: Bytes of rows that wait in memory for a file, 64 KiB to 64 GiB. Default: 64 MiB.
         compaction: "universal" merges runs of similar size, so a row is rewritten a few times in its life, and
             checkpoints share the large files. A full merge temporarily takes twice the disk space. "level" takes the
             least disk space, but rewrites rows many times. Default: 'universal'.

@@ -11,6 +11,7 @@ from schemas import schema_of
 from kvemb.backends.rocks import RocksDatabase
 from kvemb.backends.rocks_store import RocksStore
 from kvemb.backends.table_files.reader import TableReader
+from kvemb.backends.table_files.reading import UNKNOWN
 from kvemb.contracts import Family
 from kvemb.limits import DEFAULT, Limits
 from kvemb.options import RocksDBCreator
@@ -79,7 +80,7 @@ class Modelled:
     def check(self, keys: Any) -> None:
         keys = np.asarray(keys, np.int64)
         rows, found = self.store.read(keys)
-        of_rocksdb, also = self.store._read_by_rocksdb(keys)
+        of_rocksdb, also = read_by_rocksdb(self.store, keys)
         moments = np.array([self.moments.get(key, -1) for key in keys.tolist()])
         np.testing.assert_array_equal(also, moments >= 0)
         np.testing.assert_array_equal(found, moments >= 0)
@@ -87,6 +88,15 @@ class Modelled:
             np.testing.assert_array_equal(getattr(rows, column), getattr(of_rocksdb, column))
         np.testing.assert_array_equal(rows.scores, moments[moments >= 0])
         self.by_kernels += reads_by_kernels(self.store)
+
+
+def read_by_rocksdb(store: RocksStore, keys: Any) -> Any:
+    """What a read returns if RocksDB reads the files."""
+    tables, store._tables = store._tables, None
+    try:
+        return store.read(keys)
+    finally:
+        store._tables = tables
 
 
 def reads_by_kernels(store: RocksStore) -> bool:
@@ -109,6 +119,14 @@ def listing_of(*levels: list[tuple[Path, str, str]]) -> str:
 def reader_of(folder: Path, listing: str) -> TableReader:
     """A reader of files that no database has open."""
     return TableReader("rows", folder, lambda name: 0, lambda name: listing)
+
+
+def read(reader: TableReader, keys: Any, spread: Any) -> tuple[RowBlock, Any]:
+    """What a reader finds: the rows, and the states of the keys."""
+    rows, states = RowBlock(SCHEMA, len(keys)), np.full(len(keys), UNKNOWN, np.uint8)
+    rows.keys[:] = keys
+    assert reader.read(rows, states, spread)
+    return rows, states
 
 
 def whole(work: Any, count: int) -> None:

@@ -18,6 +18,9 @@ _FILE = re.compile(
     r" (\d+):(\d+)\[\d+ \.\. \d+\]\['([0-9A-F]{16})' seq:\d+, type:[01] \.\. '([0-9A-F]{16})' seq:\d+, type:[01]\]"
     r"\(\d+\)"
 )
+# A file of nothing but a deletion of all keys (RocksStore.clear): both its ends are the range's, and it has only one
+# sequence number. So what is listed below has no rows.
+_CLEARED = re.compile(r" \d+:\d+\[(\d+) \.\. \1\]\['' seq:\1, type:15 \.\. '(?:FF){9}' seq:\d+, type:15\]\(\d+\)")
 
 
 class Listed(NamedTuple):
@@ -45,6 +48,8 @@ def runs_of(listing: str) -> list[list[Listed]]:
                 runs.append([file])
             else:
                 runs[-1].append(file)
+        elif _CLEARED.fullmatch(line):
+            break
         elif line:
             raise Unreadable(f"RocksDB lists something else: {line!r}")
     return [run for run in runs if run]

@@ -25,7 +25,7 @@ from kvemb.kernels.xxh3 import MIN_BYTES, SECRET, checksum
 FOOTER_BYTES, MAGIC, FORMAT_VERSION, XXH3 = 53, 0x88E241B785F4CFF7, 5, 4
 # A handle's parts are read from at most 5 bytes each (blocks.varint).
 MOST_BYTES = 1 << 34
-_PROPERTIES, _FILTER = b"rocksdb.properties", b"fullfilter.rocksdb.BuiltinBloomFilter"
+PROPERTIES, FILTER = b"rocksdb.properties", b"fullfilter.rocksdb.BuiltinBloomFilter"
 # What the properties must be: texts and bytes as they are, ints as varints.
 _EXPECTED: dict[bytes, bytes | int] = {
     b"comparator": b"leveldb.BytewiseComparator",
@@ -36,8 +36,18 @@ _EXPECTED: dict[bytes, bytes | int] = {
     b"num.range-deletions": 0,
     b"merge.operands": 0,
 }
+# The properties of a file of ours, beside its numbers: those, and what RocksDB asks of a file that it ingests.
+WRITTEN: dict[bytes, bytes | int] = _EXPECTED | {
+    b"block.based.table.prefix.filtering": b"0",
+    b"block.based.table.whole.key.filtering": b"1",
+    b"column.family.id": (1 << 31) - 1,  # any
+    b"external_sst_file.global_seqno": bytes(8),
+    b"external_sst_file.version": struct.pack("<I", 2),
+    b"filter.policy": b"bloomfilter",
+    b"format.version": FORMAT_VERSION,
+}
 # The last 5 bytes of a filter: "as of version 5", "of one cache line", the number of probes, and zeros.
-_FILTER_END = struct.Struct("<BBBH")
+FILTER_END = struct.Struct("<BBBH")
 _secret = SECRET.ctypes.data
 
 
@@ -102,13 +112,13 @@ class TableFile:
         metaindex, at = _handle(footer, 1)
         index, _ = _handle(footer, at)
         parts = {name: _handle(value, 0)[0] for name, value in _entries(self._block("metaindex", *metaindex))}
-        if strange := parts.keys() - {_PROPERTIES, _FILTER}:
+        if strange := parts.keys() - {PROPERTIES, FILTER}:
             raise Unreadable(f"{self.path} has the part {strange.pop().decode(errors='replace')}")
-        if _PROPERTIES not in parts:
+        if PROPERTIES not in parts:
             raise Unreadable(f"{self.path} has no properties")
-        self._check_properties(dict(_entries(self._block("properties", *parts[_PROPERTIES]))))
-        if _FILTER in parts:
-            self._take_filter(*parts[_FILTER])
+        self._check_properties(dict(_entries(self._block("properties", *parts[PROPERTIES]))))
+        if FILTER in parts:
+            self._take_filter(*parts[FILTER])
         self._take_index(*index)
 
     def _check_properties(self, found: dict[bytes, bytes]) -> None:
@@ -121,10 +131,10 @@ class TableFile:
 
     def _take_filter(self, offset: int, nbytes: int) -> None:
         block = self._block("filter", offset, nbytes)
-        kind, layout, probes, rest = _FILTER_END.unpack(block[-_FILTER_END.size :])
-        lines, partial = divmod(nbytes - _FILTER_END.size, 64)
+        kind, layout, probes, rest = FILTER_END.unpack(block[-FILTER_END.size :])
+        lines, partial = divmod(nbytes - FILTER_END.size, 64)
         if (kind, layout, rest) != (255, 0, 0) or probes >= 32 or partial or not lines:
-            raise Unreadable(f"{self.path} has a filter of another kind: {bytes(block[-_FILTER_END.size :]).hex()}")
+            raise Unreadable(f"{self.path} has a filter of another kind: {bytes(block[-FILTER_END.size :]).hex()}")
         self.row[reading.FILTER], self.row[reading.LINES] = self._base + offset, lines
         self.row[reading.PROBES] = probes
 
@@ -188,6 +198,12 @@ def _map(path: Path, nbytes: int) -> mmap.mmap:
         )
     mapped.madvise(mmap.MADV_RANDOM)
     return mapped
+
+
+def footer(metaindex: bytes, index: bytes) -> bytes:
+    """Return the end of a file, whose metaindex and index have these handles."""
+    handles = bytes([XXH3]) + metaindex + index
+    return handles.ljust(FOOTER_BYTES - 12, b"\0") + struct.pack("<IQ", FORMAT_VERSION, MAGIC)
 
 
 def _handle(data: bytes, at: int) -> tuple[tuple[int, int], int]:

@@ -34,6 +34,24 @@ def _load(bits: int, seen: Any) -> Any:
 load_8, load_32, load_64 = _load(8, types.int64), _load(32, types.int64), _load(64, types.uint64)
 
 
+def _store(bits: int, taken: Any) -> Any:
+    """Return an intrinsic that stores the low so many bits of a number, little-endian."""
+
+    @intrinsic
+    def store(typingctx: Any, address: Any, number: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            number = builder.trunc(args[1], ir.IntType(bits)) if bits < 64 else args[1]
+            builder.store(number, builder.inttoptr(args[0], ir.IntType(bits).as_pointer()), align=1)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, taken), codegen
+
+    return store
+
+
+store_8, store_32, store_64 = _store(8, types.int64), _store(32, types.int64), _store(64, types.uint64)
+
+
 @intrinsic
 def prefetch(typingctx: Any, address: Any) -> Any:
     """Prefetch the cache line of an address. Never faults."""

@@ -196,8 +196,8 @@ class NumberedCheckpoints:
         Args:
             url: A URL such as ``"s3://bucket/series"``, or a directory.
             number: The checkpoint's number. None: the newest.
-            keep: How many of the store's newest checkpoints to keep at the URL, beside those that are pinned here. Those
-                of other stores stay. None: all. With ``keep``, no other process may push there at the same time.
+            keep: How many of the store's newest checkpoints to keep at the URL, beside those that are pinned here.
+                Those of other stores stay. None: all. With ``keep``, no other process may push there at the same time.
             verify: Whether to also read all files that the checkpoint needs at the URL, and replace damaged ones. If
                 one is not available locally, such as an old delta, the checkpoint is sent whole.
             whole: Whether to send it whole in any case.

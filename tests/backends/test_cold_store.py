@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -11,6 +12,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 from schemas import schema_of
+from table_readers import read_by_rocksdb
 
 from kvemb.backends import rocks_store
 from kvemb.backends.memory import MemoryStore
@@ -237,6 +239,7 @@ def test_records_of_another_width_are_refused(make):
     narrow, wide = schema_of(dim=2, widths=()), schema_of(dim=4)
     store = make(wide)
     store.write(rows_of(wide, np.arange(10)))
+    assert len(all_rows(store)) == 10  # they are in a file now
     store._schema = narrow
     with pytest.raises(Corruption, match="must be 25 bytes each"):
         store.read(np.arange(10))
@@ -315,7 +318,7 @@ def test_a_large_read_is_shared_as_soon_as_cores_are_free(
         opened.flush()
         shared = Mock(wraps=opened.readers.map)
         monkeypatch.setattr(opened.readers, "map", shared)
-        read = store.read if by == "kernels" else store._read_by_rocksdb
+        read = store.read if by == "kernels" else partial(read_by_rocksdb, store)
         rows, found = read(wanted := np.arange(-6000, 6000))
         np.testing.assert_array_equal(found, wanted % 2 == 0)
         assert_same(rows, rows_of(schema, keys))

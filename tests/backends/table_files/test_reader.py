@@ -7,14 +7,17 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from table_readers import SCHEMA, TINY, Modelled, opened, reads_by_kernels, removals_of, rows_at
+from table_readers import SCHEMA, TINY, Modelled, opened, read, reads_by_kernels, removals_of, rows_at
 
 from kvemb.backends.rocks import RocksDatabase
 from kvemb.backends.rocks_store import RocksStore
 from kvemb.backends.table_files import table_file
+from kvemb.backends.table_files.writer import TableWriter
+from kvemb.errors import ColdStoreError
 from kvemb.limits import Limits
 from kvemb.options import RocksDBCreator
 
@@ -47,9 +50,9 @@ def live(modelled: Modelled, folder: Path, seed: int, steps: int) -> None:
             case "remove":
                 modelled.remove(some)
             case "flush":
-                store.family.flush(True)
+                store.flush()
             case "flush later":
-                store.family.flush(False)
+                store.flush()
             case "ingest":
                 modelled.ingest(folder, some[: len(some) // 2 + 1], some[len(some) // 2 + 1 :], moment)
             case "compact":
@@ -57,7 +60,7 @@ def live(modelled: Modelled, folder: Path, seed: int, steps: int) -> None:
             case "clear":
                 modelled.clear()
                 if random.random() < 0.7:  # else RocksDB has to be asked for long
-                    store.family.flush(True)
+                    store.flush()
                     store.compact(lambda done, total: None)
         modelled.check(random.choice(KEYS, random.integers(1, 1500)))
     modelled.check(np.arange(-3500, 3500))
@@ -74,24 +77,21 @@ def test_random_lives_have_the_rows_of_a_model(modelled, tmp_path, seed):
     live(modelled, tmp_path, 100 + seed, 250)
 
 
-def test_what_was_written_after_a_version_is_read_from_rocksdb_alone(modelled, monkeypatch):
+def test_rocksdb_is_asked_for_no_row(modelled, monkeypatch):
+    monkeypatch.setattr(modelled.store, "_get", lambda keys: pytest.fail("RocksDB was asked"))
     modelled.write(KEYS, 1)
-    modelled.store.family.flush(True)
-    modelled.check(KEYS)
+    modelled.store.flush()
     modelled.write(KEYS[:50], 2)
     modelled.remove(KEYS[50:60])
-    asked: list[int] = []
-    get = modelled.store._get
-    monkeypatch.setattr(modelled.store, "_get", lambda keys: asked.append(len(keys)) or get(keys))
-    modelled.store.read(KEYS)
-    assert asked == [60]
-    modelled.check(KEYS)
+    rows, found = modelled.store.read(KEYS)
+    np.testing.assert_array_equal(~found, np.isin(KEYS, KEYS[50:60]))
+    np.testing.assert_array_equal(rows.scores, np.where(np.isin(rows.keys, KEYS[:50]), 2, 1))
 
 
 def test_files_may_be_merged_and_deleted_while_a_version_has_them(modelled):
     for moment in range(4):
         modelled.write(KEYS[moment::2], moment)
-        modelled.store.family.flush(True)
+        modelled.store.flush()
     modelled.check(KEYS)
     version = modelled.store._tables._version
     before = set(version.files)
@@ -107,7 +107,7 @@ def test_files_may_be_merged_and_deleted_while_a_version_has_them(modelled):
 
 def test_a_file_that_is_deleted_before_it_is_mapped_is_listed_again(modelled, monkeypatch):
     modelled.write(KEYS, 1)
-    modelled.store.family.flush(True)
+    modelled.store.flush()
     tables, text = modelled.store._tables, modelled.store._tables._text
     outdated = [text("sstables").replace(":", "99:", 1) for _ in range(2)]
     outdated = [listing.replace("\n ", "\n 99") for listing in outdated]
@@ -116,40 +116,52 @@ def test_a_file_that_is_deleted_before_it_is_mapped_is_listed_again(modelled, mo
     assert reads_by_kernels(modelled.store)
 
 
-def test_a_cleared_table_is_read_from_rocksdb_until_its_files_are_merged(modelled):
+def test_a_cleared_table_is_read_by_kernels(modelled):
     modelled.write(KEYS, 1)
-    modelled.store.family.flush(True)
+    modelled.store.flush()
+    modelled.write(KEYS[:10], 1)
     modelled.check(KEYS)
     modelled.clear()
     modelled.check(KEYS)
     modelled.write(KEYS[:100], 2)
     modelled.check(KEYS)
-    modelled.store.family.flush(True)
+    modelled.store.flush()
     modelled.check(KEYS)
-    assert not reads_by_kernels(modelled.store)
+    assert reads_by_kernels(modelled.store)
     modelled.store.family.compact_range(None, None)
     modelled.check(KEYS)
     assert reads_by_kernels(modelled.store)
 
 
-def test_a_write_that_fails_may_have_been_made_or_not(modelled, monkeypatch):
+def test_a_file_of_rows_and_a_deletion_of_all_is_read_by_rocksdb(modelled, tmp_path):
     modelled.write(KEYS, 1)
-    modelled.store.family.flush(True)
-    put = modelled.store._put
+    modelled.store.compact(lambda done, total: None)
+    modelled.clear()
+    modelled.write(KEYS[::2], 2)
+    modelled.store.flush()
+    listed = modelled.store._text("sstables").replace("[1 .. 1]['' seq:1", "[1 .. 2]['' seq:1")
+    assert listed != modelled.store._text("sstables")
+    modelled.store._tables._text = lambda name: listed
+    modelled.check(KEYS)
+    assert not reads_by_kernels(modelled.store)
 
-    def fail(*rows: Any) -> None:
-        put(*rows)
-        raise RuntimeError("after all")
 
-    monkeypatch.setattr(modelled.store, "_put", fail)
-    with pytest.raises(Exception, match="after all"):
-        modelled.write(KEYS[:30], 2)
+def test_rows_that_could_not_be_written_to_a_file_stay(modelled, monkeypatch):
+    modelled.write(KEYS, 1)
+    modelled.store.flush()
+    modelled.write(KEYS[:400], 2)
+    monkeypatch.setattr(TableWriter, "finish", Mock(side_effect=ColdStoreError("the disk is full")))
+    for _ in range(2):
+        with pytest.raises(ColdStoreError, match="full"):
+            modelled.store.flush()
+        modelled.check(KEYS)
+    modelled.remove(KEYS[:30])
+    modelled.check(KEYS)
     monkeypatch.undo()
-    modelled.moments.update(dict.fromkeys(KEYS[:30].tolist(), 2))
+    modelled.store.flush()
     modelled.check(KEYS)
-    modelled.write(KEYS[20:50], 3)
-    modelled.store.family.flush(True)
-    modelled.check(KEYS)
+    assert modelled.store.memory_bytes == modelled.database._memory.used == 0
+    assert not list(modelled.database.path.glob("*.new.sst"))
 
 
 @pytest.mark.parametrize(
@@ -168,6 +180,7 @@ def test_files_of_all_options_are_read(tmp_path, creator):
     store.write(rows_at(KEYS, 1))
     database.flush()
     store.write(rows_at(KEYS[::3], 2))
+    database.flush()
     database.close()
     for read_only in (True, False):
         database = opened(tmp_path / "rows", {"rows": creator}, read_only=read_only)
@@ -192,17 +205,18 @@ def test_kernels_read_no_files_once_a_variable_asked_for_another_read_mode(datab
 def test_files_beyond_the_limit_of_mappings_are_read_by_rocksdb(modelled, monkeypatch):
     monkeypatch.setattr(table_file.mappings, "most", 0)
     modelled.write(KEYS, 1)
-    modelled.store.family.flush(True)
+    modelled.store.flush()
     modelled.check(KEYS)
     assert not reads_by_kernels(modelled.store)
 
 
 def test_a_table_that_nobody_reads_keeps_no_files(modelled):
     modelled.write(KEYS, 1)
-    modelled.store.family.flush(True)
+    modelled.store.flush()
     modelled.check(KEYS)
-    for moment in range(70):
+    for moment in range(5):
         modelled.write([moment], moment)
+        modelled.store.flush()
     assert modelled.store._tables._version is None
     modelled.check(KEYS)
 
@@ -269,13 +283,13 @@ def test_a_store_may_be_closed_while_a_read_runs(tmp_path):
         assert go_on.wait(60)
         work(0, count)
 
-    read: list[Any] = []
-    thread = threading.Thread(target=lambda: read.append(store._tables.read(KEYS, SCHEMA, spread)))
+    seen: list[Any] = []
+    thread = threading.Thread(target=lambda: seen.append(read(store._tables, KEYS, spread)))
     thread.start()
     assert inside.wait(60)
     database.close()
     go_on.set()
     thread.join()
-    rows, states = read[0]
+    rows, states = seen[0]
     assert (states == 1).all()
     np.testing.assert_array_equal(rows.words, rows_at(KEYS, 1).words)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from table_readers import SCHEMA, listing_of, opened, reader_of, rows_at
+from table_readers import SCHEMA, listing_of, opened, read, reader_of, rows_at
 
 from kvemb.backends.table_files.reader import TableReader
 from kvemb.backends.table_files.reading import FOUND, UNKNOWN
@@ -46,7 +46,7 @@ def test_rows_are_those_of_the_newest_run(reader, asks, parts):
         for part in range(parts):
             work(count * part // parts, count * (part + 1) // parts)
 
-    rows, states = reader.read(keys, SCHEMA, spread)
+    rows, states = read(reader, keys, spread)
     exists = np.isin(keys, KEYS)
     np.testing.assert_array_equal(states, np.where(exists, FOUND, UNKNOWN))
     found, moments = rows.select(exists), np.where(keys[exists] % 6 == 0, 2, 1)
@@ -58,7 +58,7 @@ def test_no_keys_and_one_key(reader):
     def spread(work: Any, count: int) -> None:
         work(0, count)
 
-    rows, states = reader.read(np.empty(0, np.int64), SCHEMA, spread)
+    rows, states = read(reader, np.empty(0, np.int64), spread)
     assert (len(rows), len(states)) == (0, 0)
-    rows, states = reader.read(np.array([6]), SCHEMA, spread)
+    rows, states = read(reader, np.array([6]), spread)
     assert (states.tolist(), rows.scores.tolist()) == ([FOUND], [2])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from table_readers import SCHEMA, TINY, listing_of, opened, reader_of, removals_of, rows_at, whole
+from table_readers import SCHEMA, TINY, listing_of, opened, read, reader_of, removals_of, rows_at, whole
 
 from kvemb.backends.table_files.reading import ASK, FOUND, UNKNOWN
 from kvemb.backends.table_files.table_file import FOOTER_BYTES, TableFile, Unreadable
@@ -34,10 +34,10 @@ def file(tmp_path: Path) -> Path:
 def reads(file: Path) -> bool:
     """Whether rows are read, all of them right, and not left to RocksDB."""
     reader = reader_of(file.parent, listing_of([(file, *BOUNDS)]))
-    read = reader.read(np.arange(0, 161), SCHEMA, whole)
-    if read is None:
+    rows, states = RowBlock(SCHEMA, 161), np.full(161, UNKNOWN, np.uint8)
+    rows.keys[:] = np.arange(161)
+    if not reader.read(rows, states, whole):
         return False
-    rows, states = read
     if (states == ASK).any():
         return False
     np.testing.assert_array_equal(states, np.where(np.arange(161) % 2 == 1, FOUND, UNKNOWN))
@@ -169,6 +169,6 @@ def test_removals_hide_older_rows_and_newer_files_come_first(tmp_path, file):
     database.close()
     bounds = f"{(1 << 63) + 1:016X}", f"{(1 << 63) + 7:016X}"
     reader = reader_of(tmp_path, listing_of([(newer.path, *bounds)], [(file, *BOUNDS)]))
-    rows, states = reader.read(np.array([9, 1, 5, 3, 7, 2]), SCHEMA, whole)
+    rows, states = read(reader, np.array([9, 1, 5, 3, 7, 2]), whole)
     assert states.tolist() == [FOUND, FOUND, 2, FOUND, 2, UNKNOWN]
     assert rows.scores[[0, 1, 3]].tolist() == [3, 8, 8]
