@@ -96,6 +96,10 @@ def resumed(place: Any, **budget: Any) -> None:
     place.series.resume(place.path / f"resumed {next(place.counter)}", **budget)[0].close()
 
 
+def served(place: Any, **given: Any) -> None:
+    kvemb.ServedModel(place.series.root, lambda store, _: store.variables["table"], **given).close()
+
+
 def drawn(make: Callable[..., Any], **given: Any) -> Callable[[Any], None]:
     """A variable whose missing keys read as an initializer's rows."""
     return lambda place: variable(place, initializer=make(**given))
@@ -113,6 +117,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "restore.device_memory": lambda p, v: opened(p, kvemb.restore, p.checkpoint, device_memory=v),
     "temporary.memory_budget": lambda p, v: kvemb.temporary(v).close(),
     "restore.memory_budget": lambda p, v: opened(p, kvemb.restore, p.checkpoint, memory_budget=v),
+    "open.keep_marks": lambda p, v: opened(p, kvemb.open, keep_marks=v, memory_budget="8MiB"),
     "open.flush_every": lambda p, v: opened(p, kvemb.open, flush_every=v, memory_budget="8MiB"),
     "restore.flush_every": lambda p, v: opened(p, kvemb.restore, p.checkpoint, flush_every=v, memory_budget="8MiB"),
     **{
@@ -204,7 +209,14 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
         for name in (field.name for field in fields(limits.Limits))
     },
     "Checkpoint.changes.batch_rows": lambda p, v: list(p.checkpoint.changes(p.series.path(1), batch_rows=v)),
-    "CheckpointManager.keep": lambda p, v: kvemb.CheckpointManager(p.path / "series", keep=v)._drop_old(),
+    "CheckpointManager.keep": lambda p, v: kvemb.CheckpointManager(p.path / "series", keep=v)._drop_old(p.store.id),
+    "CheckpointManager.resume.number": lambda p, v: resumed(p, number=v),
+    "NumberedCheckpoints.pin.number": lambda p, v: p.series.pin(v),
+    "NumberedCheckpoints.unpin.number": lambda p, v: p.series.unpin(v),
+    "ServedModel.memory_budget": lambda p, v: served(p, memory_budget=v),
+    "ServedModel.unknown": lambda p, v: served(p, unknown=v),
+    "hash_strings.seed": lambda p, v: kvemb.hash_strings(["a"], seed=v),
+    "hash_strings.missing": lambda p, v: kvemb.hash_strings(["a", None], missing=v),
     "CheckpointManager.resume.memory_budget": lambda p, v: resumed(p, memory_budget=v),
     "CheckpointManager.resume.device_memory": lambda p, v: resumed(p, device_memory=v),
     "CheckpointManager.every": lambda p, v: kvemb.CheckpointManager(p.path / "series", every=v),
@@ -224,7 +236,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "bulk.scan.last": lambda p, v: list(bulk.scan(p.table, last=v)),
 }
 # Made by kvemb, for a caller to read.
-RESULTS = {"Repair", "Saved", "Stats", "Transfer", "Verification", "Loaded"}
+RESULTS = {"Mark", "Repair", "Saved", "Stats", "Transfer", "Verification", "Loaded"}
 # Called by kvemb, with numbers of its own (all those of optimizers are, and formulas take them); or REQUIRES what
 # check() found right.
 OWN = {

@@ -19,13 +19,13 @@ def test_what_users_see_of_a_variable_and_a_store_does_not_grow() -> None:
     variable = {name for name in dir(kvemb.Variable) if not name.startswith("_")}
     assert variable == {
         "accum", "apply_gradients", "bp_v2", "clear", "devices", "dim", "export", "export_batches",
-        "initializer", "get_slot_variables", "key_dtype", "lookup", "lookup_slot", "name", "optimizer",
+        "initializer", "get_slot_variables", "key_dtype", "lookup", "lookup_slot", "max_rows", "name", "optimizer",
         "partitioner", "persistent", "prefetch", "remove", "resource_handle", "restrict", "restrict_policy",
-        "size", "stats", "tables", "trainable", "upsert", "value_dtype",
+        "size", "stats", "tables", "trainable", "ttl", "upsert", "value_dtype",
     }  # fmt: skip
     store = {name for name in dir(kvemb.Store) if not name.startswith("_")}
     assert store == {
-        "apply_delta", "apply_gradients", "as_default", "check", "checkpoint", "close", "drop_variable", "flush",
-        "get_collection", "get_variable", "id", "lookup", "point", "prefetch", "recover", "refresh", "stats",
+        "apply_delta", "apply_gradients", "as_default", "check", "checkpoint", "close", "drop_mark", "drop_variable", "flush",
+        "get_collection", "get_variable", "id", "lookup", "mark", "marks", "point", "prefetch", "recover", "refresh", "rollback", "stats",
         "variables",
     }  # fmt: skip

@@ -108,7 +108,7 @@ CASES = {
         ("nowhere 5", 1, "nowhere does not exist"),
         ("checkpoint 5", 1, "checkpoint is a checkpoint, which never changes; make a store of it with "),
         ("series 5", 1, "series is a series of checkpoints: name one, such as "),
-        ("store 5", 1, "OUT --variable table --policy frequency"),
+        ("store 5", 1, "--variable table --policy frequency"),
         ("store 5 users", 2, ADVICE.format("restrict")),
         ("s3://bucket/x 5", 2, "s3://bucket/x is a URL, but this must be a path on this machine"),
     ],
