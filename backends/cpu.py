@@ -96,8 +96,8 @@ class CpuTable(HotTable):
         rows, n = self._rows, len(keys)
         missing: Positions = np.empty(n, np.int64)
         how = cpu_probe.NO_TOUCH if rule is None or rule is ScoreRule.CUSTOM else int(rule)
-        seen = out.view(rows.schema.kernel_dtype)
-        cells = self._buckets, self._tags, rows.keys, rows.values, rows.scores, rows.flags
+        seen = out.view(np.uint8)
+        cells = self._buckets, self._tags, rows.keys, rows.words, rows.scores, rows.flags
         if not self._worth_threads(n):
             uses = how, now, False, counts
             return missing[: cpu_probe.lookup(keys, 0, n, cpu_probe.rings(), cells, uses, seen, missing)]
@@ -114,8 +114,8 @@ class CpuTable(HotTable):
         return cpu_bags.pool(keys, bags, beside, out, how, now, self._rows, self._buckets, self._tags, threads)
 
     def upsert(self, keys: Keys, values: Any, step: int) -> Positions:
-        rows, seen = self._rows, values.view(self._rows.schema.kernel_dtype)
-        cells = self._buckets, self._tags, rows.keys, rows.values, rows.steps, rows.flags
+        rows, seen = self._rows, values.view(np.uint8)
+        cells = self._buckets, self._tags, rows.keys, rows.words, rows.steps, rows.flags
         if not self._worth_threads(len(keys)):
             chosen = np.arange(len(keys))
             return chosen[: cpu_probe.upsert(keys, chosen, cpu_probe.rings(), cells, seen, step)]

@@ -8,8 +8,9 @@ One byte a cell holds 0 (empty) or a digest of the hash, so every int64 is usabl
 bytes as words of eight. All kernels release the GIL. The caller holds the variable's lock, and may split a batch over
 threads only as a kernel's docstring says.
 
-Arguments of kernels. wanted: the keys of the batch (n,). keys, values, scores, steps, flags: the table's columns, by
-cell. rings: the result of rings(), which holds the hashes and likely cells of a pipeline.
+Arguments of kernels. wanted: the keys of the batch (n,). keys, words, scores, steps, flags: the table's columns, by
+cell. Embeddings are copied as bytes, whatever their dtype. rings: the result of rings(), which holds the hashes and
+likely cells of a pipeline.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from kvemb.backends.intrinsics import (
     LINE_BYTES,
     atomic_add,
     equal_bytes,
-    item_bytes,
     prefetch,
     trailing_zeros,
     uses_at,
@@ -37,6 +37,8 @@ CELLS = 16
 # Prefetch distances in keys, measured: from a bucket's digests to the likely row, and from there to its use.
 FAR = 16
 NEAR = 16
+# Words of a row, of eight bytes, that are in one cache line.
+LINE_WORDS = LINE_BYTES // 8
 RING = 64  # hashes kept in the pipeline: a power of two above FAR + NEAR
 # How a lookup records a use (kvemb.restrict.ScoreRule); -1: not at all.
 NO_TOUCH = -1
@@ -183,9 +185,9 @@ def lookup(
     out: Any,
     missing: Any,
 ) -> int:
-    """Find wanted[start:stop], copy the rows to out (n, dim) and record the uses.
+    """Find wanted[start:stop], copy the rows to out (n, bytes of an embedding), uint8, and record the uses.
 
-    A pipeline: digests, key and row, copy. cells: (buckets, tags, keys, values, scores, flags). uses: (rule, now,
+    A pipeline: digests, key and row, copy. cells: (buckets, tags, keys, words, scores, flags). uses: (rule, now,
     shared, counts): the rule, the time, whether other threads run other ranges of the batch, which may contain the same
     keys, so that uses must be counted atomically, and the number of uses at each position (uses_at). Plain tuples,
     because a named one adds half a microsecond to a call.
@@ -193,11 +195,10 @@ def lookup(
     Writes the positions of keys that are not found to missing[start:], and returns their number.
     """
     hashes, places = rings
-    buckets, tags, keys, values, scores, flags = cells
+    buckets, tags, keys, words, scores, flags = cells
     rule, now, shared, counts = uses
-    dim = out.shape[1]
-    width = values.shape[1]
-    line = LINE_BYTES // item_bytes(values)
+    nbytes = out.shape[1]
+    width = words.shape[1]
     absent = 0
     for t in range(start, stop + FAR + NEAR):
         if t < stop:
@@ -209,8 +210,8 @@ def lookup(
             places[t - FAR & RING - 1] = c
             if c >= 0:
                 prefetch(keys, c)
-                for j in range(0, dim, line):
-                    prefetch(values, c * width + j)
+                for j in range(0, (nbytes + 7) >> 3, LINE_WORDS):
+                    prefetch(words, c * width + j)
                 if rule >= 0:
                     prefetch(scores, c)
                     prefetch(flags, c)
@@ -220,7 +221,7 @@ def lookup(
             if c >= 0 and keys[c] != wanted[i]:
                 c = cell_of(wanted[i], hashes[i & RING - 1], buckets, tags, keys)
             if c >= 0:
-                copy_row(out, i * dim, values, c * width, dim)
+                copy_row(out, i * nbytes, words, c * width * 8, nbytes)
                 if rule >= 0:
                     if rule == LAST_USE:
                         scores[c] = max(scores[c], now)
@@ -245,32 +246,32 @@ def lookup_in_parts(number: Any, arguments: Any) -> None:
 
 @kernel
 def upsert(wanted: Any, chosen: Any, rings: Any, cells: Any, given: Any, step: int) -> int:
-    """Find the keys at the positions `chosen`, and overwrite their embeddings with those of given (n, dim), in order.
+    """Find the keys at the positions `chosen`, and overwrite their embeddings with those of given, in order.
 
-    cells: (buckets, tags, keys, values, steps, flags). The pipeline is lookup's. Threads may run parts with different
-    keys concurrently. On return, `chosen` begins with the positions of keys that were not found; returns their number.
+    given (n, bytes of an embedding), uint8. cells: (buckets, tags, keys, words, steps, flags). The pipeline is
+    lookup's. Threads may run parts with different keys concurrently. On return, `chosen` begins with the positions of
+    keys that were not found; returns their number.
     """
     hashes, places = rings
-    buckets, tags, keys, values, steps, flags = cells
-    dim = given.shape[1]
+    buckets, tags, keys, words, steps, flags = cells
+    nbytes = given.shape[1]
     n = len(chosen)
-    width = values.shape[1]
-    line = LINE_BYTES // item_bytes(values)
+    width = words.shape[1]
     absent = 0
     for t in range(n + FAR + NEAR):
         if t < n:
             h = mix(wanted[chosen[t]])
             hashes[t & RING - 1] = h
             prefetch(tags, 2 * first_bucket(h, buckets))
-            for j in range(0, dim, line):
-                prefetch(given, chosen[t] * dim + j)
+            for j in range(0, nbytes, LINE_BYTES):
+                prefetch(given, chosen[t] * nbytes + j)
         if t >= FAR and t - FAR < n:
             c = likely_cell(hashes[t - FAR & RING - 1], buckets, tags)
             places[t - FAR & RING - 1] = c
             if c >= 0:
                 prefetch(keys, c)
-                for j in range(0, dim, line):
-                    prefetch(values, c * width + j)
+                for j in range(0, (nbytes + 7) >> 3, LINE_WORDS):
+                    prefetch(words, c * width + j)
                 prefetch(steps, c)
                 prefetch(flags, c)
         if t >= FAR + NEAR:
@@ -280,7 +281,7 @@ def upsert(wanted: Any, chosen: Any, rings: Any, cells: Any, given: Any, step: i
             if c >= 0 and keys[c] != wanted[i]:
                 c = cell_of(wanted[i], hashes[at], buckets, tags, keys)
             if c >= 0:
-                copy_row(values, c * width, given, i * dim, dim)
+                copy_row(words, c * width * 8, given, i * nbytes, nbytes)
                 steps[c] = step
                 flags[c] |= DIRTY
             else:

@@ -1,7 +1,7 @@
 """Kernels on the rows of a block on the CPU: copy out, set, add. Optimizer steps are in cpu_formulas.
 
 index (n,): positions of rows in the block; entries < 0 are skipped. Slots and gradients have the same dtype, in which
-steps are calculated; 16-bit values are widened to it and rounded once.
+steps are calculated; 16-bit values are widened to it and rounded once. What is only copied is seen as bytes and words.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import numpy as np
 from kvemb.backends.cpu_bags import row_gradients
 from kvemb.backends.cpu_copies import copy_row
 from kvemb.backends.cpu_formulas import AHEAD, run_formulas
-from kvemb.backends.intrinsics import LINE_BYTES, item_bytes, load, prefetch, store
+from kvemb.backends.cpu_probe import LINE_WORDS
+from kvemb.backends.intrinsics import load, prefetch, store
 from kvemb.contracts import RowKernels
 from kvemb.kernels.compiling import kernel
 from kvemb.limits import DEFAULT, Limits
@@ -24,26 +25,25 @@ from kvemb.threads.parallel import cores
 
 
 @kernel
-def _gather(index: Any, values: Any, out: Any, dim: int) -> None:
-    width = values.shape[1]
-    line = LINE_BYTES // item_bytes(values)
+def _gather(index: Any, words: Any, out: Any) -> None:
+    width, nbytes = words.shape[1], out.shape[1]
     n = len(index)
     for i in range(n):
         if i + AHEAD < n and index[i + AHEAD] >= 0:
-            for j in range(0, dim, line):
-                prefetch(values, index[i + AHEAD] * width + j)
+            for j in range(0, (nbytes + 7) >> 3, LINE_WORDS):
+                prefetch(words, index[i + AHEAD] * width + j)
         r = index[i]
         if r >= 0:
-            copy_row(out, i * dim, values, r * width, dim)
+            copy_row(out, i * nbytes, words, r * width * 8, nbytes)
 
 
 @kernel
-def _assign(index: Any, values: Any, given: Any, dim: int, step: int, steps: Any, flags: Any) -> None:
-    width = values.shape[1]
+def _assign(index: Any, words: Any, given: Any, step: int, steps: Any, flags: Any) -> None:
+    width, nbytes = words.shape[1], given.shape[1]
     for i in range(len(index)):
         r = index[i]
         if r >= 0:
-            copy_row(values, r * width, given, i * dim, dim)
+            copy_row(words, r * width * 8, given, i * nbytes, nbytes)
             steps[r] = step
             flags[r] |= DIRTY
 
@@ -66,10 +66,10 @@ class CpuRows(RowKernels):
         self._parallel_keys = limits.hot_parallel_keys
 
     def gather(self, block: RowBlock, index: Positions, out: Any) -> None:
-        _gather(index, block.values, _seen(out, block), block.schema.dim)
+        _gather(index, block.words, out.view(np.uint8))
 
     def assign(self, block: RowBlock, index: Positions, values: Any, step: int) -> None:
-        _assign(index, block.values, _seen(values, block), block.schema.dim, step, block.steps, block.flags)
+        _assign(index, block.words, values.view(np.uint8), step, block.steps, block.flags)
 
     def add(self, block: RowBlock, index: Positions, old: Any, new: Any, step: int) -> None:
         seen_old, seen_new = _seen(old, block), _seen(new, block)

@@ -60,21 +60,24 @@ def equal_bytes(typingctx: Any, words: Any, offset: Any, byte: Any) -> Any:
 
 
 def _copier(nbytes: int) -> Any:
-    """Return an intrinsic that copies nbytes between flat offsets of two arrays, without checks.
+    """Return an intrinsic that copies nbytes between two arrays, at offsets in bytes, without checks.
 
-    It compiles only for contiguous arrays of the same dtype.
+    It compiles only for contiguous arrays.
     """
 
     @intrinsic
     def copy(typingctx: Any, to: Any, to_offset: Any, source: Any, offset: Any) -> Any:
-        if (to.layout, source.layout, to.dtype) != ("C", "C", source.dtype):
+        if (to.layout, source.layout) != ("C", "C"):
             return None
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             block = ir.VectorType(ir.IntType(8), nbytes).as_pointer()
-            places = [_pointer(context, builder, signature, args, array) for array in (0, 2)]
-            target, origin = (builder.bitcast(place, block) for place in places)
-            builder.store(builder.load(origin, align=1), target, align=1)
+
+            def place(array: int) -> Any:
+                data = context.make_array(signature.args[array])(context, builder, args[array]).data
+                return builder.bitcast(builder.gep(builder.bitcast(data, cgutils.voidptr_t), [args[array + 1]]), block)
+
+            builder.store(builder.load(place(2), align=1), place(0), align=1)
             return context.get_dummy_value()
 
         return types.void(to, types.intp, source, types.intp), codegen
