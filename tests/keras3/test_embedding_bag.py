@@ -84,7 +84,9 @@ def test_ragged_bags(words):
         out = layer(bags, training=True)
         loss = tf.reduce_sum(out)
     np.testing.assert_allclose(out, [rows[:2].mean(axis=0), np.zeros(4), rows[2]], atol=1e-6)
-    tape.gradient(loss, layer.trainable_variables)
+    gradients = tape.gradient(loss, layer.trainable_variables)
+    np.testing.assert_array_equal(words.lookup([5, 7, 9]), rows)
+    keras.optimizers.SGD().apply(gradients, layer.trainable_variables)
     np.testing.assert_allclose(words.lookup([5, 7, 9]), rows - [[0.25], [0.25], [0.5]], atol=1e-6)
 
 
