@@ -39,8 +39,9 @@ def opened_unmapped(path: Path) -> RocksDatabase:
 
 
 def fill(store: Any, first: int, last: int) -> None:
-    for start in range(first, last, 1000):
-        store.write(rows_of(np.arange(start, start + 1000)))
+    writes = (last - first) // 1000
+    for each in range(writes):
+        store.write(rows_of(np.arange(first + each, last, writes)))  # files that overlap are merged
     store.flush()
     store.read(np.arange(first, last))  # a file that was merged is opened, and counted, when it is first read
 

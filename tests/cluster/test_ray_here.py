@@ -58,6 +58,7 @@ with kvemb.cluster.open(sys.argv[1], shards=2, memory_budget="16MiB") as cluster
 
 @pytest.mark.slow
 @pytest.mark.needs("ray")
+@pytest.mark.skipif("KVEMB_NODES" not in os.environ, reason="does not apply without KVEMB_NODES: minutes")
 @pytest.mark.parametrize("mode", ["token", "disabled"])
 def test_nodes_of_two_homes_are_one_cluster_as_the_guide_says(tmp_path, mode):
     """The head has a token file, as every ray.init() leaves one; without RAY_AUTH_MODE, Ray's own commands disagree."""
