@@ -1,11 +1,10 @@
 """Writes rows in key order to table files outside a variable's cold store, and ingests them into it together.
 
-Not thread-safe. Keys are recorded and files synced in the background; ingest() waits for that first.
+Not thread-safe. Keys are recorded in the background; ingest() waits for that first.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -101,8 +100,6 @@ class TableFiles:
         if self._open is not None:
             self._open.finish()
             self._done.append(self._open.path)
-            # So that the disk works while the next file is made.
-            self._recorded.append(self._background.submit(_sync, self._open.path))
             self._open = None
 
     def close(self) -> None:
@@ -121,9 +118,3 @@ class TableFiles:
         for block in self._blocks:
             self._table.storage.cold.write(block)
         self._done, self._blocks, self._last = [], [], -1
-
-
-def _sync(path: Path) -> None:
-    # The system may report an error of a file to the first sync alone, so this one must not be ignored.
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
