@@ -136,7 +136,7 @@ def remake(store: Store, name: str, like: Mapping[str, Any]) -> Variable:
         ...     old = before.variables["users"]
         ...     halves = kvemb.bulk.remake(again, "users", {**kvemb.bulk.described(old), "value_dtype": "float16"})
         ...     kvemb.bulk.load(halves, (kvemb.bulk.Rows(rows.keys, rows.values) for rows in kvemb.bulk.scan(old)))
-        Loaded(added=3, replaced=0, kept=0)
+        Loaded(added=3, replaced=0, kept=0, duplicates=0)
     """
     _entry_of(name, like)
     take_out(inside(store), name)

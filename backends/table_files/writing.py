@@ -57,7 +57,8 @@ def _put_separator(at: int, last: Any, following: Any, is_last: bool) -> int:
 
     is_last: no key follows.
     """
-    nbytes, separator = 8, last
+    nbytes: Any = 8
+    separator = last
     if not is_last:
         cut = _U(8 * (7 - _shared_bytes(last, following)))  # bits below the first different byte
         if (last >> cut) + _U(1) < (following >> cut):
@@ -170,4 +171,5 @@ def fill_filter(hashes: Any, count: int, out: Any, lines: int, probes: int) -> N
 @kernel
 def checksum_of(data: int, nbytes: int, secret: int, sums: Any) -> int:
     """Return the checksum of bytes at an address, of which there are at least MIN_BYTES."""
-    return checksum(data, nbytes, secret, sums)
+    found: int = checksum(data, nbytes, secret, sums)
+    return found

@@ -106,7 +106,7 @@ def take_step(gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[list[
         KvembError: What ``kvemb.Store.apply_gradients`` raises.
 
     Example:
-        >>> import kvemb.keras as kk
+        >>> import keras, kvemb.keras as kk
         >>> kk.take_step([None], [keras.Variable(1.0)])[0]
         [None]
     """

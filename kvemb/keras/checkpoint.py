@@ -83,7 +83,8 @@ class Checkpoint(keras.callbacks.LambdaCallback):
         self.series: CheckpointManager = series
         self.store: Store = store
         self.every: float | None = None if every is None else as_seconds(every, "every")
-        self.monitor, self.save_best_only = monitor, as_bool(save_best_only, "save_best_only")
+        self.monitor: str = monitor
+        self.save_best_only: bool = as_bool(save_best_only, "save_best_only")
         if save_best_only and every is not None:
             raise ValueError("save_best_only saves at the end of epochs: leave out every")
         how = as_choice(mode, "mode", among=("auto", "min", "max"))

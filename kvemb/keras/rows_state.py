@@ -38,6 +38,9 @@ def dense_only() -> Iterator[None]:
     Otherwise ``set_weights``, ``load_weights`` and ``load_model`` raise ValueError if the rows are not in the state
     that they had when the weights were saved, and so do callbacks of Keras that restore weights.
 
+    Yields:
+        None.
+
     Example:
         >>> import kvemb.keras as kk
         >>> with kk.dense_only():

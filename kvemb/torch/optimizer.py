@@ -128,7 +128,7 @@ class Optimizer(torch.optim.Optimizer):
         super().__init__(first, {"lr": first[0]["lr"]})
         self._dense = dense
         if dense is not None:
-            self.state = dense.state
+            self.state: dict[torch.Tensor, Any] = dense.state
         self._modules = [
             module for module in found if all(each in variables for each in module.variables if each.trainable)
         ]
