@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -87,7 +88,8 @@ class TableWriter(SortedFile):
         self._state[writing.AT] += block
         self._state[writing.BLOCK], self._state[writing.USED] = 0, used - block
 
-    def _write(self, data: npt.NDArray[np.uint8] | bytes) -> None:
+    def _write(self, data: Any) -> None:
+        """Write bytes, or an array of uint8."""
         with translated(f"write {self.path}"):
             left = memoryview(data)
             while len(left):
@@ -133,7 +135,8 @@ class TableWriter(SortedFile):
         lines, probes = max(1, int(-(-self.rows * self._bits // 512))), probes_of(self._bits)
         block = np.zeros(64 * lines + table_file.FILTER_END.size, np.uint8)
         writing.fill_filter(self._hashes, self.rows, block, lines, probes)
-        table_file.FILTER_END.pack_into(block, 64 * lines, 255, 0, probes, 0)
+        end: Any = block
+        table_file.FILTER_END.pack_into(end, 64 * lines, 255, 0, probes, 0)
         return block
 
     def _put(self, block: npt.NDArray[np.uint8]) -> bytes:
@@ -146,7 +149,8 @@ class TableWriter(SortedFile):
         return handle
 
 
-def _grown(array: npt.NDArray[np.generic], length: int) -> npt.NDArray[np.generic]:
+def _grown(array: Any, length: int) -> Any:
+    """Return a longer copy of an array."""
     grown = np.empty(length, array.dtype)
     grown[: len(array)] = array
     return grown

@@ -52,17 +52,16 @@ def _shared_bytes(a: Any, b: Any) -> int:
 
 
 @compiled
-def _put_separator(at: int, last: Any, following: Any, is_last: bool) -> int:
+def _put_separator(at: int, last: Any, following: Any, is_last: bool) -> Any:
     """Write the length and the bytes of a key from last on and below the following one; return the address behind it.
 
     is_last: no key follows.
     """
-    nbytes: Any = 8
-    separator = last
+    nbytes, separator = np.int64(8), last
     if not is_last:
         cut = _U(8 * (7 - _shared_bytes(last, following)))  # bits below the first different byte
         if (last >> cut) + _U(1) < (following >> cut):
-            nbytes, separator = 8 - np.int64(cut >> _U(3)), ((last >> cut) + _U(1)) << cut
+            nbytes, separator = np.int64(8) - np.int64(cut >> _U(3)), ((last >> cut) + _U(1)) << cut
     store_8(at, nbytes)
     store_64(at + 1, reversed_bytes(separator))
     return at + 1 + nbytes
