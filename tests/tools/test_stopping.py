@@ -147,7 +147,7 @@ def test_a_signal_leaves_nothing(store, tmp_path, number):
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    np.savetxt(tmp_path / "in.csv", np.ones((9, 2)), "%d", ",", header="key,value_0", comments="")
+    np.savetxt(tmp_path / "in.csv", np.ones((1, 2)), "%d", ",", header="key,value_0", comments="")
     return tmp_path / "in.csv"
 
 
