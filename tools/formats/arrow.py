@@ -229,8 +229,9 @@ def of_arrow(
             width = check_width(kind.list_size, source) if pa.types.is_fixed_size_list(kind) else 0
             with translated(source, "is damaged"):
                 first = None if width else next(read(parts), None)
+                if first is not None:
+                    first.validate(full=True)
             if first is not None:
-                first.validate(full=True)
                 width = numbers_of(first.column(0), parts[0], source).shape[1]
             kind = kind.value_type
         elif what == VALUE or parts != [what]:
