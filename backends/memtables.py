@@ -30,39 +30,35 @@ def row_bytes(schema: Schema) -> int:
 class Memtable:
     """At most `most` rows, in the order in which they were written; of a key's rows the last one counts.
 
-    Rows are added by one thread, until it is closed, and found by any. A row that is here does not change.
+    Rows are added by one thread, until it is closed, and found by any. A row that is here does not change. block: all
+    rows, each where find() says.
     """
 
     def __init__(self, schema: Schema, most: int) -> None:
         self.rows, self.most, self.closed = 0, most, False
-        self._block = ReservedBlock(schema, most)
+        self.block = ReservedBlock(schema, most)
         self._index = KeyIndex(_FIRST_ROWS)
         self._lock = threading.Lock()
 
     def put(self, rows: RowBlock) -> None:
         """Add rows. REQUIRES: there is room."""
         start, stop = self.rows, self.rows + len(rows)
-        self._block.put(slice(start, stop), rows)
+        self.block.put(slice(start, stop), rows)
         with uninterrupted(), self._lock:
             if not self._index.has_room(len(rows)):
                 self._index = KeyIndex(max(stop, min(2 * stop, self.most)))
-                self._index.put(self._block.keys, 0, start)
-            self._index.put(self._block.keys, start, stop)
+                self._index.put(self.block.keys, 0, start)
+            self._index.put(self.block.keys, start, stop)
             self.rows = stop
 
     def find(self, keys: Keys) -> Positions:
         """Return the position of each key's row (n,), -1 if it has none here."""
         with uninterrupted(), self._lock:
-            return self._index.find(self._block.keys, keys)
-
-    @property
-    def block(self) -> RowBlock:
-        """All rows, each where find() says."""
-        return self._block
+            return self._index.find(self.block.keys, keys)
 
     def in_order(self) -> tuple[Ordered, Positions]:
         """Return the keys that have rows, in ascending order, and where these are."""
-        keys = order_keys(self._block.keys[: self.rows], self._block.schema)
+        keys = order_keys(self.block.keys[: self.rows], self.block.schema)
         places = np.argsort(keys, kind="stable")
         keys = keys[places]
         last = np.append(keys[1:] != keys[:-1], True)  # the last row of a key

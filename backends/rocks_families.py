@@ -93,11 +93,11 @@ class Families:
             self._new, self._any = {}, True
         self._failed = False
 
-    def handles(self, name: str) -> tuple[rd.Rdict, rd.ColumnFamily]:
-        """Return the handles of a family, for reads and for batches of writes; it is made if it is new."""
+    def family(self, name: str) -> rd.Rdict:
+        """Return the handle of a family, which is made if it is new."""
         if not self.made(name):
             self.make()
-        return self.db.get_column_family(name), self.db.get_column_family_handle(name)
+        return self.db.get_column_family(name)
 
     def drop(self, name: str) -> None:
         """Delete a family."""

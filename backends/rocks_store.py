@@ -105,20 +105,16 @@ class RocksStore(ColdStore):
 
     @property
     def made(self) -> bool:
-        """Whether its family exists. If not, it has no rows."""
+        """Whether its family exists. If not, it has no files."""
         return self._families.made(self._name)
 
     @cached_property
-    def _handles(self) -> tuple[rd.Rdict, rd.ColumnFamily]:
-        with translated(f"open {self._name!r}"):
-            family, handle = self._families.handles(self._name)
-        _cache_blocks(family, self.partitioned)
-        return family, handle
-
-    @cached_property
     def family(self) -> rd.Rdict:
-        """The handle of its family for all but batches of writes. Makes the family if it is new."""
-        return self._handles[0]
+        """The handle of its family. Makes the family if it is new."""
+        with translated(f"open {self._name!r}"):
+            family = self._families.family(self._name)
+        _cache_blocks(family, self.partitioned)
+        return family
 
     def _count(self, name: str) -> int:
         return self.family.property_int_value(f"rocksdb.{name}") or 0
@@ -143,10 +139,10 @@ class RocksStore(ColdStore):
             scan.close()
         if self._tables is not None:
             self._tables.let_go()
-        if "_handles" in self.__dict__:
+        if "family" in self.__dict__:
             with suppress(Exception):
                 self.family.close()
-            del self._handles, self.family
+            del self.family
         self._forget_rows()
 
     # Reads: rows in memory, then those in files.

@@ -1,6 +1,6 @@
 """Reading and writing whole rows, bypassing the hot tier, for offline tools.
 
-Longer than 300 lines: the docstrings describe every argument.
+The docstrings describe every argument.
 
 Calls raise Closed, ReadOnly and Poisoned as those of kvemb.Variable do. kvemb.offline.loading loads rows. Place makes
 a checkpoint at a URL, or of a cluster, readable. Memory does not grow with the table.

@@ -1,6 +1,6 @@
 """A store, as users see it: one directory of many variables, with one memory budget.
 
-Longer than 300 lines: every call on a store is defined here, with its docstring.
+Every call on a store is defined here, with its docstring.
 
 The work is done by kvemb.engine. Thread-safe.
 """

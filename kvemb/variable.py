@@ -1,6 +1,6 @@
 """Variable, the user's object for one table: it checks arguments and passes them to kvemb.operations.
 
-Longer than 300 lines: every call on a variable is defined here, with its docstring.
+Every call on a variable is defined here, with its docstring.
 
 Arguments have the names, the order and the defaults of TensorFlow Recommenders-Addons' dynamic_embedding.Variable and
 get_variable. Thread-safe: each call is atomic per key.

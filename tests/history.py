@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +39,8 @@ class Ended(Exception):
 
 
 def same(store: kvemb.Store, state: dict[str, Model]) -> bool:
-    """Whether a store holds a state, every row, slot and score of it, and nothing else.
-
-    A variable that has just been made may be there, without rows.
-    """
-    made = {name for name, variable in store.variables.items() if name not in state and not variable.size()}
-    if store.variables.keys() - made != state.keys():
+    """Whether a store holds a state, every row, slot and score of it, and nothing else."""
+    if sorted(store.variables) != sorted(state):
         return False
     try:
         for name, model in state.items():
@@ -238,13 +234,18 @@ class History:
         policy = kvemb.FrequencyRestrictPolicy()
         if name in inside(self.store).tables:  # opened to compare its rows, without hot_rows, which it keeps
             del how["hot_rows"]
-        variable = self.store.get_variable(name, restrict_policy=policy, **how)
-        if name not in self.twins:
-            model = Model(
-                KEYS, variable.value_dtype, variable.dim, initializer=variable.initializer,
-                optimizer=variable.optimizer, policy=kvemb.FrequencyRestrictPolicy(),
-            )  # fmt: skip
-            self.twins[name] = LockstepChecker(variable, model)
+        if name in self.twins:
+            self.store.get_variable(name, restrict_policy=policy, **how)
+            return
+        model = Model(
+            KEYS, np.dtype(np.float32), how["dim"], initializer=kvemb.Constant(0), optimizer=how["optimizer"],
+            policy=kvemb.FrequencyRestrictPolicy(),
+        )  # fmt: skip
+        # Each write of this durability is on disk when its call returns, so the variable is there before.
+        logged = self.durability == "write"
+        with self.promising("store", {**self.state(), name: model}) if logged else nullcontext():
+            variable = self.store.get_variable(name, restrict_policy=policy, **how)
+        self.twins[name] = LockstepChecker(variable, model)
 
     def _change(self, call: str, draw: Callable[[Any, Model], tuple[Any, ...]]) -> None:
         for number, (name, twin) in enumerate(self.twins.items()):

@@ -1,6 +1,6 @@
 """Restrict policies and admission: the scores they give, what they refuse, and what they do to rows in both tiers.
 
-Longer than 300 lines: every policy is here.
+Every policy is here.
 """
 
 from __future__ import annotations

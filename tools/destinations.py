@@ -86,18 +86,6 @@ def next_line(source: PathOrFile, max_bytes: int, head: bytes = b"") -> bytes:
 
 
 @contextmanager
-def written(target: Path) -> Iterator[PathOrFile]:
-    """Yield what to write to: the path of a new file, or a stream that compresses, as its ending says."""
-    if not is_compressed(target):
-        yield target
-        return
-    import pyarrow as pa
-
-    with pa.output_stream(str(target), compression="detect") as file:
-        yield file
-
-
-@contextmanager
 def atomic_output(destination: str | os.PathLike[str], *, folder: bool) -> Iterator[Path]:
     """Yield a temporary path to write to, moved to `destination` if the block succeeds. folder: yield an empty folder.
 

@@ -12,7 +12,8 @@ import numpy as np
 
 import kvemb
 from kvemb import bulk
-from kvemb.tools.destinations import PIPE, atomic_output
+from kvemb.masking import masked
+from kvemb.tools.destinations import PIPE, atomic_output, uncompressed
 from kvemb.tools.export_parts import export_parts
 from kvemb.tools.exported_rows import BATCH_ROWS, RowWriter
 from kvemb.tools.failures import BadInput, WrongUsage
@@ -74,6 +75,10 @@ def export(
     if dtype not in (None, "float16", "bfloat16", "int8"):
         raise WrongUsage(f"--dtype must be float16, bfloat16 or int8, got {dtype!r}")
     target = out if not isinstance(out, (str, os.PathLike)) else os.fspath(out)
+    if isinstance(target, str) and (plain := uncompressed(target)) != target:
+        raise WrongUsage(
+            f"exports are not compressed: name {masked(target)} {masked(plain)}, and compress it afterwards"
+        )
     kind = format_of(format, target if isinstance(target, str) else PIPE, written=True)
     asked = (SLOTS,) * with_slots + (SCORE, STEP) * with_scores
     writer = RowWriter(kind, kind.always or asked, dtype, normalize, conditions, batch_rows)

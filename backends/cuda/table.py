@@ -2,7 +2,7 @@
 
 Arguments and results are arrays in the host's memory; only the cells and the buffers of calls are on the device.
 cells.cu describes the layout, the other .cu files the work of a warp. Not thread-safe: the caller holds the variable's
-lock. Longer than 300 lines: each method of the contract is here, but for those of columns.py.
+lock. Each method of the contract is here, but for those of columns.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A cluster, as users see it: variables whose rows are spread over shards. Thread-safe.
 
-Longer than 300 lines: every call on a cluster is defined here, with its docstring. What an argument that kvemb.Store
+Every call on a cluster is defined here, with its docstring. What an argument that kvemb.Store
 has, too, means is said there once; described_as completes the docstrings here.
 """
 

@@ -6,7 +6,7 @@
 3. write(), in the background: the marked rows are written to files in key order, which are ingested into the open cold
    database and into its copy. A checkpoint is linked to the copy, complete but for its name. The copy becomes the
    store's durable point; then the checkpoint gets its name. So the store follows every checkpoint that exists.
-The previous point stays current until the copy replaces it. Longer than 300 lines: all steps are here, in their order.
+The previous point stays current until the copy replaces it. All steps are here, in their order.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Opening always starts from the last durable point: it makes `live/` again with hard links to that point, so recovery
 after a crash and an ordinary opening are the same. Thread-safe: `lock` guards opening, closing, snapshots, and every
-attribute that is reassigned. Longer than 300 lines: all that this lock guards is here.
+attribute that is reassigned. All that this lock guards is here.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def take_step(variable: Variable, token: Any) -> None:
 
     if _is_traced(token):
         io_callback(told(step), _SCALAR, token, ordered=True)
-    else:
+    elif not token.is_deleted():  # after a step that failed, fit assigns the arrays that the step was given
         step(token)
 
 

@@ -8,7 +8,7 @@ identity. Another store's checkpoints are refused unless the caller says so, and
 
 A checkpoint appears atomically (kvemb.durability.checkpoint), and is renamed to a hidden name before it is deleted, so
 a directory with a number is complete. Each checkpoint has its own hard links, so deleting one does not affect another.
-Longer than 300 lines: every call on a series that needs no store is defined here, with its docstring.
+Every call on a series that needs no store is defined here, with its docstring.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The calls that change rows of one variable, hot or cold: updates, training, restriction.
 
-Longer than 300 lines: each of these calls is here.
+Each of these calls is here.
 
 Each method locates its rows through kvemb.tiers.storage, changes hot rows in their cells and the others in a block, and
 offers that block to the hot tier. A call is processed in chunks of limits.call_rows distinct keys, each atomic; if one

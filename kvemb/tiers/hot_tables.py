@@ -3,7 +3,7 @@
 A partition divides the keys over the devices (kvemb.tiers.partition). Below tables on GPUs there may be a table
 in the host's memory, for rows that they evict. A row there is hot, too, and moves up to its device's table after a use.
 The variable's lock guards everything here. A cell number is valid in one table only, so cells are passed with the
-owners of their keys. Longer than 300 lines: each method of a hot table is here, over all tables.
+owners of their keys. Each method of a hot table is here, over all tables.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 Rows wait in slots, in the order in which they left the hot tier, as long as memory is available (kvemb.memory.budget,
 Lease): a row that becomes hot again meanwhile is never written, and one that is updated is changed in its slot. When
-most of the available memory is taken, the oldest slots are written in the background, in one sorted run; more rows than
+most of the available memory is taken, the oldest slots are written in the background, in one run; more rows than
 the slots could hold are written at once, and the caller waits. Rows stay readable here until the cold store has them.
 A failure to write them, or to take them over, loses none and interrupts no call: they stay in memory, nothing more is
 written, and the store is poisoned, until retry(). The variable's lock guards every method; the writing thread reads
-only slots that do not change. Longer than 300 lines: rows wait, are found and are written in the same slots.
+only slots that do not change. Rows wait, are found and are written in the same slots.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import numpy.typing as npt
 from kvemb.contracts import Mask
 from kvemb.memory.lease import Lease
 from kvemb.rows.block import REMOVED, RowBlock
-from kvemb.rows.codec import order_keys
 from kvemb.rows.hashing import KeyIndex, Keys, Positions
 from kvemb.rows.row_copies import copy_rows
 from kvemb.rows.schema import Schema
@@ -154,7 +153,7 @@ class SpillBuffer:
         They follow the writes in progress, which may have earlier rows of their keys.
         """
         before = self._writes[-1].done if self._writes else None
-        done = self._executor.submit(self._write_in_order, rows, np.arange(len(rows)), before)
+        done = self._executor.submit(self._write_after, before, rows, np.arange(len(rows)))
         self._written(done.result())
 
     def _put(self, rows: RowBlock) -> None:
@@ -325,18 +324,17 @@ class SpillBuffer:
         self._in_writes[slots] = True
 
     def _write_slots(self, slots: list[int], live: npt.NDArray[np.bool_], before: Future[Keys] | None) -> Keys:
-        """Write the live rows of slots, (slots, slot_rows), in key order; returns their keys.
+        """Write the live rows of slots, (slots, slot_rows); returns their keys.
 
         before: the previous write; if it failed, this one fails, too.
         """
         places = (np.array(slots)[:, None] * self._slot_rows + np.arange(self._slot_rows))[live]
-        return self._write_in_order(self._block, places, before)
+        return self._write_after(before, self._block, places)
 
-    def _write_in_order(self, block: RowBlock, places: Positions, before: Future[Keys] | None) -> Keys:
-        """Write the rows at places of a block in key order; returns their keys. before: see _write_slots."""
+    def _write_after(self, before: Future[Keys] | None, block: RowBlock, places: Positions) -> Keys:
+        """Write the rows at places of a block; returns their keys. before: see _write_slots."""
         if before is not None and (error := before.exception()) is not None:
             raise error
-        places = places[np.argsort(order_keys(block.keys[places], self._schema))]
         for start in range(0, len(places), WRITE_ROWS):
             self._write(block.select(places[start : start + WRITE_ROWS]))
         return block.keys[places]

@@ -1,6 +1,6 @@
 """TieredStorage, the tiers of one variable: it knows where each row is, and it alone moves rows.
 
-Longer than 300 lines: all entries to a variable's rows and all their moves are here, under one lock.
+All entries to a variable's rows and all their moves are here, under one lock.
 
 Exactly one copy of a row counts: that in its hot cell, else that in flight (kvemb.tiers.in_flight), else that in the
 spill buffer (dirty, readable from memory), else that in the cold store. One lock per variable makes each call atomic

@@ -6,7 +6,7 @@ keys into one tensor for each variable, which appears as a parameter with a `gra
 clip_grad_norm_ and GradScaler have changed them. With a group, kvemb.torch.in_step has the gradients. An optimizer of
 the dense part may be inside: then its groups and its state follow those of the rows. Not thread-safe.
 
-Longer than 300 lines: the calls of torch.optim.Optimizer are here, with their docstrings.
+The calls of torch.optim.Optimizer are here, with their docstrings.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class Trained:
         (rocks_store.RocksStore, "write", ColdStoreError("No space left on device")),
         (changes.ChangeLog, "record", FULL),
         (spill.SpillBuffer, "_write_slots", MemoryError()),
-        (spill.SpillBuffer, "_write_in_order", MemoryError()),
+        (spill.SpillBuffer, "_write_after", MemoryError()),
         (spill.SpillBuffer, "_put", MemoryError()),
     ],
 )

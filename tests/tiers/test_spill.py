@@ -199,7 +199,7 @@ def test_as_many_rows_wait_as_memory_can_be_had_for_and_the_oldest_are_written_f
     assert spilled.buffer.rows <= 32
 
 
-def test_rows_for_which_there_are_too_few_slots_are_written_at_once_in_order():
+def test_rows_for_which_there_are_too_few_slots_are_written_at_once():
     written = []
     spilled = Spilled(WhenWaitedFor())
     take, spilled.buffer._write = spilled.buffer._write, lambda rows: (written.append(rows.keys.tolist()), take(rows))
@@ -207,7 +207,7 @@ def test_rows_for_which_there_are_too_few_slots_are_written_at_once_in_order():
     spilled.append([5], 1.0)
     spilled.append([9, 3, 5, 8, 7, 6, 1, 11, 10], 2.0)  # there are two slots of four rows
     assert len(written) == 2  # the slot that was being written comes first
-    assert written[-1] == [1, 3, 5, 6, 7, 8, 9, 10, 11]
+    assert written[-1] == [9, 3, 5, 8, 7, 6, 1, 11, 10]
     assert spilled.read([1, 5, 11])[0] == [False] * 3
     spilled.buffer.poll()
     assert set(written[-1]) <= set(spilled.told)

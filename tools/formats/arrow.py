@@ -1,6 +1,6 @@
 """Parquet and Arrow IPC, by pyarrow. The table's description is JSON in the schema's metadata.
 
-Longer than 300 lines: of_arrow also chooses the columns of a CSV, so that all three formats choose in one way.
+Of_arrow also chooses the columns of a CSV, so that all three formats choose in one way.
 A column with a width is a list column of fixed size.
 """
 

@@ -4,7 +4,7 @@ Clients call it through call(), as they call shards: a call that changes somethi
 once. It knows the open variables. It calls shards one call after the other (_exclusively), except to send a
 checkpoint. Once a shard is lost, its methods raise ShardLost until recover(). Thread-safe.
 
-Longer than 300 lines: every call of a client to the coordinator is here.
+Every call of a client to the coordinator is here.
 """
 
 from __future__ import annotations
