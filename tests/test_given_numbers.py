@@ -96,6 +96,10 @@ def resumed(place: Any, **budget: Any) -> None:
     place.series.resume(place.path / f"resumed {next(place.counter)}", **budget)[0].close()
 
 
+def served(place: Any, **given: Any) -> None:
+    kvemb.ServedModel(place.series.root, lambda store, _: store.variables["table"], **given).close()
+
+
 def drawn(make: Callable[..., Any], **given: Any) -> Callable[[Any], None]:
     """A variable whose missing keys read as an initializer's rows."""
     return lambda place: variable(place, initializer=make(**given))
@@ -209,6 +213,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "CheckpointManager.resume.number": lambda p, v: resumed(p, number=v),
     "NumberedCheckpoints.pin.number": lambda p, v: p.series.pin(v),
     "NumberedCheckpoints.unpin.number": lambda p, v: p.series.unpin(v),
+    "ServedModel.memory_budget": lambda p, v: served(p, memory_budget=v),
     "hash_strings.seed": lambda p, v: kvemb.hash_strings(["a"], seed=v),
     "hash_strings.missing": lambda p, v: kvemb.hash_strings(["a", None], missing=v),
     "CheckpointManager.resume.memory_budget": lambda p, v: resumed(p, memory_budget=v),
@@ -238,7 +243,7 @@ OWN = {
     *("Optimizer.clip_value", "Optimizer.clip_norm"),
     *("RestrictPolicy.now.step", "Initializer.check.dim", "Initializer.rows.dim"),
     *("Fixed.rows.dim", "Random.rows.dim"),
-    *("ServedModel.memory_budget", "ServedModel.unknown"),  # kvemb.open's; any number, or a dict
+    "ServedModel.unknown",  # any number, row, or dict of them
     *(
         f"{kind}RestrictPolicy.score.now"
         for kind in ("", "Timestamp", "Frequency", "EpochTimestamp", "EpochFrequency", "Norm")
@@ -246,8 +251,8 @@ OWN = {
     *("RestrictPolicy.min_score.now", "TimeToLiveRestrictPolicy.min_score.now"),
     *(f"{kind}RestrictPolicy.continuing.step" for kind in ("", "TimeToLive", "Frequency")),
 }
-# Errors for an index that does not exist, as of a list.
-LOOKUPS = {"Variable.size.index": IndexError}
+# Other errors: of an index that does not exist, as of a list; of memory that the machine lacks.
+LOOKUPS = {"Variable.size.index": IndexError, "ServedModel.memory_budget": MemoryError}
 # Bounds of ranges: any int is valid.
 BOUNDS = {"bulk.scan.first", "bulk.scan.last"}
 # Floats, of which NaN is one.

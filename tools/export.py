@@ -76,9 +76,7 @@ def export(
         raise WrongUsage(f"--dtype must be float16, bfloat16 or int8, got {dtype!r}")
     target = out if not isinstance(out, (str, os.PathLike)) else os.fspath(out)
     if isinstance(target, str) and (plain := uncompressed(target)) != target:
-        raise WrongUsage(
-            f"exports are not compressed: name {masked(target)} {masked(plain)}, and compress it afterwards"
-        )
+        raise WrongUsage(f"exports are not compressed; export to {masked(plain)}, and compress that")
     kind = format_of(format, target if isinstance(target, str) else PIPE, written=True)
     asked = (SLOTS,) * with_slots + (SCORE, STEP) * with_scores
     writer = RowWriter(kind, kind.always or asked, dtype, normalize, conditions, batch_rows)

@@ -128,7 +128,7 @@ class RowBlock:
 
 
 class ReservedBlock(RowBlock):
-    """A block whose memory is committed only for rows that were written and not yet released.
+    """A block whose memory is committed only for rows that were written and not yet released. Raises MemoryError.
 
     huge_pages: memory of a large column is committed in pages of 2 MiB once the rows in use take more than one of them.
     Before, it is committed in small pages: of a store with hundreds of small tables, each would take 2 MiB a column.
@@ -146,7 +146,13 @@ class ReservedBlock(RowBlock):
 
     def _reserve(self, count: int, dtype: Any) -> npt.NDArray[Any]:
         nbytes = max(1, count * np.dtype(dtype).itemsize)
-        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0))
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+        try:
+            memory = mmap.mmap(-1, nbytes, flags=flags)
+        except OSError as error:
+            raise MemoryError(
+                f"there is no address space for {nbytes:,} bytes of a column of rows; use a smaller memory_budget"
+            ) from error
         self._maps.append((memory, nbytes // max(1, self.length)))
         if hasattr(mmap, "MADV_NOHUGEPAGE"):
             memory.madvise(mmap.MADV_NOHUGEPAGE)

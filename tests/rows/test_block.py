@@ -79,3 +79,8 @@ def test_a_table_of_few_rows_takes_no_huge_pages_though_it_may_grow_large():
     block.use(1 << 20)
     block.put(slice(100, 200), rows_of(np.arange(100), 2.0))
     assert block.values[:200, 0].tolist() == [1.0] * 100 + [2.0] * 100
+
+
+def test_more_address_space_than_there_is_is_told_as_such():
+    with pytest.raises(MemoryError, match=r"no address space for [\d,]+ bytes.*smaller memory_budget"):
+        ReservedBlock(SCHEMA, 2**58)

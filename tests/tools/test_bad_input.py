@@ -60,6 +60,7 @@ CASES = {
         ),
         ("store o.csv --since store", 1, "store is a store, not a checkpoint"),
         ("store there", 2, "the ending of there names no format"),
+        ("store o.csv.gz", 2, "exports are not compressed; export to o.csv, and compress that"),
         ("store there --format csv", 1, "there exists; name a new file"),
         ("store - --format parquet", 1, "parquet cannot be written to a pipe"),
         ("store o.w2v --with-scores", 1, "word2vec cannot hold the column 'score'"),
