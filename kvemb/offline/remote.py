@@ -157,6 +157,8 @@ class RemoteCheckpoints:
         """Return the files of a folder by path, with their metadata; an empty dict if there is no folder."""
         try:
             found: dict[str, Any] = self._files.find(f"{self._root}/{folder}", detail=True)
+            if not found:
+                self._files.ls(f"{self._root}/{folder}")  # find() of some protocols passes over a host that is away
         except FileNotFoundError:
             return {}
         return found
