@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import argparse
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from schemas import schema_of
-from table_readers import opened, rows_at
+from table_readers import opened, read_by_rocksdb, rows_at
 
 from kvemb.options import RocksDBCreator
 from kvemb.rows.codec import encode_keys
@@ -48,11 +49,11 @@ def measure(path: Path, rows: int) -> None:
         return np.sort((random.integers(0, rows, BATCH).astype(np.uint64) * SPREAD).view(np.int64))
 
     for wanted in (keys(), keys(), keys() + 1):
-        (ours, found), (theirs, also) = store.read(wanted), store._read_by_rocksdb(wanted)
+        (ours, found), (theirs, also) = store.read(wanted), read_by_rocksdb(store, wanted)
         np.testing.assert_array_equal(found, also)
         for column in ("keys", "scores", "steps", "words"):
             np.testing.assert_array_equal(getattr(ours, column), getattr(theirs, column))
-    sides = store.read, store._read_by_rocksdb, lambda keys: b"".join(store.family.get(encode_keys(keys, SCHEMA)))
+    sides = store.read, partial(read_by_rocksdb, store), lambda keys: b"".join(store.family.get(encode_keys(keys, SCHEMA)))
     least = [float("inf")] * len(sides)
     for _ in range(TURNS):
         for at, read in enumerate(sides):
