@@ -82,7 +82,8 @@ class Families:
         self._failed = True
         if len(self._new) < MANY:
             for name in list(self._new):
-                self.db.create_column_family(name, self._new[name])
+                if not self._exists(name):
+                    self.db.create_column_family(name, self._new[name])
                 del self._new[name]
                 self._any = True
         else:
@@ -92,6 +93,14 @@ class Families:
             self.db = self._open(self._new)
             self._new, self._any = {}, True
         self._failed = False
+
+    def _exists(self, name: str) -> bool:
+        """Whether an earlier call made a family, and was interrupted by an exception of another thread."""
+        try:
+            self.db.get_column_family(name)
+        except Exception:
+            return False
+        return True
 
     def family(self, name: str) -> rd.Rdict:
         """Return the handle of a family, which is made if it is new."""

@@ -87,14 +87,18 @@ class StoreState:
         if not self._recovering:
             self.check_writable()
 
-    def check_sound(self) -> None:
-        """Raise Poisoned if a write has failed, also after ``close()``."""
+    def check_whole(self) -> None:
+        """Raise Poisoned if something may be half-way between two states, also after ``close()``."""
         if self.halfway is not None:
             raise Poisoned(
                 f"the store {self.name} refuses writes, because a change failed: {_told(self.halfway)}; rows may be "
                 "half-way between two states, so recover() cannot help. Reads still work. Free what is short, if "
                 "anything is, then close the store and open it again: it recovers what was durable"
             ) from self.halfway
+
+    def check_sound(self) -> None:
+        """Raise Poisoned if a write has failed, also after ``close()``."""
+        self.check_whole()
         if self.cause is not None:
             raise Poisoned(
                 f"the store {self.name} refuses writes, because one failed: {_told(self.cause)}; every row can still "
@@ -136,8 +140,7 @@ class StoreState:
 
         REQUIRES: the store's lock.
         """
-        if self.halfway is not None:
-            self.check_sound()
+        self.check_whole()
         try:
             self._recovering, self._failed_again = True, False
             yield

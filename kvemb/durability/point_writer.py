@@ -106,6 +106,7 @@ class PointWriter:
         self._hot, self._counted = dict[str, Ordered](), dict[str, Counters | None]()
         self._last = False
         self._manifest: Manifest
+        self._state: StoreState
         self._base: Future[list[Epoch]] | None = None
 
     def write_attached(self) -> None:
@@ -118,6 +119,7 @@ class PointWriter:
 
     def take_snapshots(self, in_order: Executor, state: StoreState, closing: Callable[[], None] | None) -> None:
         """Take a snapshot of all variables. Raises Closed, ReadOnly, Poisoned."""
+        self._state = state
         try:
             with ExitStack() as held:
                 for part in self._parts:
@@ -193,6 +195,7 @@ class PointWriter:
             self._changes.begin(described.id, epochs)
         manifest.write(described, self._draft.path)
         self._end_snapshots()
+        self._state.check_whole()  # a row that another thread left half-way may be missing
         self._points.publish(self._draft, described, logged=self._log is not None and not self._last)
         for part in self._parts:
             if part.sightings is not None:

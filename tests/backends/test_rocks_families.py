@@ -91,6 +91,24 @@ def test_making_them_can_be_tried_again(tmp_path, monkeypatch):
     opened.close()
 
 
+def test_a_family_that_was_made_before_an_interruption_is_used(tmp_path, monkeypatch):
+    opened = database(tmp_path / "rows")
+    store, make = opened.create("table", SCHEMA, RocksDBCreator()), rocksdict.Rdict.create_column_family
+
+    def interrupted(self, name, options):
+        make(self, name, options)
+        raise KeyboardInterrupt
+
+    store.write(row_of(7))
+    with monkeypatch.context() as patch:
+        patch.setattr(rocks_families.rd.Rdict, "create_column_family", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            store.flush()
+    store.flush()
+    assert store.read(np.array([7]))[1].all()
+    opened.close()
+
+
 def test_reads_go_on_while_families_are_made(tmp_path):
     opened = database(tmp_path / "rows")
     stores = [opened.create(name, SCHEMA, RocksDBCreator()) for name in NAMES]

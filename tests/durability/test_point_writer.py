@@ -114,6 +114,19 @@ def test_a_point_that_fails_leaves_the_one_before_and_every_row_to_the_next(monk
     assert shown(store) == {1: 1.0, 2: 2.0, 3: 2.0}
 
 
+def test_a_point_whose_rows_may_be_half_way_is_not_the_stores(store):
+    put(store, [1], 1.0)
+    store.flush()
+    put(store, [1], 2.0)
+    before, writer = points_of(store), writer_of(store)
+    begin(store, writer)
+    inside(store).state.poison(KeyboardInterrupt())  # as of a call that another thread stopped
+    with pytest.raises(Poisoned, match="half-way"):
+        writer.write()
+    assert points_of(store) == before
+    assert shown(store) == {1: 1.0}
+
+
 def test_a_checkpoint_that_fails_is_told_apart_from_a_point_that_does(monkeypatch, store, tmp_path):
     put(store, [1], 1.0)
     before, writer = points_of(store), writer_of(store, tmp_path / "checkpoint")
