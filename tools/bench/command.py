@@ -19,7 +19,7 @@ import typer
 
 from kvemb.tools.bench.cluster import reshard
 from kvemb.tools.bench.cluster import shards as cluster
-from kvemb.tools.bench.cold import cold, disk, hitrate, memory, prefetch, spent, tables, train
+from kvemb.tools.bench.cold import cold, disk, hitrate, larger, memory, prefetch, spent, tables, train
 from kvemb.tools.bench.disk import checkpoint, export, follow, series, serve
 from kvemb.tools.bench.gpu import run as gpu
 from kvemb.tools.bench.hot import features, keras, lookup, pool, small, strings, torch, upsert
@@ -37,6 +37,7 @@ COLD = {
     "tier": tier,
     "cold": cold,
     "disk": disk,
+    "larger": larger,
     "prefetch": prefetch,
     "hitrate": hitrate,
     "memory": memory,

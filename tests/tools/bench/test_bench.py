@@ -44,6 +44,10 @@ TINY: dict[str, tuple[str, int, set[str]]] = {
     "train": (f"{TIERED} --steps 3 --runs 2", 6, {"hit_rate", "cold_writes_per_step", "rows_compared"}),
     "cold": ("--rows 3000 --rows 6000 --dim 8 --batch 256 --steps 3 --runs 2", 3, set()),
     "disk": (f"{TABLE} --batches 2 --runs 2 --budget-mib 8", 3, set()),
+    "larger": (
+        f"{TABLE} --seconds 1 --budget-mib 8",
+        *(2, {"share_in_memory", *(f"rows_per_second_in_quarter_{number}" for number in range(1, 5))}),
+    ),
     "tables": ("--tables 3 --rows 3000 --batch 256 --steps 4 --budget-mib 8", 2, {"hot_rows", "rows_in_all"}),
     "spent": (f"{TABLE} --rows 20000 --tables 3 --steps 10 --runs 2 --budget-mib 4", 5, {"hot_rows"}),
     "hitrate": (f"{TIERED} --accesses 3000", 2, {"promotions", "hit_rate_by_eighth"}),
@@ -68,7 +72,7 @@ TINY: dict[str, tuple[str, int, set[str]]] = {
 }
 NEEDS_CXX = pytest.mark.skipif(which("g++") is None, reason="needs g++, which runs the GPU's kernels here")
 # They start processes, which import everything anew.
-SLOW = {"disk", "memory", "follow", "checkpoint", "train"}
+SLOW = {"disk", "larger", "memory", "follow", "checkpoint", "train"}
 NEEDING = {"checkpoint": ["torch"], "torch": ["torch"], "features": ["torch"], "prefetch": ["torch"]}
 NEEDING |= {"keras": ["keras", "torch"]}
 
