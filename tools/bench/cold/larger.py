@@ -20,7 +20,7 @@ import typer
 
 import kvemb
 from kvemb.checks.machine import memory_bytes
-from kvemb.tools.bench.data import Floats, Zipf, batches_of_ids, ids_of, values_of
+from kvemb.tools.bench.data import Floats, Zipf, ids_of, values_of
 from kvemb.tools.bench.measure import scratch, take_turns, until_idle
 from kvemb.tools.bench.options import Batch, BudgetMib, Dim, Exponent, Folder, Rows, Runs
 from kvemb.tools.bench.processes import result_of
@@ -78,16 +78,15 @@ def _make(path: Path, rows: int, dim: int, budget_mib: int) -> None:
     with kvemb.open(path / "store", memory_budget=budget_mib << 20) as store:
         load(open_table(store, dim), rows)
         until_idle()
-    table, at = np.memmap(path / "table.f4", np.float32, "w+", shape=(rows, 2 * dim)), 0
-    for ids in batches_of_ids(rows, LOAD_BATCH):
-        places = _places(np.arange(at, at + len(ids)), rows)
-        table[places, :dim] = values_of(ids, dim)
-        at += len(ids)
+    table, back = np.memmap(path / "table.f4", np.float32, "w+", shape=(rows, 2 * dim)), pow(SPREAD, -1, rows)
+    for at in range(0, rows, LOAD_BATCH):
+        ranks = np.arange(at, min(rows, at + LOAD_BATCH)) * back % rows
+        table[at : at + len(ranks), :dim] = values_of(ids_of(ranks), dim)
     table.flush()
 
 
 def _places(ranks: npt.NDArray[np.int64], rows: int) -> npt.NDArray[np.int64]:
-    return ranks * SPREAD % rows
+    return ranks * (SPREAD % rows) % rows
 
 
 # Each in a process of its own. They return rows a second and microseconds of CPU time for each row, both of the last
