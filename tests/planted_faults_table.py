@@ -38,17 +38,10 @@ FAULTS = [
         ("tiers/test_spill.py",),
     ),
     Fault(
-        "a row that is being written is changed in its slot",
-        "kvemb/tiers/spill.py",
-        "here = chosen & (positions >= 0) & ~self._in_writes[positions // self._slot_rows]",
-        "here = chosen & (positions >= 0)",
-        ("tiers/test_spill.py",),
-    ),
-    Fault(
         "a row that waits twice is counted twice and its older copy stays",
         "kvemb/tiers/spill.py",
-        "                self.discard(rows.keys)\n                if not self._slots.can_hold",
-        "                if not self._slots.can_hold",
+        "        self.discard(rows.keys)\n        if len(rows) > len(self._block)",
+        "        if len(rows) > len(self._block)",
         ("tiers/test_spill.py",),
     ),
     Fault(
@@ -123,11 +116,18 @@ FAULTS = [
         ("tiers/test_storage.py",),
     ),
     Fault(
-        "a row that was used since it left stays where it waits",
-        "kvemb/tiers/storage.py",
-        "found.exists & unused",
-        "found.exists",
-        ("tiers/test_in_flight.py",),
+        "one user of staging keeps the others out",
+        "kvemb/memory/staging.py",
+        "(self._free - held) // 2",
+        "self._free",
+        ("memory/test_staging.py",),
+    ),
+    Fault(
+        "a table grows into what was given back for a reservation",
+        "kvemb/memory/budget.py",
+        "grows = nbytes <= self._free and not self._reserving",
+        "grows = nbytes <= self._free",
+        ("memory/test_budget.py",),
     ),
     Fault(
         "a row of a checkpoint overtakes a later one in the cold store",

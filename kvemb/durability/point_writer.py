@@ -131,8 +131,6 @@ class PointWriter:
                 new, given = self._points.describe(self._number, entries, self._without), self._attached
                 tiers = _on_gpus({part.name: part.storage.hot_tables.sizes() for part in self._parts})
                 self._manifest = replace(new, id=given.id or new.id, extra=given.extra, tiers=tiers)
-                for part in self._parts:
-                    part.storage.snapshot.prepare()
                 for number, part in enumerate(self._parts):
                     self._snapshots.append((part, part.storage.snapshot.begin(len(self._parts) - number)))
                     if self._target is not None or self._last:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 
 from kvemb.limits import Limits
-from kvemb.memory.lease import Lease
+from kvemb.memory.staging import Holding
 from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import Keys, Positions
 from kvemb.tiers.access import TableAccess
@@ -22,7 +22,7 @@ from kvemb.tiers.spill import SpillBuffer
 class CurrentSnapshot:
     """Begins and ends the snapshots of one variable, one at a time.
 
-    in_order, written: see DirtySnapshot. slot_rows: rows of the slot that belongs to the variable for copies. lease:
+    in_order, written: see DirtySnapshot. slot_rows: rows of the slot that belongs to the variable for copies. memory:
     pays for more copies.
     """
 
@@ -34,14 +34,13 @@ class CurrentSnapshot:
         in_order: Executor,
         written: Callable[[Keys], None],
         slot_rows: int,
-        lease: Lease,
+        memory: Holding,
         limits: Limits,
     ) -> None:
         self._hot_tables, self._spill, self._access = hot_tables, spill, access
         self._in_order, self._written = in_order, written
-        self._slot_rows, self._lease, self._limits = slot_rows, lease, limits
+        self._slot_rows, self._memory, self._limits = slot_rows, memory, limits
         self._snapshot: DirtySnapshot | None = None
-        self._leased_bytes = 0
 
     @property
     def under_way(self) -> bool:
@@ -49,10 +48,6 @@ class CurrentSnapshot:
         return self._snapshot is not None
 
     # For a checkpoint (kvemb.durability.checkpointer).
-
-    def prepare(self) -> None:
-        """Free the spill buffer's idle slots, so that copied rows find memory. REQUIRES: held()."""
-        self._spill.give_back_idle()
 
     def begin(self, sharing: int = 1) -> DirtySnapshot:
         """Begin a snapshot of the dirty rows, kept until end(). REQUIRES: held(), and no other snapshot.
@@ -77,15 +72,15 @@ class CurrentSnapshot:
         return self._snapshot
 
     def _room_for_copies(self, sharing: int) -> int:
-        """Return how many rows a snapshot may copy: a slot of the variable's own, and what can be leased.
+        """Return how many rows a snapshot may copy: a slot of the variable's own, and what memory is enough for.
 
-        The available memory is divided into equal parts: one for each variable that shares it, one for spill buffers.
+        The available memory is divided into equal parts: one for each variable that shares it, one for reads.
         """
         row_bytes = RowBlock.bytes_per_row(self._hot_tables.tables[0].schema)
-        part = self._lease.available // (sharing + 1) // row_bytes
+        part = self._memory.available // (sharing + 1) // row_bytes
         wanted = max(0, min(self._limits.copied_rows - self._slot_rows, part))
-        self._leased_bytes = wanted * row_bytes if wanted and self._lease.take(wanted * row_bytes) else 0
-        return self._slot_rows + self._leased_bytes // row_bytes
+        paid = wanted if self._memory.take(wanted * row_bytes) else 0
+        return self._slot_rows + paid
 
     def end(self) -> None:
         """End the snapshot, if there is one. Takes the lock."""
@@ -93,7 +88,7 @@ class CurrentSnapshot:
             if self._snapshot is not None:
                 self._snapshot.end()
                 self._snapshot = None
-                self._lease.give_back(self._leased_bytes)
+                self._memory.give_back(self._memory.held)
 
     # For calls that change or move rows. Without a snapshot they do nothing.
 

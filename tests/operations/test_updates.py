@@ -10,7 +10,7 @@ import kvemb
 from kvemb import registry
 from kvemb.backends.memory import MemoryStore
 from kvemb.limits import Limits
-from kvemb.memory.budget import Budget
+from kvemb.memory.staging import Staging
 from kvemb.operations.row_factory import RowFactory
 from kvemb.operations.scoring import Scorer
 from kvemb.operations.updates import TableUpdates
@@ -25,7 +25,7 @@ def table(request):
     hot, kernels = hot_tables_of(16), registry.row_kernels()
     storage = TieredStorage(
         SCHEMA, hot, MemoryStore(SCHEMA), state=StoreState("test"), executor=Now(), readers=Now(), slot_rows=8,
-        lease=Budget(1 << 24).lease(), limits=Limits(**small_spill(8), call_rows=request.param),
+        staging=Staging(1 << 24), limits=Limits(**small_spill(8), call_rows=request.param),
     )  # fmt: skip
     optimizer = kvemb.optimizers.SGD(0.5)
     factory = RowFactory(SCHEMA, kvemb.Constant(0.5), optimizer, kernels)

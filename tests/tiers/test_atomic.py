@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from blocks import let_rows_wait
 
 import kvemb
 from kvemb.backends import cpu
@@ -101,7 +100,6 @@ def test_memory_that_is_short_while_rows_go_hot(
     store = open_store(tmp_path / "store")
     variable = filled(store, devices=["cpu"] * devices)
     store.flush()
-    let_rows_wait(inside(variable).storage)
     with monkeypatch.context() as patched:
         short_of_memory(patched, cpu, "RowBlock", nth)
         if call == "lookup":  # its rows land at the next call
