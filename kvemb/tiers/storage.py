@@ -35,12 +35,12 @@ from kvemb.tiers.access import HeldForCall, TableAccess
 from kvemb.tiers.ahead import ReadsAhead
 from kvemb.tiers.background_mover import BackgroundMover
 from kvemb.tiers.checking import tier_findings
-from kvemb.tiers.current_snapshot import CurrentSnapshot
 from kvemb.tiers.hot_tables import HotTables
 from kvemb.tiers.in_flight import RowsInFlight
 from kvemb.tiers.locate import Locator
 from kvemb.tiers.located import Located
 from kvemb.tiers.reclaimer import Reclaimer
+from kvemb.tiers.snapshot import CurrentSnapshot
 from kvemb.tiers.spill import SpillBuffer
 from kvemb.tiers.write_logging import WriteLogging
 
