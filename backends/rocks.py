@@ -41,11 +41,10 @@ RESUME_SECONDS, RESUME_TURN_SECONDS = 11.0, 0.1
 class RocksDatabase(ColdDatabase):
     """One RocksDB directory, opened.
 
-    families: its column families. cache_bytes: half is for filters and indexes that are held whole, half for the block
-    cache, which holds partitioned ones (rocks_options), so that memory does not grow with the tables.
-    write_buffer_bytes: for all memtables together; if files are mapped, which need no cache, the same amount is taken
-    from cache_bytes in addition, for memtables and the keys in them, and the rest is spare. compacting: whether
-    automatic compaction is on. salvaging: also open a database that is damaged or lacks files.
+    families: its column families. cache_bytes: used if files are not mapped; half is for filters and indexes that are
+    held whole, half for the block cache, which holds partitioned ones (rocks_options), so that memory does not grow
+    with the tables. write_buffer_bytes: for all memtables together. compacting: whether automatic compaction is on.
+    salvaging: also open a database that is damaged or lacks files.
     """
 
     def __init__(
@@ -68,16 +67,12 @@ class RocksDatabase(ColdDatabase):
         self.path = path
         creator = database_creator(families)
         self._creator, self._creators = creator, {name: family.creator for name, family in families.items()}
-        mapped, more = creator.read_mode == "mmap", min(cache_bytes, write_buffer_bytes)
-        # Mapped files need no cache, and larger memtables give fewer files to merge.
-        self._write_buffers = {False: write_buffer_bytes, True: write_buffer_bytes + more}
-        self.spare_bytes = cache_bytes - more if mapped else 0
-        cache_bytes -= self.spare_bytes
+        mapped = creator.read_mode == "mmap"
         self._metadata_bytes = cache_bytes // 2
         cache = rd.Cache(cache_bytes - self._metadata_bytes)
         files = most_open(path) if compacting and not salvaging else FEW_FILES
         self._options = DatabaseOptions(cache, mapped, read_only, compacting, salvaging, files)
-        self._memory = Memory(self._write_buffers[mapped], self._flush_largest)
+        self._memory = Memory(write_buffer_bytes, self._flush_largest)
         self._stores: dict[str, RocksStore] = {}
         self._naming = threading.Lock()  # of _stores and _partitioned: variables come and go while others are written
         self.threads = min(8, cores())
@@ -109,6 +104,11 @@ class RocksDatabase(ColdDatabase):
     def read_mode(self) -> str:
         return self._creator.read_mode
 
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the rows that are in no file yet."""
+        return self._memory.used
+
     def _opened_again(self, creator: RocksDBCreator) -> bool:
         """Open the database again as this creator of a whole database says; returns whether: only while it is empty."""
         mapped = creator.read_mode == "mmap"
@@ -116,7 +116,6 @@ class RocksDatabase(ColdDatabase):
         named = {name: options.of_family(each, partitioned=False) for name, each in self._creators.items()}
         if opened := self.column_families.reopen(options.of_family(creator, partitioned=True), named):
             self._options, self._creator = options, creator
-            self._memory.most_bytes = self._write_buffers[mapped]
             for store in self._stores.values():
                 store.opened_with(options, self._folder)
         return opened

@@ -20,12 +20,7 @@ class Limits:
             Default: 8,192.
         min_slot_rows: The least rows in a slot of the spill buffer. Default: 64.
         max_slot_rows: The most rows in a slot of the spill buffer. Default: 4,096.
-        spill_rows: Rows of all slots of the spill buffer. Default: 1,048,576.
         ahead_rows: Rows of one read ahead. Default: 32,768.
-        trial_lookups: One lookup in so many is a trial, which tells whether cold rows should wait for their update
-            (kvemb.tiers.in_flight). Default: 32.
-        waiting_part: Cold rows wait for their update if the rows that lookups push out again take more than the budget
-            divided by this. Default: 32.
         copied_rows: Rows that are copied for a snapshot before callers wait. Default: 65,536.
         write_rows: Dirty rows in one write to the cold store. Default: 65,536.
         snapshot_part_bytes: Bytes of a snapshot's rows that are taken at a time. Callers may have to wait until that
@@ -62,10 +57,7 @@ class Limits:
     init_rows: int = 8192
     min_slot_rows: int = 64
     max_slot_rows: int = 4096
-    spill_rows: int = 1 << 20
     ahead_rows: int = 32_768
-    trial_lookups: int = 32
-    waiting_part: int = 32
     copied_rows: int = 65_536
     write_rows: int = 65_536
     snapshot_part_bytes: int = 8 << 20

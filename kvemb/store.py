@@ -25,6 +25,7 @@ from kvemb.engine.arguments import Arguments, GraphKeys
 from kvemb.engine.dropping import drop
 from kvemb.engine.engine import Engine
 from kvemb.engine.marking import drop_mark, mark, marks
+from kvemb.engine.memory_use import memory_use
 from kvemb.engine.recovering import recover
 from kvemb.engine.refreshing import refresh
 from kvemb.engine.rolling_back import rollback
@@ -529,6 +530,18 @@ class Store(ManyTables[Engine]):
         for table in list(self._inside.tables.values()):
             total += table.stats()
         return total
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """Where the bytes of the memory budget are; empty after ``close()``.
+
+        The values add up to ``memory_budget``. Outside staging: ``cells`` of hot tables, used or not; ``free``, into
+        which they can grow; ``slots`` that each variable has for rows on their way to disk; ``sightings``, the counters
+        of an ``Admission``; ``cache``, what RocksDB may cache if files are not mapped; and ``other`` memory, such as
+        that through which GPUs are reached. In staging: ``read``, rows read for their update or ahead, and copies for
+        a snapshot; ``memtables``, rows that are written and in no file yet; and ``staging_free``.
+        """
+        return {} if self.state.gone else memory_use(self._inside)
 
     def __repr__(self) -> str:
         state = "following" if self.follows else "read-only" if self.state.read_only else "open"

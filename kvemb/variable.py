@@ -561,8 +561,8 @@ class Variable(Handle[Table]):
         """Start reading the cold rows of keys in the background, for the call that follows.
 
         It changes no result. On a GPU, all rows of keys are also made hot before that call, as far as time permits.
-        Prefetched rows can use up to 1/16 of the budget, plus any unused memory. If the rows need more, nothing is
-        read.
+        Prefetched rows take memory of staging, an eighth of the budget at most, as rows do that wait for their update.
+        If there is not enough, nothing is read.
 
         Args:
             keys: Keys of any shape.

@@ -8,16 +8,18 @@ from typing import Any
 
 import numpy as np
 
+import kvemb
 from kvemb.backends.cpu import CpuTable
 from kvemb.backends.memory import MemoryStore
 from kvemb.contracts import Mask
+from kvemb.handle import inside
 from kvemb.memory.budget import Budget
+from kvemb.memory.rebalancer import Share
 from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import Keys
 from kvemb.rows.schema import Schema
 from kvemb.tiers.hot_tables import HotTables
 from kvemb.tiers.partition import default_partitioner
-from kvemb.tiers.storage import TieredStorage
 
 SCHEMA = Schema(np.dtype(np.int64), np.dtype(np.float32), 2, ())
 
@@ -35,11 +37,14 @@ def hot_tables_of(cells: int = 32, tables: int = 1) -> HotTables:
     return HotTables(made, default_partitioner, np.dtype(np.int64), [Budget(1 << 24)] * tables, min_rows=None)
 
 
-def let_rows_wait(storage: TieredStorage) -> None:
-    """Make the next lookups' rows wait for their update, as after trials that tell so."""
-    budget = storage.lease.budget
-    budget.pushed_out.note(storage.lease.reads, budget.total)
-    storage.in_flight._lookups = 1
+def nothing_grows(store: kvemb.Store) -> None:
+    """Keep the hot tables in the host's memory as large as they are, as if others had all of it."""
+
+    def refuse(share: Share, nbytes: int) -> bool:
+        share.refused = True
+        return False
+
+    inside(store).budgets.host.grow = refuse  # type: ignore[method-assign]
 
 
 class InFlight:

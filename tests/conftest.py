@@ -21,7 +21,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import kvemb
-from kvemb.checks.ranges import MAX_ROWS
 from kvemb.defaults import DEFAULTS
 from kvemb.limits import Limits
 
@@ -90,11 +89,10 @@ def limits(request: pytest.FixtureRequest) -> Limits:
     """The limits of a test's stores: those of the marker `limits`, otherwise the defaults.
 
     Small slots make many files in level 0 of RocksDB; crowded_files is so large that no checkpoint waits for
-    compaction. Cold rows wait for their update, except in many trials.
+    compaction.
     """
     marker = request.node.get_closest_marker("limits")
-    given = {"crowded_files": 10_000, **marker.kwargs} if marker else {}
-    return Limits(**{"trial_lookups": 4, "waiting_part": MAX_ROWS, **given})
+    return Limits(**({"crowded_files": 10_000, **marker.kwargs} if marker else {}))
 
 
 @pytest.fixture

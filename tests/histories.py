@@ -7,22 +7,17 @@ from typing import Any
 import numpy as np
 
 import kvemb
-from kvemb.checks.ranges import MAX_ROWS
 from kvemb.tools.stress.lockstep import LockstepChecker
 from kvemb.tools.stress.model import Model
 
 
 def small_spill(rows: int) -> dict[str, int]:
-    """Limits of two slots of so many rows, as little of all else that waits for the disk;
-    cold rows wait for updates but in many trials."""
+    """Limits of two slots of so many rows, as little of all else that waits for the disk."""
     return {
         "min_slot_rows": rows,
         "max_slot_rows": rows,
-        "spill_rows": 2 * rows,
         "copied_rows": rows,
         "ahead_rows": rows // 2,
-        "trial_lookups": 4,
-        "waiting_part": MAX_ROWS,
     }
 
 

@@ -152,16 +152,15 @@ class Amendment(Protocol):
 
 
 class ColdDatabase(Protocol):
-    """The database of a store's cold rows: one cold store per variable, all made durable together.
-
-    spare_bytes: of the memory that it was given when it was opened, bytes that it does not use.
-    """
-
-    spare_bytes: int
+    """The database of a store's cold rows: one cold store per variable, all made durable together."""
 
     @property
     def read_mode(self) -> str:
         """How its files are read now: "mmap", "pread" or "direct"."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the rows that were written and are in no file yet."""
 
     def create(self, name: str, schema: Schema, creator: Any) -> ColdStore:
         """Make an empty cold store."""

@@ -1,6 +1,6 @@
 """What dirty rows and a snapshot's rows mean, for every hot table: written once, over the flags of its cells.
 
-A snapshot marks dirty rows PENDING and, once it has taken them, WRITING (kvemb.tiers.dirty_snapshot). A row that leaves
+A snapshot marks dirty rows PENDING and, once it has taken them, WRITING (kvemb.tiers.snapshot). A row that leaves
 keeps its marks.
 """
 

@@ -1,7 +1,7 @@
 """Writing one durable point, and the checkpoint made of it, in three steps.
 
 1. write_attached(): the caller's files.
-2. take_snapshots(), some milliseconds under all variables' locks: dirty rows are marked (kvemb.tiers.dirty_snapshot),
+2. take_snapshots(), some milliseconds under all variables' locks: dirty rows are marked (kvemb.tiers.snapshot),
    and a native checkpoint of the cold database is queued after the writes of all rows that wait in spill buffers.
 3. write(), in the background: the marked rows are written to files in key order, which are ingested into the open cold
    database and into its copy. A checkpoint is linked to the copy, complete but for its name. The copy becomes the
@@ -41,7 +41,7 @@ from kvemb.rows.codec import Ordered, order_keys
 from kvemb.rows.schema import Schema
 from kvemb.stats import HOST, TierSize
 from kvemb.store_state import StoreState
-from kvemb.tiers.dirty_snapshot import DirtySnapshot
+from kvemb.tiers.snapshot import DirtySnapshot
 from kvemb.tiers.storage import TieredStorage
 
 # Seconds between two checks of a crowded cold database: the checkpoint waits, so that spills need not.
@@ -131,8 +131,6 @@ class PointWriter:
                 new, given = self._points.describe(self._number, entries, self._without), self._attached
                 tiers = _on_gpus({part.name: part.storage.hot_tables.sizes() for part in self._parts})
                 self._manifest = replace(new, id=given.id or new.id, extra=given.extra, tiers=tiers)
-                for part in self._parts:
-                    part.storage.snapshot.prepare()
                 for number, part in enumerate(self._parts):
                     self._snapshots.append((part, part.storage.snapshot.begin(len(self._parts) - number)))
                     if self._target is not None or self._last:

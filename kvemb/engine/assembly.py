@@ -21,7 +21,6 @@ from kvemb.engine.table import Table
 from kvemb.engine.warming import warm
 from kvemb.errors import ColdStoreError, ReadOnly
 from kvemb.handle import Handle
-from kvemb.memory.lease import Lease
 from kvemb.operations.row_factory import RowFactory
 from kvemb.operations.scoring import Scorer
 from kvemb.operations.table_operations import TableOperations
@@ -97,8 +96,7 @@ def _make_table(engine: Engine, specification: Specification, variable: Handle[T
     for table in sized.tables:
         if table.device_rows is not None:
             table.device_rows.account_host(host.use, host.total)
-    lease = host.lease()
-    undo.callback(give_back, engine, hot_tables, sized.slot_rows, lease)
+    undo.callback(give_back, engine, hot_tables, sized.slot_rows)
     recorded = specification.persistent and not engine.state.read_only
     if recorded and specification.joins_checkpoints:
         record_whole(engine, specification, cold)
@@ -110,7 +108,7 @@ def _make_table(engine: Engine, specification: Specification, variable: Handle[T
         executor=engine.spiller,
         readers=engine.readers,
         slot_rows=sized.slot_rows,
-        lease=lease,
+        staging=engine.budgets.staging,
         limits=engine.limits,
         recorder=engine.changes.of(name) if recorded else None,
         log=engine.log.of(name) if recorded and engine.log else None,
@@ -118,6 +116,7 @@ def _make_table(engine: Engine, specification: Specification, variable: Handle[T
         step=stored.step if stored else 0,
         optimizer_steps=stored.optimizer_steps if stored else 0,
     )
+    undo.callback(storage.give_back_staging)
     policy = None if specification.policy is None else specification.policy.bind(variable)
     kernels, optimizer = registry.row_kernels(engine.limits), specification.optimizer
     operations = TableOperations(
@@ -144,6 +143,7 @@ def _cold_store(engine: Engine, specification: Specification, undo: ExitStack) -
         return engine.in_order(engine.database.attach, name, schema)
     try:
         cold = engine.in_order(engine.database.create, name, schema, specification.creator)
+        engine.budgets.opened(cached=engine.database.read_mode != "mmap")  # an empty one may have been opened again
     except ColdStoreError as error:
         poison_if_there(engine, name, error)
         engine.state.check_writable()
@@ -199,10 +199,9 @@ def record_whole(engine: Engine, specification: Specification, cold: ColdStore) 
             engine.changes.record(specification.name, order_keys(rows.keys, specification.schema))
 
 
-def give_back(engine: Engine, hot_tables: HotTables, slot_rows: int, lease: Lease) -> None:
+def give_back(engine: Engine, hot_tables: HotTables, slot_rows: int) -> None:
     """Return the memory of a table's rows to the budgets. REQUIRES: the table is not used afterwards."""
     hot_tables.memory.end()
-    lease.end()
     engine.budgets.host.give_back(spill_bytes(hot_tables.tables[0].schema, slot_rows))
 
 

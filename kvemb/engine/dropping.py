@@ -119,5 +119,6 @@ def _forget(engine: Engine, table: Table, why: str | None = None) -> None:
     engine.discard(table)
     hot_tables, storage = table.hot_tables, table.storage
     table.forget(why or _why(engine, table.name))
-    give_back(engine, hot_tables, storage.slot_rows, storage.lease)
+    storage.give_back_staging()
+    give_back(engine, hot_tables, storage.slot_rows)
     engine.budgets.host.give_back(memory_bytes(engine, table.specification))

@@ -97,7 +97,6 @@ class Engine:
                 with inventory.naming_damaged_file(self.points.folder, self.opened_manifest):
                     self.database = self.open_database(self.points.live / layout.ROWS, self.opened_manifest)
                 undo.callback(lambda: self.database.close())  # another one after a rollback
-            self.budgets.opened(self.database.spare_bytes)
             self.spiller = Threads(1, thread_name_prefix="kvemb-spill", started=True)
             self.readers = reading_threads()
             if not read_only:
@@ -142,7 +141,9 @@ class Engine:
     def open_database(self, rows: Path, described: Manifest) -> ColdDatabase:
         """Open a database with the store's share of memory for it."""
         opened = cold_databases.to_read if self.state.read_only else cold_databases.to_write
-        return opened(rows, described, **self.budgets.cold_sizes, limits=self.limits)
+        database = opened(rows, described, **self.budgets.cold_sizes, limits=self.limits)
+        self.budgets.opened(cached=database.read_mode != "mmap")
+        return database
 
     def _checkpointer_with(self, log: Journal | None) -> Checkpointer:
         return Checkpointer(self.database, self.points, self.changes, log, self.state, self.spiller)

@@ -14,6 +14,8 @@ from kvemb.tiers.sizing import own_bytes
 
 # Cells per row, if the budget allows, so that nearly all rows find a cell.
 _ROOM = 8 / 7
+# The share of the memory that is left for what each variable begins with.
+_LEFT = 1 / 32
 
 
 def warm(engine: Engine, name: str, hot_tables: HotTables, operations: TableOperations) -> None:
@@ -30,7 +32,7 @@ def _part(engine: Engine) -> float:
     host, stored = engine.budgets.host, engine.opened_manifest.variables
     own = sum(own_bytes(entry.schema, host, engine.limits) for entry in stored.values())
     needed = sum(rows * (RowBlock.bytes_per_row(stored[name].schema) + 1) for name, rows in _hot_rows(engine).items())
-    return max(0, host.for_growth - own) / max(1, needed)
+    return max(0, host.for_growth * (1 - _LEFT) - own) / max(1, needed)
 
 
 def _hot_rows(engine: Engine) -> dict[str, int]:

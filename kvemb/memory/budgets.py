@@ -7,38 +7,38 @@ from collections.abc import Callable
 
 from kvemb.contracts import HOST, Memory
 from kvemb.memory.budget import Budget
+from kvemb.memory.staging import Staging
 from kvemb.threads.interrupts import uninterrupted
 
 
 class Budgets:
     """The budgets of one store. memory_budget: bytes of the host's budget.
 
-    The cold store's share of the host's is set aside first: an eighth, at most 128 MiB, for its memtables; and another
-    eighth, at most 128 MiB, for more memtables if files are mapped, else half for filters and indexes that are held
-    whole and half for the block cache (backends/rocks_options.py). It is known when the database was opened.
-    device_memory: bytes of each device's budget; None: as given by contracts.HotTable.memory. check_giving: see Budget.
+    Staging is set aside first, and for files that are not mapped an eighth for RocksDB's filters, indexes and block
+    cache (backends/rocks_options.py); the rest of the host's is for cells. device_memory: bytes of each device's
+    budget; None: as given by contracts.HotTable.memory. check_giving: see Budget. cached_bytes: what RocksDB may cache.
     """
 
     def __init__(
         self, memory_budget: int, device_memory: int | None = None, *, check_giving: Callable[[], None] = lambda: None
     ) -> None:
         self._device_memory, self._check_giving = device_memory, check_giving
-        self.cache_bytes = memory_budget // 8
-        self.write_buffer_bytes = min(128 << 20, memory_budget // 8)
-        set_aside = self.cache_bytes + self.write_buffer_bytes
-        self.host = Budget(memory_budget, set_aside=set_aside, check_giving=check_giving)
+        self.cache_bytes, self.cached_bytes = memory_budget // 8, 0
+        self.host = Budget(memory_budget, check_giving=check_giving)
+        self.staging = Staging(memory_budget, self.host.try_set_aside)
+        self.host.set_aside(self.staging.total)
         self._of_device: dict[str, Budget] = {}
         self._lock = threading.Lock()
 
     @property
     def cold_sizes(self) -> dict[str, int]:
         """The cold store's share, as it is opened with it."""
-        return {"cache_bytes": self.cache_bytes, "write_buffer_bytes": self.write_buffer_bytes}
+        return {"cache_bytes": self.cache_bytes, "write_buffer_bytes": self.staging.memtables}
 
-    def opened(self, spare_bytes: int) -> None:
-        """Take back what the cold store that was opened does not use; databases opened later get as much as it uses."""
-        self.cache_bytes -= spare_bytes
-        self.host.add(spare_bytes)
+    def opened(self, *, cached: bool) -> None:
+        """Pay for a cold store that was opened. cached: whether it caches what it reads."""
+        before, self.cached_bytes = self.cached_bytes, cached * self.cache_bytes
+        self.host.set_aside(self.cached_bytes - before)
 
     def of(self, memory: Memory) -> Budget:
         """Return the budget of a memory, always the same object."""

@@ -85,13 +85,13 @@ class HotShares:
             self._budget_of[table].offered(share, len(keys))
 
     def make_room(self, rows: int) -> None:
-        """Grow to cells for `rows` rows, equally many in each table, as far as the tables' steps and the budget allow.
+        """Grow to cells for `rows` rows or a few more, equally many in each table, as far as the budget allows.
 
         A device may have less memory than its budget: then its table grows no further here.
         """
         for table in self._shares:
             reserve, most = self.reserve(table), rows // len(self._shares)
-            while reserve is not None and 0 < table.step_rows <= most - table.capacity_rows:
+            while reserve is not None and table.step_rows and table.capacity_rows < most:
                 if not reserve(table.step_rows):
                     break
                 try:

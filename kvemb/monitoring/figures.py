@@ -88,7 +88,10 @@ POINT_CREATED = Figure(
     "When the last durable point, or a cluster's last checkpoint, was made, in seconds since 1970.",
 )
 BUDGET = Figure("memory_budget_bytes", "The memory_budget with which the store was opened.")
-ALL = (UP, POISONED, POINT, POINT_CREATED, BUDGET, *OF_STATS.values(), *OF_TIER.values())
+MEMORY = Figure(
+    "memory_bytes", "Where the bytes of the memory_budget are (kvemb.Store.memory).", labels=("store", "part")
+)
+ALL = (UP, POISONED, POINT, POINT_CREATED, BUDGET, MEMORY, *OF_STATS.values(), *OF_TIER.values())
 
 # A figure, the values of its labels, and its value.
 Sample = tuple[Figure, tuple[str, ...], float]
@@ -128,6 +131,8 @@ def samples(label: str, store: AnyStore) -> Iterator[Sample]:
         yield POINT_CREATED, names, created
     if isinstance(store, Store):
         yield BUDGET, names, store.budget.total
+        for part, nbytes in store.memory.items():
+            yield MEMORY, (label, part), nbytes
     for variable, stats in by_variable.items():
         for name, figure in OF_STATS.items():
             yield figure, (label, variable), getattr(stats, name)

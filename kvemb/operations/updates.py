@@ -98,7 +98,7 @@ class TableUpdates(TableReads):
                 self._kernels.assign(found.rows, np.arange(len(found.rows)), values[found.cold], storage.step)
                 self._match(found, np.arange(len(found.keys)))
                 storage.log.located(found, storage.step)
-                storage.settle(found)
+                storage.admit(found)
 
     def accum(self, keys: Keys, old: Values, new: Values, exists: Mask) -> None:
         """Add new - old if the key exists and `exists` is True; insert new if neither; ignore the other keys."""
@@ -134,7 +134,7 @@ class TableUpdates(TableReads):
                 if self._matching is not None:
                     self._match(found, np.union1d(added, found.cold[made]))
                 storage.log.located(found, storage.step)
-                storage.settle(found)
+                storage.admit(found)
 
     def apply_gradients(self, keys: Keys, grads: Values, *, acknowledge: bool = True) -> None:
         """Take one optimizer step on each distinct key; gradients of duplicates are summed in order first.
@@ -180,7 +180,7 @@ class TableUpdates(TableReads):
                 if optimizer.counts_steps and count == 0:
                     storage.count_optimizer_step(number)
                 storage.log.located(found, storage.step)
-                storage.settle(found)
+                storage.admit(found)
         return number
 
     @property

@@ -16,7 +16,7 @@ from kvemb.rows.schema import Schema
 # Bits of `flags`. The low four live in memory only; the codec masks them off.
 DIRTY = 0x01
 REMOVED = 0x02
-PENDING = 0x04  # belongs to a snapshot and was not yet taken by it (kvemb.tiers.dirty_snapshot)
+PENDING = 0x04  # belongs to a snapshot and was not yet taken by it (kvemb.tiers.snapshot)
 WRITING = 0x08  # is being written for a snapshot
 SNAPSHOT_FLAGS = np.uint8(PENDING | WRITING)
 MEMORY_FLAGS = 0x0F

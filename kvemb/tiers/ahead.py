@@ -14,7 +14,7 @@ from contextlib import nullcontext, suppress
 
 import numpy as np
 
-from kvemb.memory.lease import Lease
+from kvemb.memory.staging import Holding
 from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import Keys, Unique
 from kvemb.rows.schema import Schema
@@ -39,7 +39,7 @@ def reading_threads() -> Threads:
 class ReadsAhead:
     """The reads ahead of one variable.
 
-    readers: the threads. lease: pays for the memory of the reads. max_rows: the most rows of one read. mover: makes
+    readers: the threads. memory: pays for the reads. max_rows: the most rows of one read. mover: makes
     the rows hot on GPUs, on the same threads.
     """
 
@@ -49,12 +49,12 @@ class ReadsAhead:
         locator: Locator,
         access: TableAccess,
         readers: Executor,
-        lease: Lease,
+        memory: Holding,
         max_rows: int,
         mover: BackgroundMover,
     ) -> None:
         self._locator, self._access, self._readers, self._mover = locator, access, readers, mover
-        self._lease, self._max_rows = lease, max_rows
+        self._memory, self._max_rows = memory, max_rows
         self._row_bytes = RowBlock.bytes_per_row(schema)
         self._kept = locator.ahead
         self._waiting: deque[Callable[[], Keys]] = deque(maxlen=READS_AHEAD)
@@ -107,25 +107,17 @@ class ReadsAhead:
             self._mover.after_lookup(spent=bool(self._kept))
         elif self._kept:
             with self._access.held(rows=False):
-                if not self._access.state.gone:  # else the lease has ended
+                if not self._access.state.gone:  # else the memory was given back
                     self.forget_spent()
-                    self.give_back_owed()
-
-    def give_back_owed(self) -> None:
-        """Forget finished reads as long as the lease owes memory."""
-        for fetch in [fetch for fetch in self._kept if not fetch.reading]:
-            if self._lease.owed:
-                self._forget(fetch)
 
     def _begin(self, keys: Keys) -> Fetch | None:
         """Return a new, registered read of those distinct keys that are not in memory, or None to read nothing."""
         if sum(fetch.reading for fetch in self._kept) >= READS_AHEAD:
             return None
-        self.give_back_owed()
         wanted = self._locator.unknown(keys)[: self._max_rows]
         if len(self._kept) == READS_AHEAD:
             self._forget(next(fetch for fetch in self._kept if not fetch.reading))
-        if not len(wanted) or not self._lease.take(len(wanted) * self._row_bytes):
+        if not len(wanted) or not self._memory.take(len(wanted) * self._row_bytes):
             return None
         fetch = Fetch(wanted)
         self._kept.append(fetch)
@@ -134,7 +126,7 @@ class ReadsAhead:
     def _forget(self, fetch: Fetch) -> None:
         """Forget a finished read. A read in progress must be kept: it uses its memory and the cold store."""
         self._kept.remove(fetch)
-        self._lease.give_back(len(fetch.keys) * self._row_bytes)
+        self._memory.give_back(len(fetch.keys) * self._row_bytes)
 
     def forget_spent(self) -> None:
         """Forget the reads that are spent (Fetch.spent)."""
@@ -178,5 +170,3 @@ class ReadsAhead:
                 self._locator.read(fetch)
         except Exception:
             fetch.invalidate()
-        if self._lease.owed:  # it could not be given back while the read was in progress
-            self._lease.notify()

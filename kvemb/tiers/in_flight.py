@@ -5,11 +5,6 @@ would push them out again, and the update would read them a second time. So they
 offers them to the hot tables once. Any other call first lands what is left: it offers these rows to the hot tables
 (kvemb.tiers.access).
 
-Rows that wait take memory from hot rows, so they wait only where it pays. Trials tell: rows of a trial become hot at
-once, and the update that follows counts those that were pushed out again. These were used, so they must be written, and
-if they are few, they are still in memory: a sixteenth of the budget is kept from growing tables, and half of that is
-being written. That is waiting_part of kvemb.limits.
-
 The variable's lock guards everything here.
 """
 
@@ -21,14 +16,12 @@ from contextlib import suppress
 import numpy as np
 
 from kvemb.contracts import Mask
-from kvemb.limits import Limits
-from kvemb.memory.lease import Lease
+from kvemb.memory.staging import Holding
 from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import KeyIndex, Keys, Positions
 from kvemb.rows.row_copies import copy_rows
 from kvemb.store_state import StoreState
 from kvemb.tiers.access import Poisoning
-from kvemb.tiers.hot_tables import HotTables
 from kvemb.tiers.located import Located
 
 # Bytes per row beside its block: at most four cells of the index, the number of its table, and two flags.
@@ -43,54 +36,22 @@ class RowsInFlight:
     expected to follow a lookup, as in training; a lookup that no update followed is a sign that none does. followed:
     whether an update followed this one, even if it took none of its keys.
 
-    lease: pays for the memory. promote: offers rows to the hot tables; by_score: whether only those that outscore hot
+    memory: pays for them. promote: offers rows to the hot tables; by_score: whether only those that outscore hot
     rows become hot.
     """
 
-    def __init__(
-        self, lease: Lease, state: StoreState, promote: Callable[[Located, bool], None], limits: Limits
-    ) -> None:
+    def __init__(self, memory: Holding, state: StoreState, promote: Callable[[Located, bool], None]) -> None:
         self.left, self.expected, self.followed = 0, True, False
-        self._lease, self._state, self._promote = lease, state, promote
-        self._limits, self._lookups = limits, 0
-        self._tried: Keys | None = None  # of the trial in progress
-        self._pushed_out: int | None = None  # rows of a trial, averaged
-        self._paid_bytes = 0
+        self._memory, self._state, self._promote = memory, state, promote
         self._found: Located | None = None
         self._by_score = False
         self._here: Mask = np.empty(0, np.bool_)
         self._index: KeyIndex | None = None
 
-    @property
-    def wanted(self) -> bool:
-        """Whether the rows of the lookup in progress should wait for their update."""
-        budget = self._lease.budget
-        pays = budget.pushed_out.total * self._limits.waiting_part > budget.total
-        return pays and self.expected and not self._is_trial
-
-    @property
-    def _is_trial(self) -> bool:
-        return self._lookups % self._limits.trial_lookups == 0
-
-    def looked_up(self, found: Located) -> None:
-        """Count a lookup, which found this. REQUIRES: in a trial, the rows were offered to the hot tables."""
-        self._tried = found.rows.keys[found.exists] if self._is_trial else None
-        self._lookups += 1
-
-    def end_trial(self, hot_tables: HotTables) -> None:
-        """If the last lookup was a trial, count the rows that were pushed out. REQUIRES: an update begins."""
-        tried, self._tried = self._tried, None
-        if tried is not None:
-            count = int(np.count_nonzero(hot_tables.find(tried, hot_tables.owners(tried)) < 0))
-            # Each trial weighs as much as all before it.
-            self._pushed_out = count if self._pushed_out is None else (self._pushed_out + count) // 2
-            nbytes = self._pushed_out * RowBlock.bytes_per_row(hot_tables.tables[0].schema)
-            self._lease.budget.pushed_out.note(self._lease, nbytes)
-
     def keep(self, found: Located, by_score: bool, *, unpaid: bool) -> Located | None:
         """Keep what a lookup found; return what is not kept, or None. REQUIRES: nothing is in flight.
 
-        by_score: how the rows land. unpaid: keep also what the lease does not pay for.
+        by_score: how the rows land. unpaid: keep also what memory does not pay for.
         """
         count, total = self._pay(found.rows), len(found.rows)
         if unpaid:
@@ -109,12 +70,11 @@ class RowsInFlight:
         return left
 
     def _pay(self, rows: RowBlock) -> int:
-        """Lease memory for the rows, or for a part of them; return for how many."""
+        """Take memory for the rows, or for a part of them; return for how many."""
         row_bytes = RowBlock.bytes_per_row(rows.schema) + _BESIDE_BYTES
         for quarters in (4, 3, 2, 1):
             count = len(rows) * quarters // 4
-            if self._lease.take(count * row_bytes):
-                self._paid_bytes += count * row_bytes
+            if self._memory.take(count * row_bytes):
                 return count
         return 0
 
@@ -127,12 +87,6 @@ class RowsInFlight:
         source = positions[to]
         copy_rows(self._found.rows, source, into, to)
         known[to], exists[to] = True, self._found.exists[source]
-
-    def has(self, keys: Keys) -> Mask:
-        """Return which of the keys are here (n,)."""
-        if self._found is None:
-            return np.zeros(len(keys), np.bool_)
-        return self._positions(keys) >= 0
 
     def discard(self, keys: Keys) -> None:
         """Forget the rows of keys, because newer ones are hot or in the spill buffer by now."""
@@ -169,6 +123,4 @@ class RowsInFlight:
     def clear(self) -> None:
         """Forget everything, because all rows are gone or are elsewhere now."""
         self.left, self._found, self._index = 0, None, None
-        if self._paid_bytes:
-            self._lease.give_back(self._paid_bytes)
-            self._paid_bytes = 0
+        self._memory.give_back(self._memory.held)

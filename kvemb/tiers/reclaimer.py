@@ -1,7 +1,6 @@
-"""Giving memory back when another variable needs it: hot cells, slots of the spill buffer, reads ahead.
+"""Giving hot cells back when another variable needs their memory.
 
-The next call on the variable does it. If there is none, a background thread does it, if the lock is free: the writer
-waits for no variable's lock, and the others not for long (TURN_SECONDS).
+The next call on the variable does it. If there is none, a background thread does it, if the lock is free.
 """
 
 from __future__ import annotations
@@ -11,37 +10,27 @@ from concurrent.futures import Executor
 from contextlib import suppress
 
 from kvemb.errors import Poisoned
-from kvemb.memory.lease import Lease
 from kvemb.rows.block import RowBlock
 from kvemb.tiers.access import TableAccess
-from kvemb.tiers.ahead import ReadsAhead
-from kvemb.tiers.background_mover import TURN_SECONDS
 from kvemb.tiers.hot_tables import HotTables
-from kvemb.tiers.spill import SpillBuffer
 
 
 class Reclaimer:
     """Gives back one variable's memory that others need.
 
-    writer: the thread that writes spills, and gives back what the lease owes. others: threads that give back cells, and
-    what the writer could not give back; they may wait for the writer. leave: called with dirty rows that were evicted.
+    threads: give back cells; they may wait for the thread that writes spills. leave: called with dirty rows that were
+    evicted.
     """
 
     def __init__(
         self,
         access: TableAccess,
         hot_tables: HotTables,
-        spill: SpillBuffer,
-        ahead: ReadsAhead,
-        lease: Lease,
-        writer: Executor,
-        others: Executor,
+        threads: Executor,
         leave: Callable[[RowBlock], None],
     ) -> None:
-        self._access, self._hot_tables, self._spill, self._ahead = access, hot_tables, spill, ahead
-        self._lease, self._writer, self._others, self._leave = lease, writer, others, leave
-        self._returning = self._reclaiming = False
-        lease.notify = lease.reads.notify = self._return_leased_soon
+        self._access, self._hot_tables, self._threads, self._leave = access, hot_tables, threads, leave
+        self._reclaiming = False
         hot_tables.memory.wake_with(self._reclaim_soon)
 
     def reclaim(self) -> None:
@@ -61,7 +50,7 @@ class Reclaimer:
         if not self._reclaiming:
             self._reclaiming = True
             with suppress(RuntimeError):  # the store is being closed
-                self._others.submit(self._reclaim_if_free)
+                self._threads.submit(self._reclaim_if_free)
 
     def _reclaim_if_free(self) -> None:
         self._reclaiming = False
@@ -70,40 +59,3 @@ class Reclaimer:
                 self.reclaim()
                 if self._hot_tables.memory.has_work and self._access.state.cause is None:
                     self._reclaim_soon()
-
-    def _return_leased_soon(self) -> None:
-        """Let the writer give back what the lease owes, or another thread if a call on the variable is in progress."""
-        if not self._returning:
-            self._returning = True
-            with suppress(RuntimeError):
-                self._writer.submit(self._return_leased)
-
-    def _return_leased(self) -> None:
-        # On the writer's thread. Rows in flight give their memory back when they land. Landing may wait for this
-        # thread, so another one lands them.
-        self._returning = False
-        with self._access.held_if_free(rows=False) as held:
-            if held:
-                self._return_leased_now()
-                if not self._in_flight_owe:
-                    return
-        with suppress(RuntimeError):
-            self._others.submit(self._return_leased_elsewhere)
-
-    @property
-    def _in_flight_owe(self) -> bool:
-        return self._lease.reads.owed > 0 and self._access.in_flight.left > 0
-
-    def _return_leased_elsewhere(self) -> None:
-        with self._access.held_if_free(TURN_SECONDS, rows=self._lease.reads.owed > 0) as held:
-            if held:
-                self._return_leased_now()
-
-    def _return_leased_now(self) -> None:
-        state = self._access.state
-        if not state.closed and state.cause is None:
-            self._ahead.give_back_owed()
-            self._spill.poll()
-            # Other memory that is owed, such as a snapshot's copies, is given back when its use ends.
-            if self._lease.owed and self._spill.writing:
-                self._return_leased_soon()

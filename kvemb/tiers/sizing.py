@@ -1,7 +1,7 @@
 """Reserving memory for a variable from the budgets, and making its hot tables.
 
-The budget of a memory pays for the cells in it. The host's budget pays for rows that wait for the disk: a few slots
-belong to the variable, the others are leased when they are needed (kvemb.memory.budget).
+The budget of a memory pays for the cells in it. The host's budget also pays for slots in which the variable's rows wait
+to be written.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from kvemb.limits import Limits
 from kvemb.memory.budget import Budget
 from kvemb.memory.budgets import Budgets
 from kvemb.rows.schema import Schema
-from kvemb.tiers.spill_slots import OWN_SLOTS, slot_bytes
+from kvemb.tiers.spill import SLOTS, slot_bytes
 
 # The spill buffer's slots that belong to the variable, and one for a snapshot's copies.
-_OWN_SLOTS = OWN_SLOTS + 1
+_OWN_SLOTS = SLOTS + 1
 # A table begins with at most 1/_FIRST_SHARE of the free memory, and may shrink to that.
 _FIRST_SHARE = 256
 # A slot is at most 1/_SLOT_SHARE of the budget, so that there is room for many variables.
-_SLOT_SHARE = 2048
+_SLOT_SHARE = 4096
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,12 @@
 """Dirty rows on their way from the hot tier to the cold store.
 
-Rows wait in slots, in the order in which they left the hot tier, as long as memory is available (kvemb.memory.budget,
-Lease): a row that becomes hot again meanwhile is never written, and one that is updated is changed in its slot. When
-most of the available memory is taken, the oldest slots are written in the background, in one run; more rows than
-the slots could hold are written at once, and the caller waits. Rows stay readable here until the cold store has them.
+Rows wait in slots, in the order in which they left the hot tier: a row that becomes hot again meanwhile is never
+written. A slot that is full is written in the background while the next one is filled; more rows than the slots could
+hold are written at once, and the caller waits. Rows stay readable here until the cold store has them.
 A failure to write them, or to take them over, loses none and interrupts no call: they stay in memory, nothing more is
 written, and the store is poisoned, until retry(). The variable's lock guards every method; the writing thread reads
-only slots that do not change. Rows wait, are found and are written in the same slots.
+only slots that do not change. There is little room, because the cold store keeps rows in memory until a file is worth
+writing (backends/memtables.py); a slot only saves it calls with few rows.
 """
 
 from __future__ import annotations
@@ -22,15 +22,22 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb.contracts import Mask
-from kvemb.memory.lease import Lease
 from kvemb.rows.block import REMOVED, RowBlock
 from kvemb.rows.hashing import KeyIndex, Keys, Positions
 from kvemb.rows.row_copies import copy_rows
 from kvemb.rows.schema import Schema
-from kvemb.tiers.spill_slots import SpillSlots
 
+# Slots of a buffer: one to fill and one to write.
+SLOTS = 2
+# Bytes per row beside its block: the live flag, and at most eight cells of an index made for twice the rows.
+_INDEX_BYTES = 1 + 32
 # Rows handed to the cold store at a time.
 WRITE_ROWS = 16_384
+
+
+def slot_bytes(schema: Schema, slot_rows: int) -> int:
+    """Return the bytes of memory that a slot takes."""
+    return slot_rows * (RowBlock.bytes_per_row(schema) + _INDEX_BYTES)
 
 
 @dataclass(frozen=True)
@@ -42,50 +49,43 @@ class _Write:
 
 
 class SpillBuffer:
-    """Rows that wait to be written, at most one per key, in at most `slots` slots of slot_rows rows each.
+    """Rows that wait to be written, at most one per key, in `slots` slots of slot_rows rows each.
 
-    lease: pays for the slots (kvemb.tiers.spill_slots). write: puts rows into the cold store, on a thread of
-    `executor`, one call at a time. written: called under the lock with the keys of rows that the cold store has taken
-    and that leave memory. failed: called under the lock with the first error, which poisons the store.
+    write: puts rows into the cold store, on a thread of `executor`, one call at a time. written: called under the lock
+    with the keys of rows that the cold store has taken and that leave memory. failed: called under the lock with the
+    first error, which poisons the store.
     """
 
     def __init__(
         self,
         schema: Schema,
         slot_rows: int,
-        slots: int,
-        lease: Lease,
         executor: Executor,
         write: Callable[[RowBlock], None],
         written: Callable[[Keys], None],
         failed: Callable[[BaseException], None],
+        slots: int = SLOTS,
     ) -> None:
-        self._schema, self._slot_rows, self._lease = schema, slot_rows, lease
-        self._slots = SpillSlots(schema, slot_rows, slots, lease)
+        self._schema, self._slot_rows = schema, slot_rows
         self._executor, self._write, self._written, self._failed = executor, write, written, failed
-        self._block = self._slots.block
+        self._block = RowBlock(schema, slots * slot_rows)
+        self._free = list(range(slots))
         self._live = np.zeros(len(self._block), np.bool_)
         self._index = KeyIndex(slot_rows)
         self._held: deque[int] = deque()  # the oldest first; the last one is being filled
         self._filled = slot_rows  # rows in the last one
         self._writes: deque[_Write] = deque()  # of the oldest slots, in order; one runs, the others wait
-        self._in_writes = np.zeros(self._slots.most, np.bool_)  # which slots are in these
         self._failure: BaseException | None = None
         self._kept: list[RowBlock] = []  # the rows of an append that failed, and of all later ones
 
     @property
     def rows(self) -> int:
         """Rows that wait or are being written, removals included."""
-        live = self._live[: self._slots.leased * self._slot_rows]
-        if not self._kept:
-            return int(live.sum())
-        keys = [self._block.keys[: len(live)][live], *(rows.keys for rows in self._kept)]
-        return len(np.unique(np.concatenate(keys)))
+        return int(self._live.sum()) if not self._kept else len(np.unique(self.keys()))
 
     def keys(self) -> Keys:
         """Return the keys of these rows, removals included; a key may come twice."""
-        count = self._slots.leased * self._slot_rows
-        return np.concatenate([self._block.keys[:count][self._live[:count]], *(rows.keys for rows in self._kept)])
+        return np.concatenate([self._block.keys[self._live], *(rows.keys for rows in self._kept)])
 
     @property
     def writing(self) -> bool:
@@ -114,7 +114,7 @@ class SpillBuffer:
 
     def _append(self, rows: RowBlock) -> None:
         self.discard(rows.keys)
-        if not self._slots.can_hold(len(rows)):
+        if len(rows) > len(self._block):
             self._write_through(rows)
             return
         at = 0
@@ -143,7 +143,6 @@ class SpillBuffer:
         while self._writes and self._writes[0].done.exception() is None:
             self._finish()
         self._writes.clear()
-        self._in_writes[:] = False
         self._failure, self._kept = None, []
         self.append(kept)
 
@@ -168,7 +167,7 @@ class SpillBuffer:
 
     def _new_index(self) -> KeyIndex:
         """Return an index of the live rows only, made for twice as many rows, a slot included."""
-        live = self._live[: self._slots.leased * self._slot_rows].nonzero()[0]
+        live = self._live.nonzero()[0]
         index = KeyIndex(2 * (len(live) + self._slot_rows))
         index.put_at(self._block.keys, live)
         return index
@@ -199,18 +198,6 @@ class SpillBuffer:
             known[wanted], exists[wanted] = True, rows.flags[source] & REMOVED == 0
         return known, exists
 
-    def update(self, rows: RowBlock, chosen: Mask) -> Mask:
-        """Overwrite rows that wait here, by key, unless they are being written. Returns which were overwritten (n,).
-
-        chosen (n,): the rows to overwrite, if they are here.
-        """
-        if not self._held or self._failure is not None:
-            return np.zeros(len(rows), np.bool_)
-        positions = self._find(rows.keys)
-        here = chosen & (positions >= 0) & ~self._in_writes[positions // self._slot_rows]
-        copy_rows(rows, here.nonzero()[0], self._block, positions[here])
-        return here
-
     def discard(self, keys: Keys) -> None:
         """Forget rows by key, because they are hot again or superseded. Rows that are being written are still written.
 
@@ -227,20 +214,19 @@ class SpillBuffer:
             self._release(slot)
         self._held.clear()
         self._filled = self._slot_rows
-        self._give_back()
 
     # Slots.
 
     def _begin_slot(self) -> None:
-        """Begin a new slot; start to write the oldest slots if few more are available. Raises a write's error."""
-        self._poll()
-        while (slot := self._slots.take()) is None:
+        """Begin a new slot; start to write the oldest one if none is left. Raises a write's error."""
+        self._finish_done()
+        if not self._free:
             if not self._writes:
                 self._start_write(self._oldest())
             self._finish()
-        self._held.append(slot)
+        self._held.append(self._free.pop())
         self._filled = 0
-        if not self._writes and len(self._held) > 1 and self._slots.available < max(1, len(self._held) // 4):
+        if not (self._writes or self._free):
             self._start_write(self._oldest())
 
     def _oldest(self) -> int:
@@ -249,38 +235,17 @@ class SpillBuffer:
 
     def _release(self, slot: int) -> None:
         self._live[slot * self._slot_rows : (slot + 1) * self._slot_rows] = False
-        self._in_writes[slot] = False
-        self._slots.free.append(slot)
-
-    def give_back_idle(self) -> None:
-        """Give back the highest-numbered slots if they are free, even if none are owed."""
-        self.poll()
-        if self._failure is None:
-            self._give_back(all_idle=True)
-
-    def _give_back(self, *, all_idle: bool = False) -> None:
-        """Give back free slots (SpillSlots.give_back)."""
-        if self._slots.can_give_back(all_idle=all_idle):
-            # Drop entries of rows that are gone, because memory that was given back reads as key 0.
-            self._index = self._new_index()
-            self._slots.give_back(all_idle=all_idle)
+        self._free.append(slot)
 
     # Writing.
 
     def poll(self) -> None:
-        """Release slots that were written; if memory is owed, start to write the others."""
+        """Release slots that were written."""
         if self._failure is None:
             try:
-                self._poll()
+                self._finish_done()
             except Exception as error:
                 self._fail(error)
-
-    def _poll(self) -> None:
-        self._finish_done()
-        if self._lease.owed > 0:
-            self._give_back()
-            if self._lease.owed > 0 and not self._writes and self._held:
-                self._start_write(len(self._held))
 
     def drain(self) -> None:
         """Write everything and wait for it. If a write fails, or has failed, raises its error and keeps the rows."""
@@ -318,10 +283,9 @@ class SpillBuffer:
         slots = list(islice(self._held, begin, begin + count))
         if begin + count == len(self._held):
             self._filled = self._slot_rows  # later rows go to another slot
-        live = self._live.reshape(self._slots.most, self._slot_rows)[slots]
+        live = self._live.reshape(-1, self._slot_rows)[slots]
         before = self._writes[-1].done if self._writes else None
         self._writes.append(_Write(slots, self._executor.submit(self._write_slots, slots, live, before)))
-        self._in_writes[slots] = True
 
     def _write_slots(self, slots: list[int], live: npt.NDArray[np.bool_], before: Future[Keys] | None) -> Keys:
         """Write the live rows of slots, (slots, slot_rows); returns their keys.
@@ -352,4 +316,3 @@ class SpillBuffer:
             self._held.popleft()
             self._release(slot)
         self._writes.popleft()
-        self._give_back()

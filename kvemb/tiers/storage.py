@@ -22,7 +22,7 @@ import numpy as np
 from kvemb.contracts import ColdStore, PlannedChange, Recorder, WriteLog
 from kvemb.errors import ColdStoreError, Poisoned
 from kvemb.limits import Limits
-from kvemb.memory.lease import Lease
+from kvemb.memory.staging import Holding, Staging
 from kvemb.moment import current_moment
 from kvemb.rows.block import DIRTY, REMOVED, RowBlock
 from kvemb.rows.codec import LAST_KEY, order_keys
@@ -35,14 +35,13 @@ from kvemb.tiers.access import HeldForCall, TableAccess
 from kvemb.tiers.ahead import ReadsAhead
 from kvemb.tiers.background_mover import BackgroundMover
 from kvemb.tiers.checking import tier_findings
-from kvemb.tiers.current_snapshot import CurrentSnapshot
 from kvemb.tiers.hot_tables import HotTables
 from kvemb.tiers.in_flight import RowsInFlight
 from kvemb.tiers.locate import Locator
 from kvemb.tiers.located import Located
 from kvemb.tiers.reclaimer import Reclaimer
+from kvemb.tiers.snapshot import CurrentSnapshot
 from kvemb.tiers.spill import SpillBuffer
-from kvemb.tiers.spill_slots import slot_bytes
 from kvemb.tiers.write_logging import WriteLogging
 
 
@@ -58,15 +57,23 @@ class RefreshedState(NamedTuple):
     rows: list[RowBlock]
 
 
+class Staged(NamedTuple):
+    """What one variable has of the store's staging, for each use."""
+
+    in_flight: Holding
+    ahead: Holding
+    copies: Holding
+
+
 class TieredStorage:
     """One variable's rows over its hot tables, its spill buffer and its cold store.
 
     executor: one background thread, which writes spills. readers: threads that read ahead. slot_rows: rows in a slot of
-    the spill buffer. lease: pays for more slots. recorder: records which rows change in the cold store. log: makes each
-    write durable before its call returns. size: the exact number of rows in both tiers. step: the number of calls that
-    recorded uses, ever. optimizer_steps: the number of steps, ever, of optimizers that need it
-    (Optimizer.counts_steps). refreshes: how often the rows became those of another durable point. changed: set by each
-    call that changes rows.
+    the spill buffer. staging: pays for rows that are read, and for copies. recorder: records which rows change in the
+    cold store. log: makes each write durable before its call returns. size: the exact number of rows in both tiers.
+    step: the number of calls that recorded uses, ever. optimizer_steps: the number of steps, ever, of optimizers that
+    need it (Optimizer.counts_steps). refreshes: how often the rows became those of another durable point. changed: set
+    by each call that changes rows.
     """
 
     def __init__(
@@ -79,7 +86,7 @@ class TieredStorage:
         executor: Executor,
         readers: Executor,
         slot_rows: int,
-        lease: Lease,
+        staging: Staging,
         limits: Limits,
         recorder: Recorder | None = None,
         log: WriteLog | None = None,
@@ -90,25 +97,21 @@ class TieredStorage:
         self.schema, self.hot_tables, self.cold, self.state = schema, hot_tables, cold, state
         self.size, self.step, self.optimizer_steps, self.limits = size, step, optimizer_steps, limits
         self.counts, self.refreshes, self.changed = Stats(), 0, False
-        self._recorder, self.slot_rows, self.lease = recorder, slot_rows, lease
-        self.in_flight = RowsInFlight(lease.reads, state, self._promote, limits)
+        self._recorder, self.slot_rows = recorder, slot_rows
+        self.staged = Staged(*(Holding(staging.read) for _ in range(3)))
+        self.in_flight = RowsInFlight(self.staged.in_flight, state, self._promote)
         self.access = TableAccess(state, self.in_flight)
         self.log = WriteLogging(log, hot_tables, self.access)
-        slots = min(limits.spill_rows // slot_rows, lease.budget.total // slot_bytes(schema, slot_rows))
-        self._spill = SpillBuffer(
-            schema, slot_rows, slots, lease, executor, self._write, self._forget_reads, self._spill_failed
-        )
+        self._spill = SpillBuffer(schema, slot_rows, executor, self._write, self._forget_reads, self._spill_failed)
         self.snapshot = CurrentSnapshot(
-            hot_tables, self._spill, self.access, executor, self._forget_reads, slot_rows, lease, limits
+            hot_tables, self._spill, self.access, executor, self._forget_reads, slot_rows, self.staged.copies, limits
         )
         self._locator = Locator(hot_tables, self._spill, self.in_flight, cold, self.access, self.counts)
         self._mover = BackgroundMover(self.access, hot_tables, readers, self._move)
         self.ahead = ReadsAhead(
-            schema, self._locator, self.access, readers, lease.reads, limits.ahead_rows, self._mover
+            schema, self._locator, self.access, readers, self.staged.ahead, limits.ahead_rows, self._mover
         )
-        self._reclaimer = Reclaimer(
-            self.access, hot_tables, self._spill, self.ahead, lease, executor, readers, self._leave
-        )
+        self._reclaimer = Reclaimer(self.access, hot_tables, readers, self._leave)
 
     # Entering. The other methods REQUIRE one of these blocks, unless they say otherwise.
 
@@ -164,8 +167,6 @@ class TieredStorage:
     def _begin_updating(self) -> None:
         self._begin_writing()
         self.in_flight.expected = self.in_flight.followed = True
-        with suppress(MemoryError):  # of a GPU: then this trial tells nothing
-            self.in_flight.end_trial(self.hot_tables)
 
     @contextmanager
     def _writing_without_snapshot(self) -> Iterator[None]:
@@ -249,17 +250,6 @@ class TieredStorage:
             finally:
                 self._spill.append(left)
 
-    def settle(self, found: Located) -> None:
-        """Do what admit does, for changed rows. Those that wait to be spilled and were not used since may stay there.
-
-        Their scores are unchanged, so if they became hot, they would soon leave again.
-        """
-        if len(found.rows):
-            with self.access.poisoning():
-                unused = ~self.in_flight.has(found.rows.keys)
-                waiting = self._spill.update(found.rows, found.exists & unused)
-            self.admit(found.only(~waiting))
-
     def promote(self, found: Located, *, by_score: bool) -> None:
         """Keep in flight what was looked up, or offer to the hot tier the rows of it that exist.
 
@@ -267,7 +257,7 @@ class TieredStorage:
         has ended, or one that moves rows to GPUs. The next other call that takes the lock lands it.
         """
         moved = self.ahead.waits or self._mover.active
-        updated = self.in_flight.wanted and not by_score
+        updated = self.in_flight.expected and not by_score
         left: Located | None = found
         with self.access.poisoning():
             self.in_flight.discard(found.rows.keys)  # another lookup's uses of them are in found, too
@@ -277,8 +267,6 @@ class TieredStorage:
                     left = self.in_flight.keep(found, by_score, unpaid=moved)
             if left is not None and np.count_nonzero(left.exists):
                 self._promote(left.only(left.exists), by_score)
-            if not (moved or by_score):
-                self.in_flight.looked_up(found)
 
     def _promote(self, found: Located, by_score: bool) -> None:
         """Offer existing rows to the hot tier, unless the store is poisoned."""
@@ -512,6 +500,11 @@ class TieredStorage:
         except MemoryError:  # of a GPU
             self._empty_hot()
         self._read_from(cold, size, step, optimizer_steps)
+
+    def give_back_staging(self) -> None:
+        """Give back what it has of the store's staging. REQUIRES: it is not used afterwards."""
+        for holding in self.staged:
+            holding.give_back(holding.held)
 
     def refuse(self, state: StoreState) -> None:
         """Refuse every call from now on as this state does. REQUIRES: closing()."""

@@ -19,7 +19,7 @@ from kvemb.backends.rocks_files import RocksSortedFile
 from kvemb.durability import inventory
 from kvemb.durability.checkpoint import Checkpoint, DirectoryDraft
 from kvemb.handle import inside
-from kvemb.tiers.dirty_snapshot import DirtySnapshot, GrowingFile
+from kvemb.tiers.snapshot import DirtySnapshot, GrowingFile
 from kvemb.tools.stress.lockstep import LockstepChecker
 from kvemb.tools.stress.model import Model
 from tests.histories import DIM, KEYS, change, checker_of

@@ -19,6 +19,7 @@ from kvemb.durability import layout
 from kvemb.engine import engine
 from kvemb.errors import Corruption, Poisoned
 from kvemb.handle import inside
+from kvemb.memory.rebalancer import Share
 from tests.test_store import VALUES, fill
 
 
@@ -141,7 +142,9 @@ def test_a_poisoned_store_opens_no_variable_whose_memory_others_have(open_store,
     with open_store(tmp_path / "store") as store:
         fill(store)
     store = open_store(tmp_path / "store")
-    assert store.budget.lease().take(store.budget.unused)
+    others = Share(1, store.budget.free, 0)
+    store.budget.reserve(others.held, "others")
+    store.budget.join(others)
     store.state.poison(OSError(28, "No space left on device"))
     with pytest.raises(Poisoned, match="No space left"):  # not ValueError, after waiting
         store.get_variable("users", hot_rows=1000)

@@ -8,21 +8,19 @@ from kvemb.contracts import HOST, Memory
 from kvemb.memory.budgets import Budgets
 
 
-def test_the_cold_stores_share_is_set_aside_first():
+def test_staging_is_set_aside_first():
     for total in (4 << 20, 64 << 20, 1 << 30, 1 << 36):
         budgets = Budgets(total)
-        assert budgets.cache_bytes > 0
-        assert budgets.write_buffer_bytes > 0
-        assert budgets.host.free == total - budgets.cache_bytes - budgets.write_buffer_bytes
-        assert budgets.host.free > total // 2
+        assert budgets.host.free == total - budgets.staging.total
+        assert min(budgets.cold_sizes.values()) > 0
 
 
-def test_what_the_cold_store_does_not_use_is_free():
+def test_a_cold_store_that_caches_what_it_reads_takes_an_eighth():
     budgets = Budgets(32 << 30)
-    free, cache_bytes, growth = budgets.host.free, budgets.cache_bytes, budgets.host.for_growth
-    budgets.opened(3 << 30)
-    assert (budgets.host.free, budgets.cache_bytes) == (free + (3 << 30), cache_bytes - (3 << 30))
-    assert budgets.host.for_growth == growth + (3 << 30)
+    free, growth = budgets.host.free, budgets.host.for_growth
+    for cached in (True, True, False):
+        budgets.opened(cached=cached)
+        assert (free - budgets.host.free, growth - budgets.host.for_growth) == (cached * 4 << 30, cached * 4 << 30)
 
 
 def test_each_memory_has_a_budget_of_its_own():

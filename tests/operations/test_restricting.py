@@ -12,7 +12,7 @@ import kvemb
 from kvemb.backends.memory import MemoryStore
 from kvemb.handle import inside
 from kvemb.limits import Limits
-from kvemb.memory.budget import Budget
+from kvemb.memory.staging import Staging
 from kvemb.operations.restricting import count_removals, keep_highest
 from kvemb.operations.scoring import Scorer
 from kvemb.operations.selection import ScoreSpool
@@ -25,7 +25,7 @@ from tests.histories import small_spill
 def test_the_highest_scores_of_both_tiers_stay_and_of_equal_ones_the_larger_key(tmp_path):
     storage = TieredStorage(
         SCHEMA, hot_tables_of(16), MemoryStore(SCHEMA), state=StoreState("test"), executor=Now(), readers=Now(),
-        slot_rows=8, lease=Budget(1 << 24).lease(), limits=Limits(**small_spill(8)),
+        slot_rows=8, staging=Staging(1 << 24), limits=Limits(**small_spill(8)),
     )  # fmt: skip
     keys, told = np.arange(100), []
     with storage.writing():

@@ -131,7 +131,7 @@ def test_rows_in_three_tiers(opened: Any) -> None:
     host = inside(store).budgets.host
     fill_pinned_memory(host)
     plain = made(store, "plain", hot_rows=KEYS)
-    store.get_variable("other", dim=8, hot_rows=(host.free - host.kept_from_growth - 30_000) // (8 * 4 + 26))
+    store.get_variable("other", dim=8, hot_rows=(host.free - 30_000) // (8 * 4 + 26))
     var = made(store, "rows", devices="gpu:0")
     train(plain, var, 1, 20)
     device, below = inside(var).hot_tables.tables

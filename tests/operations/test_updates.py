@@ -10,7 +10,7 @@ import kvemb
 from kvemb import registry
 from kvemb.backends.memory import MemoryStore
 from kvemb.limits import Limits
-from kvemb.memory.budget import Budget
+from kvemb.memory.staging import Staging
 from kvemb.operations.row_factory import RowFactory
 from kvemb.operations.scoring import Scorer
 from kvemb.operations.updates import TableUpdates
@@ -25,7 +25,7 @@ def table(request):
     hot, kernels = hot_tables_of(16), registry.row_kernels()
     storage = TieredStorage(
         SCHEMA, hot, MemoryStore(SCHEMA), state=StoreState("test"), executor=Now(), readers=Now(), slot_rows=8,
-        lease=Budget(1 << 24).lease(), limits=Limits(**small_spill(8), call_rows=request.param),
+        staging=Staging(1 << 24), limits=Limits(**small_spill(8), call_rows=request.param),
     )  # fmt: skip
     optimizer = kvemb.optimizers.SGD(0.5)
     factory = RowFactory(SCHEMA, kvemb.Constant(0.5), optimizer, kernels)
@@ -76,16 +76,16 @@ def test_new_rows_are_in_no_tier(table):
     assert (rows.flags[0], rows.scores[0], table._storage.size) == (0, 1.0, 0)
 
 
-def test_rows_that_wait_to_be_written_are_changed_where_they_are_and_rise_when_they_are_used(table):
+def test_rows_that_wait_to_be_written_are_changed_and_offered_again(table):
     fill(table, 20)  # of which 4 wait
     storage = table._storage
     waiting = np.setdiff1d(np.arange(20), storage.hot_tables.keys())
+    assert storage.stats().rows_waiting == len(waiting) == 4
     before = storage.counts.promotions
     table.apply_gradients(waiting, values([2.0] * len(waiting)))  # by SGD(0.5)
+    assert storage.counts.promotions == before + 4
     table.upsert(waiting[:1], values([90.0]))
     table.accum(waiting[1:2], values([0.0]), values([7.0]), np.array([True]))
-    assert storage.counts.promotions == before
-    assert storage.stats().rows_waiting == len(waiting) == 4
     expected = [90.0, waiting[1] + 6.0, *(waiting[2:] - 1.0)]
     assert look(table, waiting) == expected
     assert look(table, waiting, touch=True) == expected

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from blocks import SCHEMA, Later, Now, Watched, hot_tables_of, let_rows_wait, rows_of
+from blocks import SCHEMA, Later, Now, Watched, hot_tables_of, rows_of
 from quick import quick
 
 import kvemb
 from kvemb.errors import ColdStoreError
 from kvemb.handle import inside
 from kvemb.limits import Limits
-from kvemb.memory.budget import Budget
+from kvemb.memory.staging import Staging
 from kvemb.operations.reads import TableReads
 from kvemb.operations.row_factory import RowFactory
 from kvemb.operations.scoring import Scorer
@@ -40,14 +40,13 @@ class Place:
     """A variable whose rows 0 to 99, of the value of their key, are all cold; 16 can be hot."""
 
     def __init__(self, readers=None, writer=None, cold=None):
-        self.cold, self.state, self.budget = cold or Watched(), StoreState("test"), Budget(1 << 24)
+        self.cold, self.state, self.staging = cold or Watched(), StoreState("test"), Staging(1 << 24)
         self.cold.write(rows_of(range(100)))
-        self.lease, self.hot = self.budget.lease(), hot_tables_of(16)
+        self.hot = hot_tables_of(16)
         self.storage = TieredStorage(
             SCHEMA, self.hot, self.cold, state=self.state, executor=writer or Now(), readers=readers or Now(),
-            slot_rows=8, lease=self.lease, limits=Limits(**small_spill(16)), size=100,
+            slot_rows=8, staging=self.staging, limits=Limits(**small_spill(16)), size=100,
         )  # fmt: skip
-        let_rows_wait(self.storage)
         factory = RowFactory(SCHEMA, None, None, None)
         self.reads = TableReads(self.storage, factory, Scorer(FrequencyRestrictPolicy(), self.hot))
 
@@ -144,12 +143,12 @@ def test_one_read_brings_so_many_rows_at_most():
 def test_what_a_lookup_took_the_last_rows_of_is_forgotten_and_its_memory_given_back():
     place = Place()
     place.prefetch(1, 2)
-    assert place.lease.reads.held == 2 * ROW_BYTES
+    assert place.storage.staged.ahead.held == 2 * ROW_BYTES
     place.lookup(1)
     assert place.kept == [[1, 2]]
     place.storage._forget_reads(np.array([2]))
     place.lookup(1)
-    assert (place.kept, place.lease.reads.held) == ([], 0), "what changed since need not be taken"
+    assert (place.kept, place.storage.staged.ahead.held) == ([], 0), "what changed since need not be taken"
 
 
 def test_so_many_reads_are_under_way_at_once_and_no_more():
@@ -193,33 +192,10 @@ def test_a_read_that_fails_is_left_to_the_call_that_wants_it():
 
 def test_without_memory_nothing_is_read_ahead():
     place = Place()
-    place.lease.take(place.budget.free)
+    assert place.staging.read.take(place.staging.read.free, -place.staging.read.free)
     place.prefetch(3)
     assert place.cold.reads == []
     place.lookup(3)
-
-
-def test_memory_that_is_owed_is_given_back():
-    place = Place()
-    place.prefetch(1)
-    place.prefetch(2)
-    place.lease.reads.owed = 1
-    place.storage.ahead.give_back_owed()
-    assert place.kept == [[2]]
-    place.lease.reads.owed = 1
-    place.lookup(3)
-    assert place.kept == [], "by a lookup of other rows, too"
-
-
-def test_memory_that_was_owed_during_a_read_is_given_back_at_its_end():
-    readers = Later()
-    place = Place(readers)
-    place.prefetch(1)
-    place.lease.reads.owed = 1
-    place.lease.reads.notify()
-    assert place.kept == [[1]]
-    readers.go()
-    assert (place.kept, place.lease.reads.held) == ([], 0)
 
 
 def test_a_lookup_during_which_its_variable_was_dropped_gives_nothing_back():
@@ -227,9 +203,9 @@ def test_a_lookup_during_which_its_variable_was_dropped_gives_nothing_back():
     place.prefetch(1)
     place.storage._forget_reads(np.array([1]))
     place.storage.end(DroppedState(place.state, "it was dropped"))
-    place.lease.end()
+    place.storage.give_back_staging()
     place.storage.ahead.looked_up()
-    assert (place.lease.reads.held, place.budget.unused) == (0, place.budget.total - ROW_BYTES)
+    assert (place.storage.staged.ahead.held, place.staging.read.free) == (0, place.staging.read.total)
 
 
 # After a lookup.
@@ -313,22 +289,6 @@ def test_any_call_that_comes_first_makes_them_hot_itself(call):
     assert place.hot.size == 2
     readers.go()
     assert place.kept == ([] if call == "close" else [[9]])
-
-
-@pytest.mark.parametrize("owed", ["by reads", "by slots"])
-def test_the_writers_thread_leaves_them_to_another_and_only_if_their_memory_is_owed(owed):
-    readers, writer = Later(), Later()
-    place = Place(readers, writer)
-    place.lookup(1, 2)
-    held = place.lease.reads.held
-    assert held > 2 * ROW_BYTES
-    if owed == "by reads":
-        place.lease.reads.owed = 1
-    place.lease.notify()
-    writer.go()
-    assert place.hot.size == 0, "this may wait for the writer's thread"
-    readers.go()
-    assert (place.hot.size, place.lease.reads.held) == ((2, 0) if owed == "by reads" else (0, held))
 
 
 def test_a_reader_does_not_wait_for_a_variable_that_is_in_use_for_long():

@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from blocks import let_rows_wait
 
 import kvemb
 from kvemb.backends import cpu
 from kvemb.handle import inside
-from kvemb.tiers import dirty_snapshot
+from kvemb.tiers import snapshot
 
 KEYS = np.arange(80)
 Opener = Callable[..., kvemb.Store]
@@ -101,7 +100,6 @@ def test_memory_that_is_short_while_rows_go_hot(
     store = open_store(tmp_path / "store")
     variable = filled(store, devices=["cpu"] * devices)
     store.flush()
-    let_rows_wait(inside(variable).storage)
     with monkeypatch.context() as patched:
         short_of_memory(patched, cpu, "RowBlock", nth)
         if call == "lookup":  # its rows land at the next call
@@ -125,16 +123,16 @@ def test_memory_that_is_short_for_what_a_checkpoint_keeps_fails_the_checkpoint(
     store.flush()
     variable.upsert(KEYS, np.full((80, 1), 3, np.float32))
     with monkeypatch.context() as patched:
-        begin = dirty_snapshot.DirtySnapshot.write
+        begin = snapshot.DirtySnapshot.write
         gate = threading.Event()
 
         def later(self: Any, *arguments: Any) -> Any:
             assert gate.wait(600)
             return begin(self, *arguments)
 
-        patched.setattr(dirty_snapshot.DirtySnapshot, "write", later)
+        patched.setattr(snapshot.DirtySnapshot, "write", later)
         pending = store.checkpoint(tmp_path / "checkpoint", block=False)
-        short_of_memory(patched, dirty_snapshot.DirtySnapshot, "_buffer")
+        short_of_memory(patched, snapshot.DirtySnapshot, "_buffer")
         with pytest.raises(MemoryError):
             variable.upsert(np.arange(1000, 1100), np.ones((100, 1), np.float32))
         gate.set()

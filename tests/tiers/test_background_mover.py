@@ -18,6 +18,7 @@ from kvemb.backends.cpu import CpuTable
 from kvemb.initializers import Constant
 from kvemb.limits import Limits
 from kvemb.memory.budget import Budget
+from kvemb.memory.staging import Staging
 from kvemb.operations.row_factory import RowFactory
 from kvemb.operations.scoring import Scorer
 from kvemb.operations.table_operations import TableOperations
@@ -52,7 +53,7 @@ class Place:
         self.readers = readers or Now()
         self.storage = TieredStorage(
             SCHEMA, self.hot, self.cold, state=self.state, executor=Now(), readers=self.readers, slot_rows=8,
-            lease=Budget(1 << 24).lease(), limits=Limits(**{**small_spill(16), "ahead_rows": 200}), size=ROWS,
+            staging=Staging(1 << 24), limits=Limits(**{**small_spill(16), "ahead_rows": 200}), size=ROWS,
         )  # fmt: skip
         policy = TimestampRestrictPolicy(clock="steps")
         factory = RowFactory(SCHEMA, Constant(7), SGD(1.0), row_kernels())
@@ -93,7 +94,7 @@ def test_rows_read_ahead_are_on_the_device_when_their_lookup_comes() -> None:
     place.device.start()
     assert (place.lookup(FEW) == 1).all()
     assert (place.device.waits, place.device.downloads, place.device.uploads) == (1, [8], [])
-    assert place.storage.lease.reads.held == 0, "the host's copies were forgotten"
+    assert place.storage.staged.ahead.held == 0, "the host's copies were forgotten"
 
 
 @pytest.mark.parametrize("after_lookup", [False, True])

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from blocks import nothing_grows
 
 import kvemb
 from kvemb import registry
@@ -26,7 +27,8 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[kvemb.Sto
     with kvemb.open(tmp_path / "store", memory_budget="4MiB", limits=Limits(**small_spill(8))) as store:
         host = inside(store).budgets.host
         plain = made(store, "plain", hot_rows=KEYS)
-        store.get_variable("other", dim=8, hot_rows=(host.free - host.kept_from_growth // 2) // (8 * 4 + 26))
+        store.get_variable("other", dim=8, hot_rows=(host.free - host.total // 32) // (8 * 4 + 26))
+        nothing_grows(store)
         tiered = made(store, "tiered", devices="gpu:0", init_size=1)
         assert [table.capacity_rows for table in tables(tiered).tables] == [16, 16]
         assert len(plain.tables) == len(tiered.tables) == 1

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from blocks import SCHEMA, let_rows_wait, rows_of, values_of
+from blocks import SCHEMA, rows_of, values_of
 from histories import small_spill
 
 import kvemb
 from kvemb.errors import ColdStoreError, Poisoned
 from kvemb.handle import inside
-from kvemb.limits import DEFAULT, Limits
-from kvemb.memory.budget import Budget
+from kvemb.limits import Limits
+from kvemb.memory.staging import Holding, Pool
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.store_state import StoreState
 from kvemb.tiers.fetch import Fetch
@@ -34,12 +34,11 @@ pytestmark = pytest.mark.limits(**small_spill(8))
 
 
 class Flight:
-    """Rows in flight with a lease of its own. landed: what was promoted, and whether by score."""
+    """Rows in flight with a pool of their own. landed: what was promoted, and whether by score."""
 
     def __init__(self, total: int = 1 << 20) -> None:
-        self.budget, self.state = Budget(total), StoreState("test")
-        self.lease, self.landed = self.budget.lease(), []
-        self.rows = RowsInFlight(self.lease.reads, self.state, lambda *given: self.landed.append(given), DEFAULT)
+        self.memory, self.state, self.landed = Holding(Pool(2 * total)), StoreState("test"), []
+        self.rows = RowsInFlight(self.memory, self.state, lambda *given: self.landed.append(given))
 
     def read(self, *keys: int) -> tuple[list[bool], list[bool], dict[int, float]]:
         """Which keys are known to be here, which exist, and the rows that do."""
@@ -63,12 +62,12 @@ def test_rows_that_are_kept_are_found_until_they_are_discarded():
     assert flight.rows.left == 3
     assert flight.read(7, 2, 1, 3) == ([True, False, True, True], [True, False, False, True], {7: 1.0, 3: 1.0})
     flight.rows.discard(np.array([3, 2]))
-    assert (flight.rows.left, flight.rows.has(np.array([1, 2, 3])).tolist()) == (2, [True, False, False])
+    assert flight.rows.left == 2
     assert flight.read(3, 7) == ([False, True], [False, True], {7: 1.0})
     flight.rows.land()
     ((left, by_score),) = flight.landed
     assert (left.rows.keys.tolist(), left.exists.tolist(), by_score) == ([7], [True], False)
-    assert (flight.rows.left, flight.lease.reads.held) == (0, 0)
+    assert (flight.rows.left, flight.memory.held) == (0, 0)
     flight.rows.land()
     assert len(flight.landed) == 1, "once"
 
@@ -82,14 +81,14 @@ def test_what_is_kept_takes_no_more_memory_than_is_paid(count):
     columns = [kept.rows.keys, kept.rows.scores, kept.rows.steps, kept.rows.flags, kept.rows.words]
     beside = [index._cells, kept.exists, flight.rows._here, np.empty(count, np.int64)]  # the last: kept.owners
     assert kept.keys is kept.rows.keys
-    assert flight.lease.reads.held >= sum(column.nbytes for column in columns + beside)
+    assert flight.memory.held >= sum(column.nbytes for column in columns + beside)
 
 
 def test_what_cannot_be_paid_is_returned_a_quarter_at_a_time():
     row = RowBlock.bytes_per_row(SCHEMA) + BESIDE
     flight = Flight(5 * row)
     rest = flight.rows.keep(found(range(8), np.ones(8)), by_score=False, unpaid=False)
-    assert flight.lease.reads.held == 4 * row
+    assert flight.memory.held == 4 * row
     assert flight.read(3, 4)[0] == [True, False]
     assert rest.rows.keys.tolist() == [4, 5, 6, 7]
 
@@ -97,14 +96,14 @@ def test_what_cannot_be_paid_is_returned_a_quarter_at_a_time():
 @pytest.mark.parametrize("unpaid", [False, True])
 def test_without_memory_nothing_is_kept_unless_another_thread_is_about_to_take_it(unpaid):
     flight = Flight()
-    assert flight.lease.take(flight.budget.total)
+    assert flight.memory.pool.take(flight.memory.pool.free, -flight.memory.pool.free)
     given = found([1, 2], [True, True])
     rest = flight.rows.keep(given, by_score=True, unpaid=unpaid)
     assert rest is (None if unpaid else given)
     assert flight.read(1, 5)[0] == [unpaid, False]
     flight.rows.land()
     assert [by_score for _, by_score in flight.landed] == ([True] if unpaid else [])
-    assert flight.lease.reads.held == 0
+    assert flight.memory.held == 0
 
 
 def test_an_update_is_expected_unless_one_took_nothing():
@@ -123,7 +122,7 @@ def test_a_failure_to_land_poisons_and_raises_nothing():
     flight.rows.keep(found([1], [True]), by_score=False, unpaid=False)
     flight.rows.land()
     assert isinstance(flight.state.cause, ZeroDivisionError)
-    assert flight.lease.reads.held == 0
+    assert flight.memory.held == 0
 
 
 # In a variable.
@@ -157,8 +156,7 @@ class Trained:
             self.variable.upsert(keys, column(keys + added))
 
     def fresh(self, count: int = 5) -> Any:
-        """Cold keys that were not given before. The next lookup's rows wait for their update."""
-        let_rows_wait(self.storage)
+        """Cold keys that were not given before."""
         keys = np.setdiff1d(self.cold(), self._taken)[:count]
         self._taken = np.append(self._taken, keys)
         return keys
@@ -230,7 +228,7 @@ def test_a_row_that_is_looked_up_and_then_trained_is_read_once(open_store, tmp_p
     at.look()
     assert (at.left, at.hot(at.keys)) == (5, [False] * 5)
     at.train()
-    assert (at.left, at.reads - before, at.storage.lease.reads.held) == (0, 5, 0)
+    assert (at.left, at.reads - before, at.storage.staged.in_flight.held) == (0, 5, 0)
     assert at.hot(at.keys) == [True] * 5
     at.check(at.keys - 1, 2)
     assert at.reads - before == 5
@@ -332,7 +330,6 @@ def test_keys_that_had_no_row_are_not_asked_for_again_and_may_get_one(store, mon
     for number, (how, change) in enumerate(changes.items()):
         missing = MISSING + 2 * number
         at.keys = missing[:1]
-        let_rows_wait(at.storage)
         asked.clear()
         assert not at.variable.lookup(missing, return_exists=True)[1].any()
         assert (at.left, sorted(asked)) == (2, missing.tolist())
@@ -482,19 +479,16 @@ def test_a_key_that_gets_a_row_while_another_lookup_finds_none_has_one(at, monke
 
 
 def test_a_row_that_waits_to_be_spilled_and_is_used_again_is_offered_again(at):
-    """Its score has grown since it left; in its slot it would be missed at every use."""
     at.store.flush()
     at.train(ROWS[at.hot(ROWS)])  # these are dirty now, and no other row
     at.look(at.keys[:3])
     at.train(at.keys[:3])
     keys = at.waiting()
     assert len(keys) == 3
-    at.train(keys)
-    assert at.hot(keys) == [False] * 3, "without a use it stays where it is"
     at.variable.lookup(keys)
     at.train(keys)
     assert at.hot(keys) == [True] * 3
-    at.check(keys - 3, 2, keys)
+    at.check(keys - 2, 2, keys)
 
 
 def test_lookups_alone_make_rows_hot_at_once_after_the_first(at):
@@ -505,30 +499,6 @@ def test_lookups_alone_make_rows_hot_at_once_after_the_first(at):
     at.train(keys[20:22])
     at.look(keys[8:11])
     assert (at.left, at.hot(keys[8:11])) == (3, [False] * 3), "an update may follow again"
-
-
-def test_rows_wait_where_trials_tell_that_many_would_be_pushed_out(open_store, tmp_path):
-    """And not where as many would have room until they are written."""
-    row = RowBlock.bytes_per_row(SCHEMA)  # as many as that of a row of one element
-    for some, waits in ((31, False), (64, True)):
-        limits = Limits(**small_spill(8) | {"trial_lookups": 2, "waiting_part": (8 << 20) // (20 * row)})
-        at = Trained(open_store(tmp_path / str(some), memory_budget="8MiB", limits=limits))
-        at.storage.lease.budget.pushed_out.note(at.storage.lease.reads, 0)
-        for lookup in range(6):
-            at.storage.in_flight._lookups = lookup
-            at.look(keys := at.cold()[:some])
-            assert (len(keys), at.left) == (some, some if waits and lookup % 2 else 0)
-            at.variable.upsert(keys, column(keys))
-        assert (at.storage.lease.budget.pushed_out.total > 20 * row) is waits
-
-
-def test_trials_without_an_update_tell_nothing(at):
-    for keys in (at.keys, at.cold()[10:12]):
-        at.storage.in_flight._lookups = 0
-        at.look(keys)
-        at.look(at.cold()[:1])
-        at.variable.upsert(at.keys, column(at.keys))
-        assert at.storage.lease.budget.pushed_out.total == at.storage.lease.budget.total
 
 
 def test_rows_of_a_pooled_lookup_are_in_flight_too(at):
@@ -564,22 +534,13 @@ def test_memory_in_flight_is_given_back_once(open_store, tmp_path, how):
     free = store.budget.free
     at = Trained(store)
     at.look()
-    assert at.storage.lease.reads.held > 0
+    assert at.storage.staged.in_flight.held > 0
     if how == "drop":
         store.drop_variable("table")
     else:
         store.close()
-    assert (at.left, at.storage.lease.reads.held) == (0, 0)
+    assert (at.left, at.storage.staged.in_flight.held) == (0, 0)
     assert store.budget.free == free if how == "drop" else store.budget.free <= free
-
-
-def test_memory_in_flight_that_is_owed_is_given_back_though_nobody_calls(at):
-    at.look()
-    budget = inside(at.store).budgets.host
-    budget.reserve(budget.free, "another variable")  # waits until it is there
-    assert (at.storage.lease.reads.held, budget.free) == (0, 0)
-    budget.give_back(1)
-    at.check(at.keys, 2)
 
 
 def test_chunks_of_a_large_lookup_are_landed_one_after_the_other(open_store, tmp_path):

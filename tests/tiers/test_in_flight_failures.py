@@ -35,7 +35,7 @@ class Place(test_ahead.Place):
         with self.storage.updating():
             found = self.storage.locate(np.array(keys))
             found.rows.values[:], found.rows.flags[:] = value, DIRTY
-            self.storage.settle(found)
+            self.storage.admit(found)
 
     def meanwhile(self, *keys: int) -> None:
         """Let another call look these keys up during the next cold read, and then let the disk be full."""
@@ -87,7 +87,7 @@ def test_rows_that_cannot_be_kept_for_lack_of_memory_go_hot_and_what_was_paid_fo
         place.lookup(1, 2)
     assert place.storage.state.cause is None
     with place.storage.access.held():
-        assert (place.storage.in_flight.left, place.lease.reads.held) == (0, 0)
+        assert (place.storage.in_flight.left, place.storage.staged.in_flight.held) == (0, 0)
     assert place.storage.hot_tables.size == 2
     assert place.storage.check() == []
 

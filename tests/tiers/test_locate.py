@@ -9,8 +9,7 @@ import pytest
 from blocks import SCHEMA, Now, Watched, hot_tables_of, rows_of, values_of
 
 from kvemb.errors import Closed
-from kvemb.limits import DEFAULT
-from kvemb.memory.budget import Budget
+from kvemb.memory.staging import Holding, Pool
 from kvemb.rows.block import DIRTY, REMOVED
 from kvemb.stats import Stats
 from kvemb.store_state import StoreState
@@ -26,10 +25,10 @@ class Place:
 
     def __init__(self):
         self.hot, self.cold, self.state = hot_tables_of(), Watched(), StoreState("test")
-        lease = Budget(1 << 20).lease()
-        self.in_flight = RowsInFlight(lease.reads, self.state, lambda found, by_score: None, DEFAULT)
+        pool = Pool(1 << 20)
+        self.in_flight = RowsInFlight(Holding(pool), self.state, lambda found, by_score: None)
         self.access = TableAccess(self.state, self.in_flight)
-        self.spill = SpillBuffer(SCHEMA, 8, 2, lease, Now(), self.cold.write, lambda keys: None, self.state.poison)
+        self.spill = SpillBuffer(SCHEMA, 8, Now(), self.cold.write, lambda keys: None, self.state.poison)
         list(self.hot.insert(rows_of([1], 1.0), None))
         self.spill.append([rows_of([2], 2.0, flags=DIRTY), rows_of([4], flags=DIRTY | REMOVED)])
         self.cold.write(rows_of([2, 3, 4], 3.0))

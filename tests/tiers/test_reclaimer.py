@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from histories import DIM, KEYS, SMALL_PILES, change, checker_of, small_spill
+from histories import KEYS, SMALL_PILES, change, checker_of, small_spill
 from quick import quick
 
 import kvemb
@@ -19,9 +19,7 @@ from kvemb.backends import cpu
 from kvemb.errors import ColdStoreError, Poisoned
 from kvemb.handle import inside
 from kvemb.limits import Limits
-from kvemb.memory.lease import Lease
 from kvemb.rows.block import RowBlock
-from kvemb.tiers.spill_slots import slot_bytes
 
 Opener = Callable[..., kvemb.Store]
 ROWS = 30_000
@@ -92,47 +90,6 @@ def test_histories_of_a_table_that_grows_and_shrinks_survive_checkpoints_under_w
     with kvemb.restore(tmp_path / "last", tmp_path / "copy") as copy:
         np.testing.assert_array_equal(copy.variables["table"].lookup(KEYS, touch=False), rows)
     twin.check_export()
-
-
-@pytest.mark.slow
-@pytest.mark.limits(**{**SMALL_PILES, "spill_rows": 960, "copied_rows": 240})
-def test_histories_of_two_variables_that_compete_for_what_is_lent(open_store: Opener, tmp_path: Path) -> None:
-    store, chance = open_store(tmp_path / "store"), np.random.default_rng(4)
-    twins = [checker_of(store, 64, name=name) for name in ("table", "other")]
-    storages = [inside(twin.variable).storage for twin in twins]
-    room = sum(10 * slot_bytes(storage.schema, storage.slot_rows) for storage in storages)
-    host = inside(store).budgets.host
-    host.reserve(host.free - room, "all but some slots")
-    lent: set[Lease] = set()
-
-    def in_parts(twin: Any, keys: Any, values: Any) -> None:
-        for at in range(0, len(keys), 20):  # each fits into a slot
-            twin.upsert(keys[at : at + 20], values[at : at + 20])
-            lent.update(storage.lease for storage in storages if storage.lease.held)
-
-    for number, _ in enumerate(while_patient()):
-        turn, at = divmod(number, 8)
-        # Which of the two has memory at a moment depends on when the writers give it back.
-        if at == 0 and turn >= 2 and len(lent) == 2:
-            break
-        twin, values = twins[turn % 2], chance.standard_normal((len(KEYS), DIM)).astype(np.float32)
-        if at == 0:  # the other one has all of it
-            in_parts(twin, KEYS[:300], values)
-        writing = store.checkpoint(tmp_path / f"{number}", block=False) if number % 16 == 5 else None
-        if at == 4:  # both give back all that they have
-            host.reserve(room, "another variable")
-        for _ in range(3):
-            change(twin, chance)
-        if at == 4:
-            host.give_back(room)
-        if at == 7:
-            in_parts(twin, KEYS, values)
-        if writing is not None:
-            writing.result()
-        assert host.free == room
-    assert len(lent) == 2
-    for twin in twins:
-        twin.check_export()
 
 
 @pytest.mark.slow
@@ -268,7 +225,8 @@ def test_threads_on_variables_that_take_each_others_memory_lose_no_update(open_s
 
 def test_budgets_balance_when_variables_that_shared_are_dropped(open_store: Opener, tmp_path: Path) -> None:
     store = open_store(tmp_path / "store", memory_budget="8MiB")
-    free = store.budget.free
+    staging = inside(store).budgets.staging
+    whole = store.budget.free + staging.total
     tables = [filled(store, f"field{number}", 8000) for number in range(3)]
     for number in range(20):
         ask(store, 0.5)
@@ -277,5 +235,5 @@ def test_budgets_balance_when_variables_that_shared_are_dropped(open_store: Open
     assert any(inside(table).storage.in_flight.left for table in tables)
     for number in range(3):
         store.drop_variable(f"field{number}")
-    host = inside(store).budgets.host
-    assert (host.free, host._lent, host._lent_to_reads, host._promised) == (free, 0, 0, 0)
+    assert store.budget.free + staging.total == whole
+    assert staging.read.free == staging.read.total

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from itertools import count
 
 import numpy as np
@@ -13,12 +12,11 @@ from hypothesis import strategies as st
 
 from kvemb.backends.memory import MemoryStore
 from kvemb.errors import ColdStoreError
-from kvemb.memory.budget import Budget
 from kvemb.rows import hashing
 from kvemb.rows.block import DIRTY, REMOVED, RowBlock
+from kvemb.rows.hashing import table_size
 from kvemb.tiers import spill
-from kvemb.tiers.spill import SpillBuffer
-from kvemb.tiers.spill_slots import slot_bytes
+from kvemb.tiers.spill import SpillBuffer, slot_bytes
 
 
 class WhenWaitedFor(Later):
@@ -36,13 +34,12 @@ class Spilled:
     errors that poison the store.
     """
 
-    def __init__(self, executor=None, slots=2, budget=None, slot_rows=4):
+    def __init__(self, executor=None, slots=2, slot_rows=4):
         self.cold, self.told, self.failure = MemoryStore(SCHEMA), [], None
         self.executor = executor or Now()
-        self.lease = (budget or Budget(1 << 20)).lease()
         self.failures = []
         told = self.tell, self.failures.append
-        self.buffer = SpillBuffer(SCHEMA, slot_rows, slots, self.lease, self.executor, self.write, *told)
+        self.buffer = SpillBuffer(SCHEMA, slot_rows, self.executor, self.write, *told, slots)
 
     def tell(self, keys):
         self.told.extend(keys.tolist())
@@ -73,30 +70,6 @@ def test_a_row_that_is_hot_again_is_forgotten_even_if_it_is_written():
     assert spilled.cold.read(np.array([1, 5]))[1].tolist() == [True, False]
 
 
-def test_a_row_that_waits_is_updated_where_it_is_and_one_that_is_being_written_is_not():
-    spilled = Spilled(Later(), slots=3)
-    spilled.append([1, 2, 3, 4], 1.0)
-    spilled.append([5, 6], 1.0)
-    spilled.append([7], 1.0, flags=DIRTY | REMOVED)
-    writing = spilled.buffer.writing
-    spilled.buffer.start_write()
-    spilled.append([8, 9], 1.0)
-    rows = rows_of([9, 5, 8, 77], 2.0, flags=DIRTY)
-    assert not writing
-    assert spilled.buffer.update(rows, np.array([True, True, False, True])).tolist() == [True, False, False, False]
-    assert spilled.read([5, 8, 9])[2] == {5: 1.0, 8: 1.0, 9: 2.0}
-    assert spilled.buffer.rows == 9
-    spilled.executor.go()
-    spilled.buffer.poll()
-    spilled.append([10, 11, 12, 13], 1.0)  # a slot that was written
-    assert spilled.buffer.update(rows_of([13], 3.0, flags=DIRTY), np.array([True])).tolist() == [True]
-    spilled.executor.go()
-    spilled.buffer.start_write()
-    spilled.executor.go()
-    spilled.buffer.poll()
-    assert values_of(spilled.cold.read(np.array([8, 9, 13]))[0]) == {8: 1.0, 9: 2.0, 13: 3.0}
-
-
 class ShortNumPy:
     """NumPy, of which the nth call of a function finds no memory."""
 
@@ -118,7 +91,7 @@ class ShortNumPy:
 
 def test_no_row_is_lost_whichever_allocation_fails(monkeypatch):
     for nth in count(1):
-        spilled, model = Spilled(slots=6, budget=Budget(4 * slot_bytes(SCHEMA, 4))), {}
+        spilled, model = Spilled(slots=6), {}
         short = ShortNumPy(nth)
         with monkeypatch.context() as patched:
             for module in (spill, hashing):
@@ -180,23 +153,23 @@ def test_rows_that_come_back_soon_are_never_written():
     assert spilled.told == []
 
 
-def test_as_many_rows_wait_as_memory_can_be_had_for_and_the_oldest_are_written_first():
-    slot = slot_bytes(SCHEMA, 4)
-    budget = Budget(6 * slot)
-    spilled = Spilled(slots=100, budget=budget)
-    spilled.append(range(24))
-    assert spilled.told == []
-    spilled.append(range(24, 28))
+def test_a_slot_is_written_while_the_next_one_is_filled():
+    spilled = Spilled(Later())
+    spilled.append(range(4))
+    assert not spilled.buffer.writing
+    spilled.append([4])
+    assert len(spilled.executor.waiting) == 1
+    assert spilled.read([0, 4])[0] == [True, True]
+    spilled.executor.go()
     spilled.buffer.poll()
-    assert spilled.told == []
-    spilled.append(range(28, 32))  # the last slot of eight: half of them are written
-    spilled.buffer.poll()
-    assert sorted(spilled.told) == list(range(16))
-    assert budget.unused == 0
-    assert spilled.read([15, 16, 31])[0] == [False, True, True]
-    spilled.append(range(32, 200))
-    assert spilled.lease.held == 6 * slot
-    assert spilled.buffer.rows <= 32
+    assert sorted(spilled.told) == [0, 1, 2, 3]
+    assert spilled.read([0, 4])[0] == [False, True]
+
+
+def test_a_slot_has_memory_for_its_share_of_the_index_however_many_there_are():
+    for rows in range(64, 5000):
+        beside = slot_bytes(SCHEMA, rows) - rows * (RowBlock.bytes_per_row(SCHEMA) + 1)
+        assert 4 * table_size(2 * rows) <= beside
 
 
 def test_rows_for_which_there_are_too_few_slots_are_written_at_once():
@@ -249,7 +222,6 @@ def test_what_failed_is_written_when_it_is_tried_again_and_the_newest_rows_count
     spilled.append([2], 2.0)  # kept
     spilled.append([2, 3], 3.0)
     spilled.append([5], flags=DIRTY | REMOVED)
-    assert spilled.buffer.update(rows_of([8], 9.0, flags=DIRTY), np.array([True])).tolist() == [False]
     spilled.buffer.retry(lambda keys: keys == 3)  # it is hot again, and newer
     spilled.buffer.start_write()
     spilled.executor.go()
@@ -282,52 +254,14 @@ def test_a_failure_that_no_call_has_noticed_is_tried_again_too():
     assert spilled.failures == []
 
 
-def test_memory_that_another_wants_is_written_and_given_back():
-    slot = slot_bytes(SCHEMA, 4)
-    budget = Budget(6 * slot)
-    spilled = Spilled(slots=100, budget=budget)
-    spilled.append(range(20))
-    assert spilled.lease.held == 3 * slot
-    spilled.lease.notify = spilled.buffer.poll
-    other = budget.lease()
-    assert other.take(3 * slot)
-    assert not other.take(slot)  # this one has no less than its share
-    assert not budget.try_grow(3 * slot)  # asked for, and written meanwhile
-    spilled.buffer.poll()
-    assert sorted(spilled.told) == list(range(20))
-    assert spilled.lease.held == spilled.lease.owed == 0
-    assert budget.try_grow(3 * slot)
-    spilled.append(range(40))
-    spilled.buffer.drain()
-    assert spilled.cold.read(np.arange(40))[1].all()
-
-
-def test_a_row_of_key_0_outlasts_memory_that_is_given_back():
-    """Memory that was given back reads as zeros, which is a key too."""
-    rows = 2 * mmap.PAGESIZE // 8
-    slot = slot_bytes(SCHEMA, rows)
-    budget = Budget(6 * slot)
-    spilled = Spilled(slots=6, budget=budget, slot_rows=rows)
-    spilled.append(range(1, 6 * rows + 1))  # some of them stand where key 0 is looked for
-    spilled.buffer.drain()
-    spilled.append([0], 2.0)
-    assert not budget.try_grow(4 * slot)
-    spilled.buffer.poll()
-    assert spilled.lease.held < 4 * slot
-    assert values_of(spilled.cold.read(np.array([0]))[0]) | spilled.read([0])[2] == {0: 2.0}
-    spilled.append([0], 3.0)
-    assert spilled.read([0]) == ([True], [True], {0: 3.0})
-
-
 @given(
-    st.lists(st.tuples(st.integers(0, 7), st.lists(st.integers(0, 30), max_size=12, unique=True)), max_size=60),
+    st.lists(st.tuples(st.integers(0, 6), st.lists(st.integers(0, 30), max_size=12, unique=True)), max_size=60),
     st.integers(2, 9),
-    st.integers(0, 6),
 )
 @settings(deadline=None)
-def test_any_history_equals_its_model(history, slots, leasable):
+def test_any_history_equals_its_model(history, slots):
     executor = WhenWaitedFor()
-    spilled = Spilled(executor, slots=slots, budget=Budget(leasable * slot_bytes(SCHEMA, 4)))
+    spilled = Spilled(executor, slots=slots)
     hot, model = set(), {}
     for number, (act, keys) in enumerate(history):
         if act <= 2:
@@ -342,10 +276,6 @@ def test_any_history_equals_its_model(history, slots, leasable):
             executor.go()
             spilled.buffer.poll()
         elif act == 5:
-            chosen = np.array([model.get(key) is not None for key in keys], np.bool_)
-            updated = spilled.buffer.update(rows_of(keys, float(number), flags=DIRTY), chosen)
-            model.update(dict.fromkeys(np.array(keys, np.int64)[updated].tolist(), float(number)))
-        elif act == 6:
             spilled.buffer.start_write()
         else:
             spilled.buffer.drain()

@@ -9,7 +9,7 @@ from blocks import SCHEMA, Later, Now, hot_tables_of, rows_of, values_of
 from kvemb.backends.memory import MemoryStore
 from kvemb.errors import Closed, ReadOnly
 from kvemb.limits import Limits
-from kvemb.memory.budget import Budget
+from kvemb.memory.staging import Staging
 from kvemb.rows.block import DIRTY
 from kvemb.store_state import StoreState
 from kvemb.tiers.storage import TieredStorage
@@ -33,7 +33,7 @@ def storage_of(cold=None, cells=16, **arguments):
     given = {
         "state": StoreState("test"),
         "executor": Now(),
-        "lease": Budget(1 << 24).lease(),
+        "staging": Staging(1 << 24),
         "limits": Limits(**small_spill(8)),
     }
     cold = cold or MemoryStore(SCHEMA)
@@ -162,17 +162,3 @@ def test_what_bypasses_the_hot_tier_finds_every_row_cold_and_leaves_none_hot():
         storage.ingest_recorded(lambda: cold.write(rows_of([2, 3], 5.0)), 1, 8)
     assert (storage.size, storage.step, storage.stats().rows_hot) == (3, 8, 0)
     assert rows(storage, [1, 2, 3]) == {1: 1.0, 2: 5.0, 3: 5.0}
-
-
-def test_memory_that_others_want_is_written_and_given_back_though_nobody_calls():
-    budget, executor = Budget(1 << 14), Later()
-    storage = storage_of(
-        executor=executor, lease=budget.lease(), limits=Limits(**{**small_spill(8), "spill_rows": 400})
-    )
-    put(storage, range(100))
-    assert storage.lease.held > 0
-    assert not budget.try_grow(budget.total * 15 // 16)
-    executor.go()
-    assert storage.lease.owed == 0
-    assert budget.try_grow(budget.total * 15 // 16)
-    assert rows(storage, range(100)) == dict.fromkeys(range(100), 1.0)

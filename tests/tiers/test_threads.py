@@ -245,7 +245,7 @@ def assert_exact(store: kvemb.Store, variable: Any, rounds: int = ROUNDS) -> Non
     storage = inside(variable).storage
     with storage.access.held():
         ahead = sum(len(fetch.keys) for fetch in storage.ahead._kept)
-        assert storage.lease.reads.held == ahead * RowBlock.bytes_per_row(storage.schema)
+        assert storage.staged.ahead.held == ahead * RowBlock.bytes_per_row(storage.schema)
     assert variable.size() == sum(
         variable.size(number) for number in range(len(inside(variable).specification.devices))
     )

@@ -21,8 +21,7 @@ from kvemb.tools.stress.lockstep import LockstepChecker
 from kvemb.tools.stress.model import Keys, Model, Values
 
 BUDGET = "8MiB"
-# Tables are small, so their rows would never wait for updates.
-LIMITS = Limits(trial_lookups=4, waiting_part=1 << 40)
+LIMITS = Limits()
 DIM, HOT_ROWS, MAX_KEYS = 4, 300, 400
 UNIVERSE = np.arange(-1000, 5000)
 NAMES = ("users", "ads")

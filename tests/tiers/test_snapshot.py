@@ -6,14 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from blocks import SCHEMA, InFlight, Now, hot_tables_of, rows_of, values_of
+from blocks import SCHEMA, InFlight, Later, Now, hot_tables_of, rows_of, values_of
 
 from kvemb.errors import ColdStoreError
+from kvemb.limits import Limits
+from kvemb.memory.staging import Staging
 from kvemb.rows.block import DIRTY, PENDING, WRITING, RowBlock
 from kvemb.rows.codec import order_keys
 from kvemb.store_state import StoreState
 from kvemb.tiers.access import TableAccess
-from kvemb.tiers.dirty_snapshot import DirtySnapshot
+from kvemb.tiers.snapshot import DirtySnapshot
+from tests.histories import small_spill
+from tests.tiers.test_storage import storage_of
 
 
 class File:
@@ -205,3 +209,16 @@ def test_what_was_read_before_a_row_was_written_is_forgotten_though_its_marks_st
     with pytest.raises(MemoryError):
         taken.write()
     assert sorted(taken.written) == list(range(9))
+
+
+def test_what_a_snapshot_holds_is_given_back_when_it_ends():
+    staging, executor = Staging(1 << 14), Later()
+    storage = storage_of(executor=executor, staging=staging, limits=Limits(**{**small_spill(8), "copied_rows": 100}))
+    with storage.access.held():
+        storage.snapshot.begin()
+    assert storage.snapshot.under_way
+    assert storage.staged.copies.held == staging.read.total - staging.read.free > 0
+    for _ in range(2):
+        storage.snapshot.end()
+    assert not storage.snapshot.under_way
+    assert staging.read.free == staging.read.total

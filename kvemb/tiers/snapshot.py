@@ -1,14 +1,20 @@
-"""A snapshot of one variable's dirty rows at one instant, written to files while the variable continues to change.
+"""The snapshot of one variable's dirty rows at one instant, written to files while the variable continues to change.
 
-begin() marks every dirty row PENDING in the hot tables. The writing thread then takes pending rows in key order, some
-at a time. A pending row that is about to change or to leave the hot tier is first copied to a
-copy-on-write buffer, and written from there; when the buffer is full, callers wait. So a snapshot holds the variable's
-lock for milliseconds at a time, and its memory is bounded.
+The invariant: until it is in a file, each row of the snapshot is in one place, as it was at that instant: in its hot
+cell, marked PENDING; in a part that was taken; or in the buffer of copies. Marks (kvemb.contracts.marks) change so:
 
-Files of rows that were taken from the hot tables also go to the cold store in use, in order with its other writes. A
-row that is still marked WRITING then has not changed since, so it becomes clean. A file must end before other rows of
-the variable are written there: a row in it may have changed since, and have left the hot tier. Rows in a file that has
-not ended are dirty, so they are read from the hot tier or from the spill buffer.
+    none     PENDING  begin() marks every dirty row, under the locks of all variables
+    PENDING  WRITING  the writing thread takes pending rows in key order, some at a time, to write them to a file
+    PENDING  none     the row is about to change, or has left: it is copied to the buffer, and written from there
+    WRITING  none     the row changes, or leaves: it stays dirty, because the file has it as it was
+    WRITING  none     the cold store in use has the file, and the row has not changed since: it becomes clean
+    any      none     end(), written or not
+
+So a snapshot holds the variable's lock for milliseconds at a time. Its memory is bounded: callers wait while the buffer
+is full. Copies are written to files of the checkpoint only. Files of rows that were taken also go to the cold store in
+use, in order with its other writes. Such a file must end before other rows of the variable are written there: a row in
+it may have changed since, and have left the hot tier. Rows in a file that has not ended are dirty, so they are read
+from the hot tier or from the spill buffer.
 """
 
 from __future__ import annotations
@@ -23,6 +29,8 @@ import numpy as np
 
 from kvemb.contracts import SortedFile
 from kvemb.errors import ColdStoreError
+from kvemb.limits import Limits
+from kvemb.memory.staging import Holding
 from kvemb.rows.block import PENDING, SNAPSHOT_FLAGS, RowBlock
 from kvemb.rows.codec import Ordered, order_keys, unordered_keys
 from kvemb.rows.hashing import Keys, Positions
@@ -30,12 +38,102 @@ from kvemb.rows.schema import Schema
 from kvemb.tiers.access import TableAccess
 from kvemb.tiers.hot_tables import HotTables
 from kvemb.tiers.partition import Owners
+from kvemb.tiers.spill import SpillBuffer
 
 # Bytes of rows that are taken at a time if the budget has no room for more. A store may use this much memory beyond the
 # budget while a checkpoint is written.
 MIN_PART_BYTES = 1 << 20
 # A larger snapshot gets larger files: every file is one more that lookups search until it is merged with others.
 MOST_FILES = 16
+
+
+class CurrentSnapshot:
+    """Begins and ends the snapshots of one variable, one at a time.
+
+    in_order, written: see DirtySnapshot. slot_rows: rows of the slot that belongs to the variable for copies. memory:
+    pays for more copies.
+    """
+
+    def __init__(
+        self,
+        hot_tables: HotTables,
+        spill: SpillBuffer,
+        access: TableAccess,
+        in_order: Executor,
+        written: Callable[[Keys], None],
+        slot_rows: int,
+        memory: Holding,
+        limits: Limits,
+    ) -> None:
+        self._hot_tables, self._spill, self._access = hot_tables, spill, access
+        self._in_order, self._written = in_order, written
+        self._slot_rows, self._memory, self._limits = slot_rows, memory, limits
+        self._snapshot: DirtySnapshot | None = None
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a snapshot is being written, so that copy_before_change() is needed."""
+        return self._snapshot is not None
+
+    # For a checkpoint (kvemb.durability.checkpointer).
+
+    def begin(self, sharing: int = 1) -> DirtySnapshot:
+        """Begin a snapshot of the dirty rows, kept until end(). REQUIRES: held(), and no other snapshot.
+
+        sharing: the number of variables, this one included, that have yet to begin; they share the memory for copies.
+        On return, all rows that wait to be spilled have been queued on the executor.
+        """
+        with self._access.state.keeping_rows():
+            spilling = self._spill.start_write()
+        self._snapshot = DirtySnapshot(
+            self._hot_tables.tables[0].schema,
+            self._hot_tables,
+            self._access,
+            self._in_order,
+            self._written,
+            self._room_for_copies(sharing),
+            self._limits.snapshot_part_bytes,
+            self._limits.table_file_bytes,
+            spilling,
+        )
+        self._snapshot.begin()
+        return self._snapshot
+
+    def _room_for_copies(self, sharing: int) -> int:
+        """Return how many rows a snapshot may copy: a slot of the variable's own, and what memory is enough for.
+
+        The available memory is divided into equal parts: one for each variable that shares it, one for reads.
+        """
+        row_bytes = RowBlock.bytes_per_row(self._hot_tables.tables[0].schema)
+        part = self._memory.available // (sharing + 1) // row_bytes
+        wanted = max(0, min(self._limits.copied_rows - self._slot_rows, part))
+        paid = wanted if self._memory.take(wanted * row_bytes) else 0
+        return self._slot_rows + paid
+
+    def end(self) -> None:
+        """End the snapshot, if there is one. Takes the lock."""
+        with self._access.held():
+            if self._snapshot is not None:
+                self._snapshot.end()
+                self._snapshot = None
+                self._memory.give_back(self._memory.held)
+
+    # For calls that change or move rows. Without a snapshot they do nothing.
+
+    def copy_before_change(self, keys: Keys, cells: Positions | None, owners: Owners) -> None:
+        """Copy rows that may change now, if the snapshot needs them. cells: their cells, if known."""
+        if self._snapshot is not None:
+            self._snapshot.copy_before_change(keys, cells, owners)
+
+    def copy_before_leaving(self, rows: RowBlock) -> None:
+        """Copy rows that have left the hot tier, if the snapshot needs them, and clear their marks."""
+        if self._snapshot is not None:
+            self._snapshot.copy_before_leaving(rows)
+
+    def before_write(self) -> None:
+        """End the snapshot's file before other rows are written on this thread. Takes no lock."""
+        if (snapshot := self._snapshot) is not None:
+            snapshot.before_write()
 
 
 class DirtySnapshot:

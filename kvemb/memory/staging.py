@@ -1,0 +1,95 @@
+"""Staging: the part of a store's budget for rows that are in no cell.
+
+Nobody is asked to give memory back: no holder gets more than it leaves free, so that the next one always finds some.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from kvemb.threads.interrupts import uninterrupted
+
+# In how many steps a pool grows.
+STEPS = 8
+
+
+class Pool:
+    """`total` bytes, which holders take and give back. Thread-safe.
+
+    If a holder finds too few, the pool grows for those that come later, up to `most` bytes, and does not shrink again.
+    more: takes bytes of the budget for it; returns whether they were there.
+    """
+
+    def __init__(self, total: int, most: int = 0, more: Callable[[int], bool] = lambda nbytes: False) -> None:
+        self.total = self._free = total
+        self._most, self._step, self._more = most, max(1, (most - total) // STEPS), more
+        self._lock = threading.Lock()
+
+    @property
+    def free(self) -> int:
+        """Bytes that nobody holds."""
+        return self._free
+
+    def take(self, nbytes: int, held: int) -> bool:
+        """Take nbytes for a holder of `held` bytes, if it then has no more than it leaves free; return whether."""
+        with uninterrupted(), self._lock:
+            if nbytes <= self.available(held):
+                self._free -= nbytes
+                return True
+            if self.total + self._step <= self._most and self._more(self._step):
+                self.total += self._step
+                self._free += self._step
+            return False
+
+    def available(self, held: int) -> int:
+        """Return the most bytes that a holder of `held` bytes may take now."""
+        return max(0, (self._free - held) // 2)
+
+    def give_back(self, nbytes: int) -> None:
+        """Give nbytes back."""
+        with uninterrupted(), self._lock:
+            self._free += nbytes
+
+
+class Holding:
+    """What one holder has of a pool. held: its bytes. Only one thread at a time uses it."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool, self.held = pool, 0
+
+    @property
+    def available(self) -> int:
+        """The most bytes that take() would grant now."""
+        return self.pool.available(self.held)
+
+    def take(self, nbytes: int) -> bool:
+        """Take nbytes if they are available; return whether they were taken."""
+        taken = self.pool.take(nbytes, self.held)
+        self.held += nbytes if taken else 0
+        return taken
+
+    def give_back(self, nbytes: int) -> None:
+        """Give back nbytes of those held."""
+        self.held -= nbytes
+        self.pool.give_back(nbytes)
+
+
+class Staging:
+    """What a store has for rows that are in no cell, of a budget of so many bytes.
+
+    read: for rows that were read, for their update or ahead, and for a snapshot's copies. memtables: bytes of the rows
+    that were written and are in no file yet. more: see Pool.
+    """
+
+    MOST_READ, MOST_MEMTABLES = 512 << 20, 128 << 20
+
+    def __init__(self, memory_budget: int, more: Callable[[int], bool] = lambda nbytes: False) -> None:
+        most = min(memory_budget // 8, self.MOST_READ)
+        self.read = Pool(most // 2, most, more)
+        self.memtables = min(memory_budget // 4, self.MOST_MEMTABLES)
+
+    @property
+    def total(self) -> int:
+        """The bytes of all this."""
+        return self.read.total + self.memtables
