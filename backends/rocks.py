@@ -5,6 +5,7 @@ Only this module and those named rocks_store, rocks_families and rocks_options i
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -26,7 +27,7 @@ from kvemb.backends.rocks_store import RocksStore
 from kvemb.backends.table_files.writer import TableWriter
 from kvemb.contracts import ColdDatabase, Family, SortedFile
 from kvemb.errors import ColdStoreError
-from kvemb.hard_links import linked
+from kvemb.hard_links import linked, renew_full
 from kvemb.limits import DEFAULT, Limits
 from kvemb.options import RocksDBCreator
 from kvemb.rows.schema import Schema
@@ -166,7 +167,13 @@ class RocksDatabase(ColdDatabase):
         # It costs a flush of the memtables and hard links.
         self.flush()
         with translated(f"checkpoint to {path}"):
-            self.column_families.checkpoint(path)
+            try:
+                self.column_families.checkpoint(path)
+            except Exception as error:
+                if os.strerror(errno.EMLINK) not in str(error):  # RocksDB tells its errors in words
+                    raise
+                renew_full(self.path, "*.sst")
+                self.column_families.checkpoint(path)
 
     @classmethod
     def families(cls, path: Path) -> list[str]:

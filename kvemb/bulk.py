@@ -320,7 +320,7 @@ def restrict(variable: Variable, num_reserved: int, *, progress: Progress | None
 def compact(store: Store, *, progress: Progress | None = None) -> None:
     """Merge the files of every variable, which frees the disk space of replaced and removed rows; then flush.
 
-    Checkpoints keep their files.
+    Checkpoints and marks keep their files.
 
     Args:
         store: The store.

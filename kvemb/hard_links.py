@@ -6,6 +6,8 @@ Some filesystems have none: FAT, some network filesystems, and some in user spac
 from __future__ import annotations
 
 import os
+import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from kvemb.errors import ColdStoreError
@@ -26,6 +28,24 @@ def linked(source: Path | str, target: Path | str) -> bool:
             raise
         return False
     return True
+
+
+def renew_full(folder: Path, pattern: str) -> None:
+    """Replace each file of a folder that has as many links as it may have, 65,000 on ext4, by a copy with none.
+
+    pattern: of the files' names. The files never change, so it does not matter who has one open. Raises OSError.
+    """
+    for path in list(folder.glob(pattern)):
+        other = path.with_name(f"{path.name}.link")
+        other.unlink(missing_ok=True)  # left by a process that was killed here
+        with suppress(FileNotFoundError):  # its database has deleted it meanwhile
+            if not linked(path, other):
+                with open(path, "rb") as source, open(other, "xb") as copy:
+                    shutil.copyfileobj(source, copy, 1 << 20)
+                    copy.flush()
+                    os.fsync(copy.fileno())
+                os.replace(other, path)
+        other.unlink(missing_ok=True)
 
 
 def check_possible(folder: Path, store: Path) -> None:

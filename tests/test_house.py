@@ -223,6 +223,7 @@ REACHES = {
     "kvemb/kernels/compiling.py": {"_cache", "_rebuild", "_reduce"},
     # Whether this thread has a lock, as threading.Condition asks it; which threads there are.
     "kvemb/tiers/access.py": {"_is_owned", "_current_frames"},
+    "kvemb/torch/anchor_watch.py": {"_version"},
     "kvemb/torch/joined_gradient.py": {"_make_wrapper_subclass", "_amp_foreach_non_finite_check_and_unscale_"},
     "kvemb/torch/module.py": {"_C", "_apply", "_current_graph_task_id", "_save_to_state_dict"},
     "kvemb/torch/embedding.py": {"_load_from_state_dict"},
@@ -492,6 +493,7 @@ TESTED_BY = {
             **{name: [name] for name in ("bags", "collection", "eager", "prefetching")},
             **{name: [name] for name in ("connecting", "in_step", "joined_gradient", "launching", "ranks")},
             "states": ["states"],
+            "anchor_watch": ["anchor_watch"],
             "weights": ["weights", "table_module"],
         }.items()
         for name in names

@@ -37,13 +37,27 @@ class VariableInfo:
 
 
 @dataclass
+class MarkInfo:
+    """A mark of a store. path: its durable point, which is read as a checkpoint. name: None if it has none.
+
+    kept_bytes: of files that it alone keeps.
+    """
+
+    id: str
+    name: str | None
+    created: float
+    path: str
+    kept_bytes: int
+
+
+@dataclass
 class Info:
     """The description of a place. kind: "checkpoint", "store", or words for a cluster's checkpoint.
 
     path: of the checkpoint, or its URL. newest: whether it is the newest checkpoint of a given series. id, parent,
     created: of the checkpoint or the durable point. recording_calls: the calls, such as lookups, that recorded uses, of
     the variable with the most. files: bytes of every file. attached: bytes of the files saved with the rows, by name.
-    extra: the values saved with the rows.
+    extra: the values saved with the rows. marks: those of a store, the oldest first.
     """
 
     path: Path | str
@@ -57,6 +71,7 @@ class Info:
     files: dict[str, int]
     attached: dict[str, int]
     extra: dict[str, Any]
+    marks: list[MarkInfo]
 
     @property
     def nbytes(self) -> int:
@@ -95,6 +110,7 @@ def info(path: str | os.PathLike[str]) -> Info:
         files=found.files,
         attached=found.attached,
         extra=found.extra,
+        marks=[MarkInfo(each.id, each.name, each.created, str(each.path), alone) for each, alone in found.marks],
     )
 
 

@@ -138,10 +138,13 @@ class Points:
 
     def drop_others(self) -> None:
         """Delete all points but the current one and those that marks keep."""
+        for other in self.others():
+            fresh_files.remove(other)
+
+    def others(self) -> list[Path]:
+        """Return all points that nothing needs any more. REQUIRES: none is being written."""
         kept = {layout.point(self.store, number) for number in (self.current.point, *self.marks.points())}
-        for other in (self.store / layout.POINTS).iterdir():
-            if other not in kept:
-                fresh_files.remove(other)
+        return [other for other in (self.store / layout.POINTS).iterdir() if other not in kept]
 
     # Going back to a point that a mark keeps: a copy of it, with a number of its own, becomes the current point.
 

@@ -69,7 +69,7 @@ def rollback(engine: Engine, given: Mark | str) -> None:
             with inventory.naming_damaged_file(mark.path, described):
                 database = engine.open_database(live / layout.ROWS, new)
             try:
-                left = _move(engine, database, new, live, described.changes if present else None)
+                before, files = _move(engine, database, new, live, described.changes if present else None)
             except BaseException:
                 if engine.database is not database:
                     database.close()
@@ -79,11 +79,18 @@ def rollback(engine: Engine, given: Mark | str) -> None:
                 points.discard_copy(new, live)
             raise
         points.copied = described.point
-        for folder in left:
-            fresh_files.remove(folder)
-        points.drop_others()
+        # In the background, where it ends before the store is closed: it takes as long as opening the copy.
+        engine.spiller.submit(_leave, before, [*files, *points.others()])
         if engine.log is not None:
             engine.log.delete_before(new.point)
+
+
+def _leave(database: ColdDatabase, folders: list[Path]) -> None:
+    """Close the database that was in use, and delete folders that nothing needs any more."""
+    with suppress(ColdStoreError):  # its files are deleted
+        database.close()
+    for folder in folders:
+        fresh_files.remove(folder)
 
 
 def _is_ancestor(engine: Engine, number: int) -> bool:
@@ -92,8 +99,10 @@ def _is_ancestor(engine: Engine, number: int) -> bool:
     return layout.history(number) == layout.history(current) or engine.points.copied == number
 
 
-def _move(engine: Engine, database: ColdDatabase, new: Manifest, live: Path, epochs: list[Epoch] | None) -> list[Path]:
-    """Move all variables to this opened point, and close the database that was in use; returns its files.
+def _move(
+    engine: Engine, database: ColdDatabase, new: Manifest, live: Path, epochs: list[Epoch] | None
+) -> tuple[ColdDatabase, list[Path]]:
+    """Move all variables to this opened point; returns the database that was in use, and its files.
 
     live: the unpacked files of the point. epochs: of the mark, if the present state follows it.
     """
@@ -118,7 +127,7 @@ def _move(engine: Engine, database: ColdDatabase, new: Manifest, live: Path, epo
         with engine.state.keeping_rows():
             if engine.log is not None:
                 engine.log.rotate()
-            left = engine.points.go_back(new, live, logged=engine.log is not None)
+            files = engine.points.go_back(new, live, logged=engine.log is not None)
         with Poisoning(engine.state):
             engine.changes.go_back(live / layout.CHANGES, new.changes)
             for table, why in gone.items():
@@ -131,9 +140,7 @@ def _move(engine: Engine, database: ColdDatabase, new: Manifest, live: Path, epo
         forget_variable(engine, table, why)
     for move in moves:
         _record_checkpointed(engine, move)
-    with suppress(ColdStoreError):  # nothing of it is needed any more
-        before.close()
-    return left
+    return before, files
 
 
 def _why_gone(engine: Engine, table: Table, entry: VariableEntry | None) -> str | None:

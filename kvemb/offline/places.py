@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -19,6 +20,7 @@ from kvemb import registry
 from kvemb.durability import layout, paths
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.layout import series_name
+from kvemb.durability.marks.space import marks_with_bytes
 from kvemb.durability.scratch import scratch
 from kvemb.errors import CheckpointNotFound
 from kvemb.handle import inside
@@ -134,8 +136,10 @@ class Place:
             return self._source.described(self._number)
         assert self.here is not None
         found = inside(Checkpoint.at(self.here))
-        kind = "checkpoint" if layout.is_checkpoint(self.here) else "store"
-        return description_of(kind, found, {name: entry.bytes for name, entry in found.files.items()})
+        nbytes = {name: entry.bytes for name, entry in found.files.items()}
+        if layout.is_checkpoint(self.here):
+            return description_of("checkpoint", found, nbytes)
+        return replace(description_of("store", found, nbytes), marks=marks_with_bytes(self.here, found))
 
     @contextmanager
     def readable(

@@ -18,6 +18,7 @@ from typing import Any
 from kvemb.durability import manifest, paths
 from kvemb.durability.layout import series_name
 from kvemb.durability.manifest import HotRows, Manifest
+from kvemb.durability.marks.mark import Mark
 from kvemb.durability.sightings.counter_file import SightingsSize, sizes_of
 from kvemb.durability.variable_entry import VariableEntry
 from kvemb.errors import BackendUnavailable, CheckpointNotFound, Corruption, KvembError, TransferError
@@ -40,6 +41,7 @@ class CheckpointDescription:
     id, parent, created: as of a kvemb.Checkpoint. variables: by name. files: bytes of all files that it needs, by name.
     attached: bytes of the files saved with the rows, by name. extra: the values saved with the rows. tiers: as of a
     kvemb.Checkpoint; empty for a cluster. sightings: for each variable whose Admission counted any, of all shards.
+    marks: those of a store, the oldest first, each with the bytes of files that it alone keeps.
     """
 
     kind: str
@@ -52,6 +54,7 @@ class CheckpointDescription:
     extra: dict[str, Any]
     tiers: Mapping[str, Mapping[str, HotRows]] = field(default_factory=dict)
     sightings: Mapping[str, SightingsSize] = field(default_factory=dict)
+    marks: list[tuple[Mark, int]] = field(default_factory=list)
 
 
 def description_of(kind: str, found: Manifest, files: Mapping[str, int]) -> CheckpointDescription:

@@ -86,7 +86,8 @@ def repair(
 
     ``path`` is not changed. The new store has its own identity and follows no checkpoint. It does not record which rows
     were hot, nor which keys changed since which checkpoint. Sightings of an ``Admission`` are kept unless they are
-    damaged. At a URL, the newest complete checkpoint is taken, and all damage is listed.
+    damaged. It has no marks: the path of a mark is repaired like a checkpoint. At a URL, the newest complete checkpoint
+    is taken, and all damage is listed.
 
     Args:
         path: The checkpoint, the store, or a URL to which a series was pushed.

@@ -13,7 +13,7 @@ from kvemb.durability import journal_segments, layout, manifest, paths, recovery
 from kvemb.durability.checking import checkpoint_findings
 from kvemb.durability.manifest import Manifest
 from kvemb.durability.marks.kept import read_marks
-from kvemb.errors import CheckpointNotFound, Corruption, StoreNotFound
+from kvemb.errors import CheckpointNotFound, Corruption, StoreNotFound, UnsupportedFormat
 from kvemb.masking import masked
 from kvemb.offline.places import divided, is_elsewhere
 from kvemb.offline.remote_checking import RemoteChecking
@@ -30,8 +30,8 @@ class Verification:
         deep: Whether everything was read.
         findings: One line for each error, which names the file.
         notes: Remarks that are not errors.
-        rows: The number of rows by variable; at a URL, those of the newest checkpoint.
-        files: The number of files of the checkpoint, of the store's durable point, or of all checkpoints at the URL.
+        rows: The number of rows by variable; of a series, those of the newest checkpoint that can be read.
+        files: The number of files of what was verified; of a series, one that several checkpoints share counts once.
         nbytes: The bytes of these files.
     """
 
@@ -54,21 +54,21 @@ def verify(
     options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Verification:
-    """Verify a checkpoint, a store that no process has open for writing, or the checkpoints at a URL.
+    """Verify a checkpoint, a store that no process has open for writing, or all checkpoints of a series.
 
     Checks every file's name and size, the manifest, and the checksums of all files except tables and key files. Changes
     nothing. Memory does not grow with the table.
 
-    If checkpoints were pushed to the URL or directory, by a series or by a cluster's shards, all of them are checked:
-    each description, and the files that it needs, deltas included. ``URL/00000042`` checks only that one. In a local
-    series, only the newest checkpoint is checked. Of a store, the durable points that marks keep are checked, too.
+    Of a series, local or at a URL to which a series or a cluster's shards pushed, all checkpoints are checked: each
+    description, and the files that it needs, deltas included. ``SERIES/00000042`` checks only that one. Of a store, the
+    durable points that marks keep are checked, too.
 
     Args:
         path: The checkpoint, store, series or URL.
         deep: Whether to read everything: all checksums, records and keys, their order and their counts; at a URL, every
             byte.
         options: fsspec's options for a URL's filesystem, a dict.
-        progress: ``fn(done, total)``, called with bytes as they are read.
+        progress: ``fn(done, total)``, called with bytes as they are read; of a local series, for each checkpoint anew.
 
     Returns:
         What was found; false if something is wrong.
@@ -94,12 +94,9 @@ def verify(
             how = {"number": number, "deep": deep, "options": options, "progress": progress}
             return cast(Verification, registry.of_cluster("verify")(root, **how))
         return _verify_remote(root, number, remote, bool(deep), progress)
-    given = paths.local(path)
-    paths.check_options(given, options)
-    path = paths.newest_of(given)
+    path = paths.local(path)
+    paths.check_options(path, options)
     found = Verification(path, bool(deep))
-    if path != given:
-        found.notes.append(f"only {path} is checked, the newest checkpoint of {given}; name another one by its path")
     if layout.is_checkpoint(path):
         with layout.reading_checkpoint(path):
             _verify_checkpoint(path, found, progress)
@@ -108,6 +105,8 @@ def verify(
     elif layout.is_store(path):
         with layout.locked_for_reading(path):
             _verify_store(path, found, progress)
+    elif numbers := paths.series_numbers(path):
+        _verify_series(path, numbers, found, progress)
     elif (path / layout.ROWS).is_dir():
         found.findings.append(f"{path / manifest.NAME} is missing")
     elif (path / layout.POINTS).is_dir():
@@ -125,12 +124,41 @@ def _verify_remote(
     if checked.described:
         newest = max(checked.described)
         found.rows = {name: entry.rows for name, entry in checked.described[newest].described.variables.items()}
-    if not found:
-        whole = ", ".join(map(str, checked.sound)) or "none"
-        found.notes.append(
-            f"of the {len(checked.described)} checkpoints at {masked(url)}, these are undamaged: {whole}"
-        )
+    _note_sound(found, checked.sound, len(checked.described), masked(url))
     return found
+
+
+def _verify_series(root: Path, numbers: list[int], found: Verification, progress: Progress | None) -> None:
+    """Check all checkpoints of a local series, but for those that are deleted meanwhile."""
+    files: dict[str, int] = {}
+    sound = []
+    for number in numbers:
+        path = root / layout.series_name(number)
+        checked = Verification(path, found.deep)
+        try:
+            with layout.reading_checkpoint(path):
+                described = _verify_checkpoint(path, checked, progress)
+            if checked.findings:
+                layout.check_not_deleted(path)
+        except CheckpointNotFound:
+            continue
+        except UnsupportedFormat as error:
+            checked.findings.append(str(error))
+            described = None
+        if described is not None:
+            found.rows = checked.rows
+            files |= {entry.sha256: entry.bytes for entry in described.files.values()}
+        found.findings += checked.findings
+        sound += [] if checked.findings else [number]
+    found.files, found.nbytes = len(files), sum(files.values())
+    _note_sound(found, sound, len(numbers), str(root))
+
+
+def _note_sound(found: Verification, sound: list[int], count: int, where: str) -> None:
+    """Note which checkpoints of a series with damage can still be restored."""
+    if not found:
+        whole = ", ".join(map(str, sound)) or "none"
+        found.notes.append(f"of the {format_count(count, 'checkpoint')} at {where}, these are undamaged: {whole}")
 
 
 def _verify_checkpoint(path: Path, found: Verification, progress: Progress | None) -> Manifest | None:

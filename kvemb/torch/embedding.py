@@ -39,7 +39,8 @@ class Embedding(TableModule):
         sparse: Ignored. Gradients always hold only the rows that were used.
         store: The store of a variable that is given by name. None: the default store.
         fused: Take the optimizer's step during each backward pass, one step for each call of the module. Its gradients
-            are not accumulated, not clipped by ``clip_grad_norm_`` and not unscaled by a ``GradScaler``. A fused module
+            are not unscaled by a ``GradScaler``. If the model's gradients are accumulated or clipped, the step of
+            the dense part's optimizer raises RuntimeError, as these rows have taken theirs. A fused module
             cannot be in a part of the model that activation checkpointing computes again.
         check_finite: Raise ValueError for a step whose gradients have a NaN or an infinity. Such a step changes
             nothing.

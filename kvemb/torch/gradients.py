@@ -61,23 +61,24 @@ class PendingGradients:
         self._lock = threading.Lock()  # protects the attributes below, among backward passes
         self.waiting: list[Gradient] = []
         self._backwards = 0
-        # Whether a backward pass has come, even if it had no rows to train; how many since the last step; the last one.
+        # Whether a backward pass has come, even if it had no rows to train; how many since the last step, of a fused
+        # module since the last one of the dense part's optimizer; the last one.
         self.reached, self.passes, self._pass = False, 0, -1
 
     def add(self, gradients: list[Gradient]) -> None:
         """Keep the gradients of a backward pass, or, if fused, take the step. Raises as check_step and take_step do."""
-        if self.fused:
-            if not gradients:
-                return
-            check_step(gradients, [self])
-            take_step(gradients)
-            return
         with uninterrupted(), self._lock:
-            self.reached = True
             if (this := torch._C._current_graph_task_id()) != self._pass:  # not another call of the same pass
                 self.passes, self._pass = self.passes + 1, this
-            if not gradients:
-                return
+            if not self.fused:
+                self._keep(gradients)
+        if self.fused and gradients:
+            check_step(gradients, [self])
+            take_step(gradients)
+
+    def _keep(self, gradients: list[Gradient]) -> None:
+        self.reached = True
+        if gradients:
             self.waiting += gradients
             self._backwards += 1
             if self._backwards > MAX_APART:

@@ -7,7 +7,7 @@ backward passes, but not while another thread takes the optimizer's step, and on
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 import torch
@@ -15,6 +15,7 @@ import torch
 from kvemb.checks.brief import brief
 from kvemb.handle import inside
 from kvemb.torch import states
+from kvemb.torch.anchor_watch import AnchorWatch, check_before_steps
 from kvemb.torch.gradients import MAX_PASSES, PendingGradients
 from kvemb.torch.lookups import RowRequest, dtype_of_rows, fetch
 from kvemb.torch.weights import take_weights
@@ -63,6 +64,9 @@ class RowsModule(torch.nn.Module):
         self.pending: PendingGradients = PendingGradients(bool(fused), bool(check_finite))
         trainable = any(variable.trainable for variable in variables)
         self.anchor: torch.nn.Parameter = torch.nn.Parameter(torch.zeros(1), requires_grad=trainable)
+        self._watch = AnchorWatch()
+        if fused:
+            check_before_steps(self)
         # Where load_state_dict writes the weights of torch.nn's module, by their names there.
         self.destinations: dict[str, Variable] = {}
         self.register_load_state_dict_pre_hook(_take_weights)
@@ -84,6 +88,7 @@ class RowsModule(torch.nn.Module):
         trained = self.training and torch.is_grad_enabled() and not self.frozen
         if trained and any(variable.trainable for variable in self.variables):
             self._check_can_train()
+            self._watch.watch(self.anchor)
         if self.pending.fused and not self.frozen and torch.is_grad_enabled() and _in_backward():
             raise RuntimeError(
                 f"a {type(self).__name__} with fused=True was called during a backward pass, as activation "
@@ -144,13 +149,58 @@ class RowsModule(torch.nn.Module):
                 f"gradients of {self._names()} are pending, but no optimizer applies them: make a "
                 "kvemb.torch.Optimizer(model), or make the module with fused=True"
             )
-        if self.pending.passes > MAX_PASSES and self.pending.rates is not None and not self.pending.rates.warned:
-            self.pending.rates.warned = True
+        rates = None if self.pending.fused else self.pending.rates
+        if self.pending.passes > MAX_PASSES and rates is not None and not rates.warned:
+            rates.warned = True
             warnings.warn(
                 f"{self.pending.passes} backward passes have gone by without a step of the kvemb.torch.Optimizer that "
                 f"trains {self._names()}: add optimizer.step() for it, beside that of the dense part; to leave rows as "
                 "they are, call requires_grad_(False)",
                 stacklevel=2,
+            )
+
+    def check_not_missed(self) -> None:
+        """Check that no gradients wait here that missed what was done to those of the model's parameters.
+
+        Not in several processes: DDP writes averages into gradients.
+
+        Raises:
+            RuntimeError: They missed it.
+        """
+        if self.pending.waiting and self._watch.changed and processes() == 1:
+            raise RuntimeError(
+                "gradients of the model's parameters were changed since the backward pass, as by clip_grad_norm_, but "
+                f"those of the rows of {self._names()} were not: pass optimizer.leaves of the kvemb.torch.Optimizer, "
+                "too, as in clip_grad_norm_([*model.parameters(), *optimizer.leaves], 1.0). In a trainer that clips "
+                "model.parameters(), turn that off, and give clip_norm= to the optimizers of the variables"
+            )
+
+    def before_step(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Check that the rows of this fused module miss nothing in a step of the dense part's optimizer.
+
+        Args:
+            parameters: Those of the optimizer.
+
+        Raises:
+            RuntimeError: They do.
+        """
+        changed, held = self._watch.changed and processes() == 1, any(each is self.anchor for each in parameters)
+        if not self.pending.passes or not (changed or held):
+            return
+        passes, self.pending.passes = self.pending.passes, 0
+        if changed:
+            raise RuntimeError(
+                "gradients of the model's parameters were changed since the backward pass, as by clip_grad_norm_, but "
+                f"the rows of {self._names()} had taken their step with fused=True: make the module without it and "
+                "train it with a kvemb.torch.Optimizer, or leave its anchor out of what is changed, and give "
+                "clip_norm= to the optimizer of the variable"
+            )
+        if passes > 1:
+            raise RuntimeError(
+                f"{passes} backward passes have gone by since the last step of the optimizer of the model's "
+                f"parameters, which accumulates their gradients, but the rows of {self._names()} took a step in each "
+                "with fused=True: make the module without it and train it with a kvemb.torch.Optimizer, or leave its "
+                "anchor out of the other optimizer"
             )
 
     def _as_output(self, out: torch.Tensor, device: torch.device) -> torch.Tensor:

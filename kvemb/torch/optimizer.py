@@ -127,8 +127,6 @@ class Optimizer(torch.optim.Optimizer):
         self._dense: torch.optim.Optimizer | None = None
         super().__init__(first, {"lr": first[0]["lr"]})
         self._dense = dense
-        if dense is not None:
-            self.state: dict[torch.Tensor, Any] = dense.state
         self._modules = [
             module for module in found if all(each in variables for each in module.variables if each.trainable)
         ]
@@ -161,6 +159,15 @@ class Optimizer(torch.optim.Optimizer):
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
         self._rates.groups = groups
+
+    @property
+    def state(self) -> Any:
+        """The state of ``dense``, or empty: slots are part of the rows."""
+        return self._state if self._dense is None else self._dense.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self._state = state
 
     @property
     def leaves(self) -> list[torch.Tensor]:
@@ -218,7 +225,7 @@ class Optimizer(torch.optim.Optimizer):
         if self._in_step is not None:
             self._in_step.clear()
             return
-        self._summed = []
+        self._summed.clear()  # Lightning's wrapper of an optimizer shares its objects, and would get a new list alone
         for group in self._rates.groups:
             group["params"] = []
 
@@ -238,6 +245,8 @@ class Optimizer(torch.optim.Optimizer):
             ValueError: If a hyperparameter is out of its range, or one that the variable's optimizer lacks, if that
                 was changed elsewhere, or if a gradient is not finite and a module has ``check_finite``. Nothing has
                 changed then. With a group, also if the ranks' hyperparameters or calls differ.
+            RuntimeError: If gradients of the model's parameters were clipped, and those of the rows were not.
+                Nothing has changed then.
             RankLost: With a group: a rank has ended, or did not come within ``timeout``.
             KvembError: What ``kvemb.Store.apply_gradients`` raises.
         """
@@ -245,6 +254,8 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        for module in self._modules:
+            module.check_not_missed()
         if self._in_step is not None:
             self._in_step.step()
         elif gradients := self._gradients():
@@ -314,7 +325,6 @@ class Optimizer(torch.optim.Optimizer):
             )
         if self._dense is not None:
             self._dense.load_state_dict({**state_dict, "param_groups": dense})
-            self.state = self._dense.state
         self._clear()
         for group, found in zip(self._rates.groups, rows, strict=True):
             group.update({name: deepcopy(value) for name, value in found.items() if name != "params"})

@@ -113,5 +113,5 @@ def test_a_kill_at_any_instant_leaves_a_mark_that_works_or_none(store, tmp_path)
             for mark in reopened.marks:
                 reopened.rollback(mark)
                 assert columns_of(reopened) == (at_first if mark.name == "first" else at_second)
-            assert len(os.listdir(left / "points")) <= len(names) + 1
+        assert len(os.listdir(left / "points")) <= len(names) + 1
     assert found == {("first",), ("first", "second"), ("second",)}

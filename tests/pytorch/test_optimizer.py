@@ -565,3 +565,29 @@ class TestOneOptimizer:
         pair = One(loaded)
         with pytest.raises(TypeError, match=r"rows of several models go into one Optimizer\(first, second\)"):
             kt.Optimizer(pair.ours, dense=pair.ours_optimizer)
+
+
+class Wrapper:
+    """Looks like the optimizer that it has, as Lightning's wrapper does: inherited calls run on the wrapper."""
+
+    def __init__(self, optimizer):
+        self._optimizer = optimizer
+        self.__class__ = type("Wrapped", (Wrapper, type(optimizer)), {})
+
+    def __getattr__(self, name):
+        return getattr(self._optimizer, name)
+
+
+def test_what_a_wrapper_clips_is_what_the_optimizer_takes(loaded):
+    pair = Pair(loaded)
+    wrapped = Wrapper(pair.our_optimizers[1])
+    for seed in range(3):
+        pair.backward(seed)
+        leaves = [leaf for group in wrapped.param_groups for leaf in group["params"]]
+        torch.nn.utils.clip_grad_norm_([*pair.ours.parameters(), *leaves], 0.1)
+        torch.nn.utils.clip_grad_norm_(pair.theirs.parameters(), 0.1)
+        for optimizer in (pair.their_optimizer, *pair.our_optimizers):
+            optimizer.step()
+        for optimizer in (pair.their_optimizer, pair.our_optimizers[0], wrapped):
+            optimizer.zero_grad()
+        pair.check()

@@ -26,16 +26,26 @@ TRAINED_Y = WORTH[TRAINED].sum(1, keepdim=True) + 0.5 * torch.randn(256, 1)
 SEEN_Y = WORTH[SEEN].sum(1, keepdim=True)
 
 
+# Of Lightning's Trainer.
+QUIET: dict[str, Any] = {
+    "logger": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "accelerator": "cpu",
+    "num_sanity_val_steps": 0,
+}
+
+
 class Net(torch.nn.Module):
     """Bags and a linear layer. store: None: those of torch.nn."""
 
-    def __init__(self, store: Any) -> None:
+    def __init__(self, store: Any, *, fused: bool = False) -> None:
         super().__init__()
         torch.manual_seed(1)
         self.bags: torch.nn.Module = torch.nn.EmbeddingBag(KEYS, 8, mode="sum")
         if store is not None:
             weight = self.bags.state_dict()
-            self.bags = kt.EmbeddingBag("words", 8, mode="sum", optimizer=SGD(RATE), store=store)
+            self.bags = kt.EmbeddingBag("words", 8, mode="sum", optimizer=SGD(RATE), store=store, fused=fused)
             self.bags.load_state_dict(weight)
         self.head = torch.nn.Linear(8, 1)
 
@@ -81,28 +91,75 @@ def test_lightning(store, tmp_path):
         def configure_optimizers(self) -> Any:
             return self.net.optimizers()
 
-    quiet = {
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "accelerator": "cpu",
-        "num_sanity_val_steps": 0,
-    }
-
     def run(store: Any, root: Any) -> list[float]:
         training, validation = batches(TRAINED, TRAINED_Y, 64), batches(SEEN, SEEN_Y, 128)
         model, kept = Module(store), ModelCheckpoint(root, monitor="loss", save_top_k=1, save_last=True)
         stopping = EarlyStopping("loss", patience=2, min_delta=0.02)
-        trainer = lightning.Trainer(max_epochs=12, callbacks=[kept, stopping], **quiet)
+        trainer = lightning.Trainer(max_epochs=12, callbacks=[kept, stopping], **QUIET)
         trainer.fit(model, training, validation)
         assert len(model.losses) < 12, "it stops early"
         (best,) = trainer.validate(model, validation, ckpt_path="best", verbose=False)
         assert best["loss"] == kept.best_model_score == min(model.losses)
-        again = lightning.Trainer(max_epochs=14, enable_checkpointing=False, **quiet)
+        again = lightning.Trainer(max_epochs=14, enable_checkpointing=False, **QUIET)
         again.fit(model, training, validation, ckpt_path=root / "last.ckpt")
         return model.losses
 
     assert run(store, tmp_path / "rows") == pytest.approx(run(None, tmp_path / "plain"), rel=1e-5)
+
+
+def automatic(store: Any, *, fused: bool = False, **settings: Any) -> list[float]:
+    """Train with Lightning's automatic optimization; returns the losses after each epoch."""
+    import lightning
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.losses = Net(store, fused=fused), list[float]()
+
+        def training_step(self, batch: Any, _: int) -> torch.Tensor:
+            return torch.nn.functional.mse_loss(self.net(batch[0]), batch[1])
+
+        def on_train_epoch_end(self) -> None:
+            with torch.no_grad():
+                self.losses.append(float(torch.nn.functional.mse_loss(self.net.eval()(SEEN), SEEN_Y)))
+            self.net.train()
+
+        def configure_optimizers(self) -> Any:
+            dense = torch.optim.SGD(self.net.parameters(), RATE)
+            one = dense if store is None or fused else kt.Optimizer(self.net, dense=dense)
+            return {"optimizer": one, "lr_scheduler": torch.optim.lr_scheduler.StepLR(one, 1, 0.9)}
+
+    model = Module()
+    lightning.Trainer(max_epochs=4, enable_checkpointing=False, **settings, **QUIET).fit(
+        model, batches(TRAINED, TRAINED_Y, 64)
+    )
+    return model.losses
+
+
+SETTINGS = [
+    {},
+    {"gradient_clip_val": 0.5},
+    {"gradient_clip_val": 0.02, "gradient_clip_algorithm": "value"},
+    {"accumulate_grad_batches": 2},
+    {"accumulate_grad_batches": 3, "gradient_clip_val": 0.5},
+]
+
+
+@pytest.mark.needs("lightning")
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_lightning_with_automatic_optimization_clips_and_accumulates(store, settings):
+    wanted = automatic(None, **settings)
+    assert automatic(store, **settings) == pytest.approx(wanted, rel=1e-5)
+    assert (wanted == automatic(None)) == (not settings), "the setting matters"
+
+
+@pytest.mark.needs("lightning")
+@pytest.mark.parametrize("settings", SETTINGS[1:], ids=str)
+def test_lightning_refuses_settings_that_fused_rows_would_miss(store, settings):
+    with pytest.raises(
+        RuntimeError, match=r"the rows of 'words' (had taken their step|took a step in each) with fused"
+    ):
+        automatic(store, fused=True, **settings)
 
 
 @pytest.mark.needs("transformers", "accelerate")

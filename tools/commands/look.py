@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -28,26 +27,28 @@ BARS = " ▁▂▃▄▅▆▇█"
 
 
 def info(path: Place, as_json: AsJson = False) -> None:
-    """Show what a checkpoint or a store contains: its variables, files, parent and extra values.
+    """Show what a checkpoint or a store contains: its variables, files, parent, extra values and marks.
 
     For each variable: rows, dtype, dim, optimizer, policy, initializer, and how many calls recorded uses. A variable
     with rows on a GPU also shows how many were hot on the GPU and in host memory when it was saved. A variable with an
     Admission also shows how many sightings of keys without a row it has counted. A variable with max_rows or ttl shows
-    them.
+    them. For each mark of a store: where it is, to be read as a checkpoint, and the bytes of files that it alone keeps.
 
     Example: kvemb info checkpoints/00000042
     """
     found = _info(path)
-    made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.created))
     tables = sum(nbytes for name, nbytes in found.files.items() if name.endswith(".sst"))
     lines = [
-        ("kind", f"{found.kind}, made {made}"),
+        ("kind", f"{found.kind}, made {moment(found.created, seconds=True)}"),
         ("id", found.id),
         ("parent", found.parent or "none"),
         ("files", f"{len(found.files):,}, {size(found.nbytes)} (tables {size(tables)})"),
     ]
     lines += [(f"file {name}", size(nbytes)) for name, nbytes in found.attached.items()]
     lines += [("extra", _short(json.dumps({name: value}))) for name, value in found.extra.items()]
+    for mark in found.marks:
+        which = "mark" if mark.name is None else f"mark {mark.name}"
+        lines.append((which, f"{mark.path}, made {moment(mark.created, seconds=True)}, keeps {size(mark.kept_bytes)}"))
     for each in found.variables:
         described = each.described
         kind = f"{described['dim']} {described['value_dtype']}, keys {described['key_dtype']}"

@@ -82,15 +82,21 @@ def restrict(
 def compact(path: Store, quiet: Quiet = False, as_json: AsJson = False) -> None:
     """Free the disk space that replaced and removed rows still take.
 
+    Marks keep their files, as checkpoints do.
+
     Example: kvemb compact store
     """
     before = _bytes(path)
     screen = Screen(quiet, as_json)
     with screen.counting("compact") as update, _open(path) as store:
         bulk.compact(store, progress=update)
+        marks = len(store.marks)
     after = _bytes(path)
     lines = [("bytes", f"{size(before)} before, {size(after)} after")]
-    screen.close(f"kvemb compact {path}", lines, {"bytes_before": before, "bytes_after": after})
+    if marks:
+        what = "1 mark keeps its" if marks == 1 else f"{marks:,} marks keep their"
+        lines.append(("marks", f"{what} files: kvemb info {path} lists them, Store.drop_mark frees them"))
+    screen.close(f"kvemb compact {path}", lines, {"bytes_before": before, "bytes_after": after, "marks": marks})
 
 
 def drop(
@@ -102,7 +108,7 @@ def drop(
 ) -> None:
     """Delete a variable and all its rows.
 
-    Shows how many rows will be deleted, and asks. Checkpoints that were made before keep the variable.
+    Shows how many rows will be deleted, and asks. Checkpoints and marks that were made before keep the variable.
 
     Example: kvemb drop store --variable users
     """

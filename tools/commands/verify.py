@@ -22,9 +22,9 @@ def verify(
         str,
         typer.Argument(
             metavar="PATH",
-            help="A checkpoint, a store that no process has open for writing, or a series. Of a local series the "
-            "newest checkpoint is checked. Where a push or a cluster writes (a URL or a directory), all checkpoints "
-            "are checked, or only the one named by PATH/00000042.",
+            help="A checkpoint, a store that no process has open for writing, or a series: local, or where a push or a "
+            "cluster writes (a URL or a directory). Of a series all checkpoints are checked, or only the one named by "
+            "PATH/00000042.",
         ),
     ],
     deep: Annotated[bool, typer.Option("--deep", help="Read every file, record and key.")] = False,

@@ -16,7 +16,7 @@ from kvemb.tools.inspect import Info, info
 from kvemb.tools.reading import Progress, kind_name
 from kvemb.tools.report.axes import moment, zone
 from kvemb.tools.report.history import SHOWN, History, history
-from kvemb.tools.report.markup import facts, name, notice, table
+from kvemb.tools.report.markup import facts, heading, name, notice, table
 from kvemb.tools.report.series import series
 from kvemb.tools.report.style import page
 from kvemb.tools.report.variable import VariableData, not_finite, shape, variable
@@ -55,7 +55,7 @@ def report(path: str | os.PathLike[str], out: str | os.PathLike[str], *, progres
         done += each.rows
         if progress is not None:
             progress(done, total)
-    parts = [_head(root, newest_path, newest, past), _overview(variables, past)]
+    parts = [_head(root, newest_path, newest, past), _overview(variables, past), _marks(newest)]
     if len(past.checkpoints) > 1:
         parts.append(series(past, {each.info.name: each.changes for each in variables}))
     parts += [variable(each, past, f"v{at}") for at, each in enumerate(variables)]
@@ -79,6 +79,23 @@ def _head(root: Path, newest_path: Path, newest: Info, past: History) -> str:
         lines.append(("checkpoints shown", f"{shown}, the newest" if shown == SHOWN else str(shown)))
     warned = [notice(f"{which} cannot be read:", why) for which, why in sorted(past.damages.items())]
     return f'<h1 id="top">{name(str(root))}</h1>{facts(lines)}{"".join(warned)}'
+
+
+def _marks(newest: Info) -> str:
+    """Return a table of the marks of a store, "" if there is none."""
+    lines = [
+        [
+            name(each.name) if each.name is not None else '<span class="sub">none</span>',
+            escape(moment(each.created)),
+            size(each.kept_bytes),
+            name(each.path),
+        ]
+        for each in newest.marks
+    ]
+    if not lines:
+        return ""
+    note = '<p class="note">Each is read as a checkpoint. It alone keeps so many bytes of files.</p>'
+    return heading("Marks", "marks") + table(["name", "made", "keeps", "path"], lines, words=(1, 3)) + note
 
 
 def _overview(variables: list[VariableData], past: History) -> str:

@@ -10,7 +10,6 @@ import json
 import os
 import threading
 import uuid
-from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,16 +49,11 @@ def read_marks(store: Path) -> list[Mark]:
 
 
 class Marks:
-    """The marks of a store that is open for writing. most: how many without a name are kept, the newest ones.
-
-    released: ids of marks that nobody needs any more; anyone may append to it at any time, and the next mark that is
-    made drops these.
-    """
+    """The marks of a store that is open for writing. most: how many without a name are kept, the newest ones."""
 
     def __init__(self, store: Path, most: int) -> None:
         self._store, self._most, self._lock = store, most, threading.Lock()
         self._entries = {entry.id: entry for entry in _read_all(store / layout.MARKS)}
-        self.released: deque[str] = deque()
         for left in (store / layout.MARKS).glob(f"*{TEMPORARY}"):
             left.unlink()
 
@@ -119,19 +113,12 @@ class Marks:
             replaced = [each.id for each in self._entries.values() if entry.name and each.name == entry.name]
             self._entries[mark.id] = entry
             unnamed = [each.id for each in self._entries.values() if not each.name]
-            self._drop([*replaced, *unnamed[: max(0, len(unnamed) - self._most)], *self._released()])
+            self._drop([*replaced, *unnamed[: max(0, len(unnamed) - self._most)]])
 
     def drop(self, mark: Mark) -> None:
         """Delete a mark's file; the caller then deletes its durable point. Raises ColdStoreError."""
         with uninterrupted(), self._lock:
             self._drop([mark.id])
-
-    def _released(self) -> list[str]:
-        found = []
-        with suppress(IndexError):
-            while True:
-                found.append(self.released.popleft())
-        return found
 
     def _drop(self, ids: list[str]) -> None:
         folder = self._store / layout.MARKS
@@ -163,8 +150,11 @@ def _told(mark: Mark) -> str:
 
 
 def _read_all(folder: Path) -> list[_Entry]:
-    paths = sorted(folder.glob(f"*{SUFFIX}")) if folder.is_dir() else []
-    return sorted((_read(path) for path in paths), key=lambda entry: entry.number)
+    found = []
+    for path in sorted(folder.glob(f"*{SUFFIX}")) if folder.is_dir() else []:
+        with suppress(FileNotFoundError):  # the store's owner dropped it since it was listed
+            found.append(_read(path))
+    return sorted(found, key=lambda entry: entry.number)
 
 
 def _read(path: Path) -> _Entry:

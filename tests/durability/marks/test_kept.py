@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -46,12 +47,17 @@ def test_the_oldest_without_a_name_are_dropped(tmp_path):
     marks = Marks(tmp_path, 2)
     named, *unnamed = kept(marks, "best"), kept(marks), kept(marks), kept(marks)
     assert marks.all() == read_marks(tmp_path) == [named, *unnamed[1:]]
-    marks.released.append(unnamed[1].id)
-    assert marks.all() == [named, *unnamed[1:]]
-    last = kept(marks)
-    assert read_marks(tmp_path) == [named, unnamed[2], last]
     marks.drop(named)
-    assert read_marks(tmp_path) == [unnamed[2], last]
+    assert read_marks(tmp_path) == unnamed[1:]
+
+
+def test_a_mark_that_is_dropped_while_marks_are_read_is_left_out(tmp_path, monkeypatch):
+    marks = Marks(tmp_path, 2)
+    first, second = kept(marks), kept(marks)
+    listed, glob = list((tmp_path / "marks").glob("*.json")), Path.glob
+    monkeypatch.setattr(Path, "glob", lambda path, pattern: listed if path.name == "marks" else glob(path, pattern))
+    marks.drop(first)
+    assert read_marks(tmp_path) == [second]
 
 
 def test_a_damaged_file_is_named(tmp_path):

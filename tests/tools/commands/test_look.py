@@ -72,6 +72,43 @@ def test_info_and_ls_say_what_is_there(place, capsys):
     assert json_of(capsys, "ls", place / "2", "--files") == found.files
 
 
+def test_info_lists_marks_and_every_command_reads_one_like_a_checkpoint(tmp_path, capsys):
+    with kvemb.open(tmp_path / "store", memory_budget=BUDGET) as store:
+        table = store.get_variable("table", dim=DIM)
+        table.upsert(np.arange(2000), values(0, 2000))
+        best = store.mark("best", extra={"loss": 0.1}, block=True)
+        store.checkpoint(tmp_path / "then")
+        table.upsert(np.arange(2000), values(1, 2000))
+        bulk.compact(store)
+        unnamed = store.mark(block=True)
+    told = json_of(capsys, "info", tmp_path / "store")["marks"]
+    assert [(each["id"], each["name"], each["path"]) for each in told] == [
+        (best.id, "best", str(best.path)),
+        (unnamed.id, None, str(unnamed.path)),
+    ]
+    assert told[0]["kept_bytes"] > 2000 * DIM * 4
+    assert run(["info", str(tmp_path / "store")]) == 0
+    lines = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines() if "  mark" in line]
+    assert [line[:2] for line in lines] == [["mark", "best"], ["mark", f"{unnamed.path},"]]
+    found = json_of(capsys, "info", best.path)
+    assert (found["kind"], found["extra"], found["marks"]) == ("checkpoint", {"loss": 0.1}, [])
+    assert json_of(capsys, "ls", best.path) == {"table": 2000}
+    assert [row["key"] for row in json_of(capsys, "peek", best.path, "7")["rows"]] == [7]
+    assert json_of(capsys, "stats", best.path)["rows"] == 2000
+    (differs,) = json_of(capsys, "diff", best.path, tmp_path / "then")["variables"]
+    assert (differs["added"], differs["removed"], differs["changed"]) == (0, 0, 0)
+    assert json_of(capsys, "verify", best.path, "--deep")["rows"] == {"table": 2000}
+    for place, says in ((tmp_path / "store", True), (best.path, False)):
+        assert run(["report", str(place), str(tmp_path / f"{says}.html")]) == 0
+        page = (tmp_path / f"{says}.html").read_text()
+        assert ("Marks" in page and str(best.path) in page) == says
+    assert run(["export", str(best.path), str(tmp_path / "rows.csv")]) == 0
+    assert len((tmp_path / "rows.csv").read_text().splitlines()) == 2001
+    assert run(["restore", str(best.path), str(tmp_path / "again")]) == 0
+    with kvemb.open(tmp_path / "again", read_only=True, memory_budget=BUDGET) as again:
+        assert again.variables["table"].size() == 2000
+
+
 def test_info_shows_the_bounds_of_a_table(tmp_path, capsys):
     with kvemb.open(tmp_path / "store", memory_budget="4MiB") as store:
         store.get_variable("both", dim=2, max_rows=1000, ttl=86_400)

@@ -68,6 +68,42 @@ def test_compact_gives_room_back(store, capsys):
     assert kvemb.verify(store, deep=True)
 
 
+def test_compact_and_migrate_leave_marks_as_they_are(store, tmp_path, capsys):
+    before = whole(store)
+    with kvemb.open(store, memory_budget=BUDGET) as opened:
+        opened.mark("whole")
+        opened.variables["table"].remove(np.arange(900))
+    assert json_of(capsys, "compact", store)["marks"] == 1
+    assert run(["compact", str(store)]) == 0
+    assert f"1 mark keeps its files: kvemb info {store} lists them" in capsys.readouterr().out
+    assert run(["migrate", str(store), "--optimizer", "sgd", "--value-dtype", "float16", "--yes"]) == 0
+    assert kvemb.verify(store, deep=True)
+    with kvemb.open(store, memory_budget=BUDGET) as opened:
+        assert opened.variables["table"].value_dtype == np.float16
+        table = opened.variables["table"]
+        opened.rollback("whole")
+        with pytest.raises(kvemb.errors.Closed, match="was another variable at the mark"):
+            table.size()
+    after = whole(store)
+    assert after[0] == before[0]
+    for one, other in zip(vars(before[1]).values(), vars(after[1]).values(), strict=True):
+        np.testing.assert_equal(one, other)
+
+
+def test_a_migration_and_a_compaction_are_undone_by_going_back_to_a_mark_in_between(store, capsys):
+    assert run(["migrate", str(store), "--optimizer", "sgd", "--yes"]) == 0
+    with kvemb.open(store, memory_budget=BUDGET) as opened:
+        mark = opened.mark(block=True)
+    then = whole(store)
+    assert run(["compact", str(store)]) == 0
+    assert run(["migrate", str(store), "--dim", "2", "--yes"]) == 0
+    with kvemb.open(store, memory_budget=BUDGET) as opened:
+        opened.rollback(mark)
+    assert whole(store)[0] == then[0]
+    np.testing.assert_array_equal(whole(store)[1].values, then[1].values)
+    assert kvemb.verify(store, deep=True)
+
+
 def test_migrating_to_another_optimizer_drops_its_slots_and_keeps_the_rows(store, tmp_path):
     found = plan(store, tmp_path / "sgd", optimizer="sgd")
     assert found.steps == [

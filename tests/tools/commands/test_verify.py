@@ -89,6 +89,23 @@ def test_a_series_goes_and_comes_back(root: Path, tmp_path: Path, capsys: pytest
     capsys.readouterr()
 
 
-def test_of_a_series_the_newest_is_checked_and_named(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["verify", str(root)]) == 0
-    assert f"only {root / '00000002'} is checked, the newest checkpoint of {root}" in capsys.readouterr().out
+def test_of_a_series_all_checkpoints_are_checked(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = json_of(capsys, "verify", root, "--deep")
+    entries = [each for path in root.glob("0*") for each in kvemb.Checkpoint(path).inventory.values()]
+    known = {entry.sha256: entry.bytes for entry in entries}
+    assert (whole["rows"], whole["files"], whole["nbytes"]) == ({"table": 10_000}, len(known), sum(known.values()))
+    damaged = root / "00000001" / "rows" / "CURRENT"
+    damaged.unlink()
+    assert run(["verify", str(root)]) == 1
+    out = capsys.readouterr().out
+    assert f"{damaged} is missing" in out
+    assert f"of the 2 checkpoints at {root}, these are undamaged: 2" in out
+    assert run(["verify", str(root / "00000002")]) == 0
+    capsys.readouterr()
+    for name in ("00000001", "00000002"):
+        (root / name / "manifest.json").write_text("{}")
+    told = json_of(capsys, "verify", root, code=1)
+    assert [line.split(" is damaged")[0] for line in told["findings"]] == [
+        str(root / name / "manifest.json") for name in ("00000001", "00000002")
+    ]
+    assert told["notes"] == [f"of the 2 checkpoints at {root}, these are undamaged: none"]

@@ -1,0 +1,79 @@
+"""Notices that the gradients of a model were clipped or accumulated, and those of its rows were not.
+
+A module's anchor is one of model.parameters(), and has a gradient, which is 0. What a program or a framework does in
+place to all gradients, it does to that one, and PyTorch counts such changes, but for those of a GradScaler. So no call
+of PyTorch need be replaced.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from kvemb.torch.eager import never_compiled
+
+
+class AnchorWatch:
+    """Watches the gradient of one module's anchor. A copy watches nothing yet."""
+
+    def __init__(self) -> None:
+        self._anchor: weakref.ref[torch.Tensor] | None = None
+        self._seen: list[Any] = []  # the gradient as the last backward pass left it, and how often it had changed
+
+    def watch(self, anchor: torch.Tensor) -> None:
+        """Watch this anchor from now on."""
+        if self._anchor is not None and self._anchor() is anchor:
+            return
+        seen: list[Any] = []
+
+        def accumulated(anchor: torch.Tensor) -> None:
+            seen[:] = [] if anchor.grad is None else [anchor.grad, anchor.grad._version]
+
+        anchor.register_post_accumulate_grad_hook(accumulated)
+        self._anchor, self._seen = weakref.ref(anchor), seen
+
+    @property
+    def changed(self) -> bool:
+        """Whether the gradient was changed in place since the last backward pass."""
+        anchor = None if self._anchor is None else self._anchor()
+        if anchor is None or not self._seen:
+            return False
+        grad, version = self._seen
+        return anchor.grad is grad and grad._version != version
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return AnchorWatch, ()
+
+
+class Fused(Protocol):
+    """A module whose rows take their steps in backward passes."""
+
+    def before_step(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Raise RuntimeError if rows missed what the step of an optimizer of these parameters has in its gradients."""
+
+
+_fused: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def check_before_steps(module: Fused) -> None:
+    """Call a module's before_step() before each step of an optimizer of torch.optim, as long as the module exists."""
+    _register()
+    _fused.add(module)
+
+
+@functools.cache
+def _register() -> None:
+    register_optimizer_step_pre_hook(_before_step)
+
+
+@never_compiled
+def _before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    # A kvemb.torch.Optimizer computes its groups, and has no such attribute; the one inside of it comes by itself.
+    groups = vars(optimizer).get("param_groups", [])
+    for module in list(_fused):
+        module.before_step(each for group in groups for each in group["params"])
