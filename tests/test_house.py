@@ -455,6 +455,7 @@ TESTED_BY = {
     "kvemb/version.py": "test_house.py",
     "kvemb/rows/row_kernels.py": "rows/test_row_copies.py",
     "backends/intrinsics.py": "rows/test_random_kernels.py",
+    "tools/formats/tensor_bundle.py": "tools/formats/test_tf_checkpoint.py",
     "kvemb/cluster/in_flight": "cluster/test_in_flight.py",
     # What a cluster's variable does is compared with what a store's does.
     **{
