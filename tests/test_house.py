@@ -233,6 +233,7 @@ REACHES = {
     # What tf.saved_model.save asks of each layer.
     "kvemb/keras/layer.py": {"_trackable_children"},
     "kvemb/keras/learning_rate.py": {"_flatten_layers"},
+    "kvemb/keras/servable.py": {"_flatten_layers"},
 }
 # Public names in spite of how they are spelt: of modules, of named tuples, and of PyTorch's tensors.
 PUBLIC = {"os._exit", "data._version", "_asdict", "_replace", "_fields", "_make"}
@@ -511,6 +512,8 @@ TESTED_BY = {
             "checkpoint": "checkpoint state",
             **{name: name for name in ("configs", "converted", "exporting", "keys", "learning_rate", "prefetching")},
             "rows_state": "rows_state",
+            "servable": "servable static_tables",
+            "static_draws": "static_draws",
         }.items()
         for name in names.split()
     },
