@@ -234,6 +234,7 @@ REACHES = {
     # What tf.saved_model.save asks of each layer.
     "kvemb/keras/layer.py": {"_trackable_children"},
     "kvemb/keras/learning_rate.py": {"_flatten_layers"},
+    "kvemb/keras/servable.py": {"_flatten_layers"},
 }
 # Public names in spite of how they are spelt: of modules, of named tuples, and of PyTorch's tensors.
 PUBLIC = {"os._exit", "data._version", "_asdict", "_replace", "_fields", "_make"}
@@ -456,6 +457,7 @@ TESTED_BY = {
     "kvemb/version.py": "test_house.py",
     "kvemb/rows/row_kernels.py": "rows/test_row_copies.py",
     "backends/intrinsics.py": "rows/test_random_kernels.py",
+    "tools/formats/tensor_bundle.py": "tools/formats/test_tf_checkpoint.py",
     "kvemb/cluster/in_flight": "cluster/test_in_flight.py",
     # What a cluster's variable does is compared with what a store's does.
     **{
@@ -512,6 +514,8 @@ TESTED_BY = {
             "checkpoint": "checkpoint state",
             **{name: name for name in ("configs", "converted", "exporting", "keys", "learning_rate", "prefetching")},
             "rows_state": "rows_state",
+            "servable": "servable static_tables",
+            "static_draws": "static_draws",
         }.items()
         for name in names.split()
     },

@@ -17,7 +17,19 @@ from kvemb import bulk
 from kvemb.tools.ahead import ahead
 from kvemb.tools.destinations import PIPE, atomic_output, fetched, is_compressed
 from kvemb.tools.failures import BadInput, WrongUsage
-from kvemb.tools.formats.columns import KEY, ROW, SCALE, SCORE, STEP, VALUE, Batch, PathOrFile, SourceOptions, Table
+from kvemb.tools.formats.columns import (
+    KEY,
+    ROW,
+    SCALE,
+    SCORE,
+    SLOTLESS,
+    STEP,
+    VALUE,
+    Batch,
+    PathOrFile,
+    SourceOptions,
+    Table,
+)
 from kvemb.tools.formats.known import Format, format_of
 from kvemb.tools.keys import integers, read_keys
 from kvemb.tools.named import named
@@ -35,7 +47,8 @@ class Imported:
     """What was loaded: how many rows were added, replaced, and kept as they were; rows: the variable's size now.
 
     duplicates: rows of the source that were left out because another one has the same key. made: the names of
-    optimizer, policy and initializer if the variable is new, otherwise None.
+    optimizer, policy and initializer if the variable is new, otherwise None. slots: those that the source has; the
+    variable's others are those of new rows.
     """
 
     variable: str
@@ -45,6 +58,7 @@ class Imported:
     rows: int
     duplicates: int = 0
     made: dict[str, str] | None = None
+    slots: tuple[str, ...] = ()
 
 
 def import_table(
@@ -85,7 +99,7 @@ def import_table(
             raise BadInput(f"{kind.name} cannot be read from a pipe; name a file")
         return _import(origin, "table", kind, path, given, optimizing, on_conflict, progress)
     with fetched(origin) as here:
-        if not here.exists():
+        if not kind.is_at(here):
             raise FileNotFoundError(f"{origin} does not exist")
         if is_compressed(here) and not kind.pipe:
             raise BadInput(f"{here} is compressed; {kind.name} is read from its place in a file: decompress it first")
@@ -114,13 +128,15 @@ def _import(
             has = f"variable {name!r} exists" if known else f"{origin} was exported with the optimizer of its variable"
             raise WrongUsage(f"{has}; leave out --optimizer, and change it with kvemb migrate --optimizer")
         target = store.variables[name] if known else _created(store, name, table, given, optimizer)
-        batches = read(_wanted(table, target))
+        wanted = _wanted(table, target)
+        batches = read(wanted)
         rows = ahead(_rows(batches, table, target, origin, progress))
         loaded = bulk.load(target, rows, on_conflict=on_conflict)
         described = bulk.described(target)
         made = {what: kind_name(described[what]) for what in ("optimizer", "policy", "initializer")}
         counts = (loaded.added, loaded.replaced, loaded.kept, target.size(), loaded.duplicates)
-        return Imported(name, *counts, None if known else made)
+        slots = tuple(each for each in _slots(target) if each in wanted)
+        return Imported(name, *counts, None if known else made, slots)
 
 
 @contextmanager
@@ -138,9 +154,13 @@ def filled(path: Path) -> Iterator[kvemb.Store]:
 def _wanted(table: Table, target: kvemb.Variable) -> list[str]:
     """Return the columns to read: key, value, and of kvemb's other ones those that the variable has."""
     there = {column.name for column in table.columns}
-    slots = [slot.name for slot in target.optimizer.shapes(target.dim)] if target.optimizer else []
+    slots = _slots(target)
     alone = [each.name for each in table.columns if each.name in (SCALE, SCORE, STEP) and each.width is None]
     return [KEY, VALUE, *alone, *(slots if there.issuperset(slots) else [])]
+
+
+def _slots(target: kvemb.Variable) -> list[str]:
+    return [slot.name for slot in target.optimizer.shapes(target.dim)] if target.optimizer else []
 
 
 def _created(
@@ -159,7 +179,12 @@ def _created(
     if not value.width:
         raise BadInput(f"the source has no rows and does not give their dim; create the variable {name!r} first")
     made = None if optimizer is None else kvemb.optimizers.optimizer_from_json(optimizer)
-    return store.get_variable(name, keys, values, value.width, optimizer=made)
+    target = store.get_variable(name, keys, values, value.width, optimizer=made)
+    if made is not None and made.counts_steps and "optimizer_steps" in metadata:
+        like = {**bulk.described(target), "optimizer_steps": metadata["optimizer_steps"]}
+        store.drop_variable(name)
+        target = bulk.make(store, name, like)
+    return target
 
 
 def _rows(
@@ -190,6 +215,9 @@ def _rows(
                     f"the source has the slot {slot.name!r} with {shape[0] if shape else 1} numbers, variable "
                     f"{target.name!r} has it with {slot.width}; export without slots, or see kvemb migrate --optimizer"
                 )
+        if has_slots and SLOTLESS in batch and batch[SLOTLESS].any():
+            for name, new in bulk.new_slots(target, values[batch[SLOTLESS]]).items():
+                batch[name][batch[SLOTLESS]] = new
         yield bulk.Rows(
             converted(keys, keys, target.key_dtype, "keys", target.name),
             converted(values, keys, target.value_dtype, "values", target.name),

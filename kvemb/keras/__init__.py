@@ -22,6 +22,7 @@ try:
     from kvemb.keras.learning_rate import LearningRate
     from kvemb.keras.prefetching import prefetching
     from kvemb.keras.rows_state import dense_only
+    from kvemb.keras.servable import export
 except ImportError as error:
     if error.name not in ("keras", "tensorflow", "jax", "torch"):
         raise
@@ -35,6 +36,7 @@ __all__ = [
     "EmbeddingBag",
     "LearningRate",
     "dense_only",
+    "export",
     "prefetching",
     "split_keys",
     "take_step",

@@ -27,7 +27,7 @@ def check_not_exported() -> None:
 def refuse() -> None:
     """Raise RowsAreNotExported."""
     raise RowsAreNotExported(
-        "layers of kvemb.keras cannot be exported: the rows are in a store, which a saved graph cannot reach. Save the "
-        "model with model.save and serve it with a store (kvemb.open(path, follow=True)), or export the dense part of "
-        "the model alone, whose input is rows"
+        "this exporter cannot reach the rows of layers of kvemb.keras, which are in a store: export the model with "
+        "kvemb.keras.export(model, path), which writes rows, too, or save it with model.save and serve it with a store "
+        "(kvemb.open(path, follow=True))"
     )

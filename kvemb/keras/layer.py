@@ -12,7 +12,10 @@ from kvemb.keras.anchors import anchor_of
 from kvemb.keras.calls import Call, check_backend, look_up
 from kvemb.keras.exporting import refuse
 from kvemb.keras.pooled import Wanted
+from kvemb.keras.requests import Ids, Request
 from kvemb.keras.rows_state import check_saved_state, saved_state
+from kvemb.keras.static_tables import look_up as look_up_static
+from kvemb.keras.static_tables import static_tables
 from kvemb.variable import Variable
 
 # Arguments of Keras' layers that are not supported; the message says what to use instead.
@@ -65,16 +68,23 @@ class RowsLayer(keras.layers.Layer):
     @property
     def variables(self) -> list[keras.Variable]:
         """The weights of the layer: for each trained variable, one scalar that stands for its rows."""
-        return [*super().variables, *self._anchors().values()]
+        return [*super().variables, *self._rows_as_weights()]
 
     @property
     def weights(self) -> list[keras.Variable]:
         """As ``variables``."""
-        return [*super().weights, *self._anchors().values()]
+        return [*super().weights, *self._rows_as_weights()]
+
+    def _rows_as_weights(self) -> list[keras.Variable]:
+        """Return the anchors of the variables; in an export, the tables in their place."""
+        tables = static_tables()
+        if tables is None:
+            return list(self._anchors().values())
+        return [weight for variable in self.variables_of_rows for weight in tables[variable].weights]
 
     def _trackable_children(self, save_type: str = "checkpoint", **others: Any) -> Any:
         """Refuse tf.saved_model.save; TensorFlow calls it."""
-        if save_type == "savedmodel":
+        if save_type == "savedmodel" and static_tables() is None:
             refuse()
         return super()._trackable_children(save_type, **others)
 
@@ -135,6 +145,8 @@ class RowsLayer(keras.layers.Layer):
         training: whether uses of rows are recorded. Raises ValueError if a variable that is to be trained has no
         optimizer, and what Store.lookup raises.
         """
+        if (tables := static_tables()) is not None:
+            return self._results(wanted, look_up_static(tables, *self._asked(wanted)))
         anchors = self._anchors()
         for variable in anchors:
             if training and variable.optimizer is None:
@@ -142,18 +154,25 @@ class RowsLayer(keras.layers.Layer):
                     f"variable {variable.name!r} has no optimizer, so its rows cannot be trained: make it with "
                     "optimizer=, such as kvemb.optimizers.Adagrad(0.05), or freeze the layer with trainable=False"
                 )
-        requests, batch = zip(*(each.lookup() for each in wanted), strict=True)
         call = Call(
-            requests,
-            batch,
+            *self._asked(wanted),
             {variable: anchor for variable, anchor in anchors.items() if variable.optimizer is not None},
             bool(training),
             self._scaling_optimizer(),
             "mixed_float16" in (self.dtype_policy.name, keras.config.dtype_policy().name),
             self.add_loss,
         )
-        rows = [keras.ops.cast(each, self.compute_dtype) for each in look_up(call)]
-        return [each.result(found) for each, found in zip(wanted, rows, strict=True)]
+        return self._results(wanted, look_up(call))
+
+    @staticmethod
+    def _asked(wanted: Sequence[Wanted]) -> tuple[tuple[Request, ...], tuple[Ids, ...]]:
+        requests, batch = zip(*(each.lookup() for each in wanted), strict=True)
+        return requests, batch
+
+    def _results(self, wanted: Sequence[Wanted], found: list[Any]) -> list[Any]:
+        """Return the layer's results of what was looked up."""
+        rows = [keras.ops.cast(each, self.compute_dtype) for each in found]
+        return [each.result(of) for each, of in zip(wanted, rows, strict=True)]
 
     def _dtype_for(self, variable: Variable) -> str:
         """Return the dtype in which the backend gets rows of a variable: float32, or float64."""

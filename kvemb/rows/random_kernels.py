@@ -14,17 +14,17 @@ import numpy as np
 from kvemb.kernels.compiling import inlined, kernel, kernel_with_arrays
 
 # The golden ratio times 2**64: the step of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014). On disk; do not change.
-_STEP = np.uint64(0x9E3779B97F4A7C15)
-_MULTIPLY_1, _MULTIPLY_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+STEP = np.uint64(0x9E3779B97F4A7C15)
+MULTIPLY_1, MULTIPLY_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _S30, _S27, _S31, _S11, _S12 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(11), np.uint64(12)
-_LN2 = 0.6931471805599453
+LN2 = 0.6931471805599453
 
 
 @inlined
 def _mix(h: Any) -> Any:
     """SplitMix64's finaliser: a bijection of uint64."""
-    h = (h ^ (h >> _S30)) * _MULTIPLY_1
-    h = (h ^ (h >> _S27)) * _MULTIPLY_2
+    h = (h ^ (h >> _S30)) * MULTIPLY_1
+    h = (h ^ (h >> _S27)) * MULTIPLY_2
     return h ^ (h >> _S31)
 
 
@@ -39,11 +39,11 @@ def log(x: float) -> Any:
     tail = 1.0 / 19.0 + z * (1.0 / 21.0)
     tail = 1.0 / 11.0 + z * (1.0 / 13.0 + z * (1.0 / 15.0 + z * (1.0 / 17.0 + z * tail)))
     tail = z * (1.0 / 3.0 + z * (1.0 / 5.0 + z * (1.0 / 7.0 + z * (1.0 / 9.0 + z * tail))))
-    return exponent * _LN2 + (2.0 * s + 2.0 * s * tail)
+    return exponent * LN2 + (2.0 * s + 2.0 * s * tail)
 
 
 # Numerators and denominators of AS 241, highest power first: the centre, the tails, the far tails.
-_CENTRE = (
+CENTRE = (
     (
         2.5090809287301226727e3,
         3.3430575583588128105e4,
@@ -65,7 +65,7 @@ _CENTRE = (
         1.0,
     ),
 )
-_TAIL = (
+TAIL = (
     (
         7.74545014278341407640e-4,
         2.27238449892691845833e-2,
@@ -87,7 +87,7 @@ _TAIL = (
         1.0,
     ),
 )
-_FAR_TAIL = (
+FAR_TAIL = (
     (
         2.01033439929228813265e-7,
         2.71155556874348757815e-5,
@@ -124,14 +124,14 @@ def _ratio(polynomials: Any, x: float) -> Any:
 @kernel
 def _central_quantile(q: float) -> Any:
     """Return z with Phi(z) = q + 1/2, |q| <= 0.425: PPND16 of AS 241 (Wichura, Appl. Statist. 37, 1988, 477-484)."""
-    return q * _ratio(_CENTRE, 0.180625 - q * q)
+    return q * _ratio(CENTRE, 0.180625 - q * q)
 
 
 @kernel
 def tail_quantile(q: float) -> Any:
     """Do what _central_quantile does, for 0.425 < |q| < 1/2."""
     r = math.sqrt(-log(0.5 - abs(q)))
-    z = _ratio(_TAIL, r - 1.6) if r <= 5.0 else _ratio(_FAR_TAIL, r - 5.0)
+    z = _ratio(TAIL, r - 1.6) if r <= 5.0 else _ratio(FAR_TAIL, r - 5.0)
     return -z if q < 0.0 else z
 
 
@@ -144,7 +144,7 @@ def _draw(state: Any) -> Any:
 @inlined
 def _row_state(seed: Any, key: int) -> Any:
     """Return the initial state of a row's columns. It is mixed twice, so that close keys share no run of columns."""
-    start = _mix(seed + _STEP)
+    start = _mix(seed + STEP)
     return _mix(_mix(start ^ np.uint64(key)) + start)
 
 
@@ -154,7 +154,7 @@ def fill_uniform(out: Any, keys: Any, seed: Any, minval: float, width: float) ->
     for i in range(len(keys)):
         state = _row_state(seed, keys[i])
         for j in range(out.shape[1]):
-            state += _STEP
+            state += STEP
             out[i, j] = minval + width * (np.float64(_mix(state) >> _S11) * 1.1102230246251565e-16)
 
 
@@ -169,14 +169,14 @@ def fill_normal(out: Any, keys: Any, seed: Any, mean: float, stddev: float, mass
         first = _row_state(seed, keys[i])
         state = first
         for j in range(out.shape[1]):
-            state += _STEP
+            state += STEP
             out[i, j] = mean + stddev * _central_quantile(_draw(state) * mass)
         state, found = first, 0
         for j in range(out.shape[1]):
-            state += _STEP
+            state += STEP
             tails[found] = j
             found += abs(_draw(state) * mass) > 0.425
         for k in range(found):
             j = tails[k]
-            q = _draw(first + _STEP * np.uint64(j + 1)) * mass
+            q = _draw(first + STEP * np.uint64(j + 1)) * mass
             out[i, j] = mean + stddev * min(max(tail_quantile(q), -cut), cut)

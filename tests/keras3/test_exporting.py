@@ -47,7 +47,7 @@ def test_exporters_are_refused(words, tmp_path, make):
     model = make(kk.Embedding(words))
     model.predict(IDS, verbose=0)
     for export in exporters(model, tmp_path):
-        with pytest.raises(Exception, match=r"layers of kvemb\.keras cannot be exported: the rows are in a store"):
+        with pytest.raises(Exception, match=r"this exporter cannot reach .*: export the model with kvemb\.keras"):
             export()
 
 
@@ -60,5 +60,5 @@ def test_a_graph_that_was_traced_before_is_not_saved(words, tmp_path):
     module.serve = tf.function(lambda ids: model(ids))
     module.dense = model.layers[-1].weights
     module.serve.get_concrete_function(tf.TensorSpec((None, 3), tf.int32))
-    with pytest.raises(Exception, match=r"cannot be exported|rows_of_kvemb_cannot_be_exported"):
+    with pytest.raises(Exception, match=r"this exporter cannot reach|rows_of_kvemb_cannot_be_exported"):
         tf.saved_model.save(module, str(tmp_path / "saved"))

@@ -144,6 +144,8 @@ def import_(
         ("replaced", counted(done.replaced, "row")),
         ("kept as they were", counted(done.kept, "row")),
     ]
+    if done.slots:
+        lines.append(("slots", f"those of the source: {', '.join(done.slots)}"))
     if done.duplicates:
         which = "first" if on_conflict == "keep" else "last"
         lines.append(("left out", f"{counted(done.duplicates, 'row')} whose key occurs twice; the {which} row stayed"))

@@ -26,6 +26,8 @@ KEY, VALUE, SCORE, STEP, SCALE = "key", "value", "score", "step", "scale"
 SLOTS = "slots"
 # The rows' numbers in their source, where these are not consecutive.
 ROW = "row number"
+# Which rows have no slots in their source, bools (n,), where others have: they get those of new rows.
+SLOTLESS = "rows without slots"
 # The most numbers in a row: a header that claims more is damaged, or crafted to exhaust the memory.
 MAX_WIDTH = 1 << 20
 # The most bytes of the description of a variable; names and initializers of a row are the long parts.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,8 @@ class Format:
     the number of rows. describes: it contains the table's description, so that an import creates the variable as it
     was. int64_keys: its keys are int64 only. dtypes: of the values it can hold, None for all; bfloat16 is widened to
     float32 unless listed. beside: the columns it can hold besides key and value. always: the columns it always has, and
-    no others; if empty, those that are asked for.
+    no others; if empty, those that are asked for. index: an ending; a source may be a name to which it and others are
+    added.
     """
 
     name: str
@@ -52,11 +54,16 @@ class Format:
     dtypes: tuple[str, ...] | None = None
     beside: tuple[str, ...] = (SLOTS, SCORE, STEP, SCALE)
     always: tuple[str, ...] = ()
+    index: str | None = None
 
     @property
     def suffix(self) -> str:
         """The ending that kvemb gives to files of this format; may be empty."""
         return self.endings[0] if self.endings else ""
+
+    def is_at(self, path: Path) -> bool:
+        """Whether there is a source at a path."""
+        return path.exists() or (self.index is not None and Path(f"{path}{self.index}").is_file())
 
     def write(self, target: PathOrFile, table: Table, batches: Iterator[Batch]) -> None:
         """Write a table to a file, an existing folder, or a pipe."""
@@ -188,6 +195,14 @@ FORMATS = {
             counted=True,
             dtypes=("float32",),
             beside=(),
+        ),
+        Format(
+            "tf-checkpoint",
+            (".index",),
+            "tables of TFRA in a checkpoint of TensorFlow, to import",
+            "tf_checkpoint",
+            imported_only=True,
+            index=".index",
         ),
         Format("torch", (".pt", ".pth"), "a PyTorch state dict, to import", "torch", imported_only=True),
     )

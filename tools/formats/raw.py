@@ -72,7 +72,7 @@ _SLOTS = (
 )
 
 
-def _beside(table: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
+def beside(table: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
     """Return patterns of the names of tables that TFRA saves beside a table: its slots, and a policy's status.
 
     TFRA names a slot NAME/OPERATION/SLOT, or NAME/SLOT with short_file_name, and a status SCOPE/status/NAME/timestamp
@@ -116,7 +116,7 @@ def read_tfra(folder: Path, given: SourceOptions) -> tuple[Table, Read]:
         if name not in found:
             raise WrongUsage(f"{folder} has no table {given.variable!r}; it has {', '.join(sorted(found))}")
     else:
-        name = _chosen_table(folder, list(found), _main_tables(found), given)
+        name = _chosen_table(folder, list(found), main_tables(_sizes(found)), given)
     _check_shards(folder, found[name])
     parts = [{KEY: _raw(path, key_dtype), VALUE: _raw(_values_of(path), value_dtype)} for path in found[name]]
     return _joined(folder, {"name": name}, [_shaped(folder, part) for part in parts])
@@ -135,25 +135,29 @@ def _values_of(keys: Path) -> Path:
     return keys.with_name(keys.name.removesuffix("keys") + "values")
 
 
-def _main_tables(found: dict[str, list[Path]]) -> list[str]:
-    """Return the tables that are not beside another one. A slot has as many values a row as its table."""
+def main_tables(sizes: dict[str, tuple[int, int]]) -> list[str]:
+    """Return the tables that are not beside another one. A slot has as many values a row as its table.
 
-    def nbytes(name: str) -> tuple[int, int]:
-        values = [path for path in map(_values_of, found[name]) if path.is_file()]
-        return sum(path.stat().st_size for path in found[name]), sum(path.stat().st_size for path in values)
-
-    left = set(found)
-    for table in found:
-        slot, status = _beside(table)
-        keys, values = nbytes(table)
+    sizes: of each table by name, the bytes of its keys and of its values.
+    """
+    left = set(sizes)
+    for table, (keys, values) in sizes.items():
+        slot, status = beside(table)
         for name in left - {table}:
             if status.fullmatch(name):
                 left.discard(name)
             elif slot.fullmatch(name):
-                own_keys, own_values = nbytes(name)
+                own_keys, own_values = sizes[name]
                 if own_values * keys == values * own_keys:
                     left.discard(name)
     return sorted(left)
+
+
+def _sizes(found: dict[str, list[Path]]) -> dict[str, tuple[int, int]]:
+    def nbytes(paths: list[Path]) -> int:
+        return sum(path.stat().st_size for path in paths if path.is_file())
+
+    return {name: (nbytes(paths), nbytes([_values_of(path) for path in paths])) for name, paths in found.items()}
 
 
 def write_dynamicemb(folder: Path, table: Table, batches: Iterator[Batch]) -> None:
