@@ -53,7 +53,11 @@ def measure(path: Path, rows: int) -> None:
         np.testing.assert_array_equal(found, also)
         for column in ("keys", "scores", "steps", "words"):
             np.testing.assert_array_equal(getattr(ours, column), getattr(theirs, column))
-    sides = store.read, partial(read_by_rocksdb, store), lambda keys: b"".join(store.family.get(encode_keys(keys, SCHEMA)))
+    sides = (
+        store.read,
+        partial(read_by_rocksdb, store),
+        lambda keys: b"".join(store.family.get(encode_keys(keys, SCHEMA))),
+    )
     least = [float("inf")] * len(sides)
     for _ in range(TURNS):
         for at, read in enumerate(sides):
