@@ -12,9 +12,8 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import overload
 
-from kvemb.kernels.compiling import compiled, intrinsic
+from kvemb.kernels.compiling import compiled, inlined_by_types, intrinsic
 from kvemb.optimizers.arithmetic import LANES
 
 # Bytes of a cache line, which one prefetch() loads.
@@ -194,7 +193,7 @@ def store(value: Any, element: Any) -> Any:
     raise TypeError("store is compiled, not called")
 
 
-@overload(load, inline="always")
+@inlined_by_types(load)
 def _load(element: Any) -> Any:
     def from_half(element: Any) -> Any:
         return _half_to_float(element)
@@ -208,7 +207,7 @@ def _load(element: Any) -> Any:
     return {types.uint16: from_half, types.int16: from_bfloat}.get(element, same)
 
 
-@overload(store, inline="always")
+@inlined_by_types(store)
 def _store(value: Any, element: Any) -> Any:
     def to_half(value: Any, element: Any) -> Any:
         return _float_to_half(np.float32(value))
@@ -227,7 +226,7 @@ def uses_at(counts: Any, position: int) -> float:
     raise TypeError("uses_at is compiled, not called")
 
 
-@overload(uses_at, inline="always")
+@inlined_by_types(uses_at)
 def _uses_at(counts: Any, position: Any) -> Any:
     # Decided when a kernel is compiled: a branch for every row would make lookups a tenth slower.
     def given(counts: Any, position: Any) -> Any:

@@ -10,9 +10,10 @@ import importlib.util
 import os
 import shutil
 import signal
+import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ from kvemb.limits import Limits
 BUDGET = "8MiB"
 Opener = Callable[..., kvemb.Store]
 MEMORY, MEMORY_BYTES = Path("/dev/shm"), 4 << 30
-PYTORCH, KERAS = Path(__file__).parent / "pytorch", Path(__file__).parent / "keras3"
+TESTS = Path(__file__).parent
+PYTORCH, KERAS = TESTS / "pytorch", TESTS / "keras3"
 
 
 def pytest_configure() -> None:
@@ -71,17 +73,50 @@ def _foreground() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _compiled_by_one(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Of the processes of pytest-xdist, let one compile what most tests call; the others find it on disk."""
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        return
-    with open(tmp_path_factory.getbasetemp().parent / "compiling", "w") as lock:
+def compile_what_most_tests_call() -> None:
+    """Kernels that one process has compiled are found on disk by the others, which wait here meanwhile."""
+    with open(__file__) as lock, tempfile.TemporaryDirectory() as folder:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with kvemb.open(tmp_path_factory.mktemp("compiling"), memory_budget=BUDGET) as store:
+        with kvemb.open(Path(folder, "store"), memory_budget=BUDGET) as store:
             table = store.get_variable("table", dim=3, hot_rows=16, optimizer=kvemb.optimizers.SGD())
             table.upsert(np.arange(99), np.ones((99, 3), np.float32))
             table.apply_gradients(np.arange(99), table.lookup(np.arange(99)))
+            table.remove(np.arange(9))
+            store.check()
+
+
+def tests_have_bytecode() -> bool:
+    """Whether pytest has written the bytecode of every file of tests, which has assertions of its own."""
+    files = (path for path in TESTS.rglob("test_*.py") if KERAS not in path.parents)
+    return all(any(path.parent.glob(f"__pycache__/{path.stem}.*-pytest-*.pyc")) for path in files)
+
+
+@contextmanager
+def bytecode_by_one() -> Iterator[None]:
+    """While tests have no bytecode, let one process collect and write it. Another one compiles kernels meanwhile."""
+    folder = os.open(TESTS, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            compile_what_most_tests_call()
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        if tests_have_bytecode():
+            fcntl.flock(folder, fcntl.LOCK_UN)
+        yield
+    finally:
+        os.close(folder)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Divide what processes of pytest-xdist would all do in a fresh clone: half a minute each, and as long again."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return (yield)
+    with nullcontext() if sys.dont_write_bytecode or tests_have_bytecode() else bytecode_by_one():
+        collected = yield
+    compile_what_most_tests_call()
+    return collected
 
 
 @pytest.fixture

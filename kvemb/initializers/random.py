@@ -26,6 +26,11 @@ def _kernels() -> ModuleType:
     return random_kernels
 
 
+def _tails(out: Rows) -> Rows:
+    """Return the scratch of fill_normal."""
+    return np.empty(out.shape[1], np.int64)
+
+
 @dataclass(frozen=True)
 class RandomUniform(Random):
     """Uniform on the interval from minval to maxval; rounding to the dtype may give maxval itself.
@@ -86,7 +91,7 @@ class RandomNormal(Random):
         return abs(self.mean) + NORMAL_REACH * self.stddev
 
     def _fill(self, out: Rows, keys: Keys, seed: np.uint64) -> None:
-        _kernels().fill_normal(out, keys, seed, self.mean, self.stddev, 1.0, NORMAL_REACH)
+        _kernels().fill_normal(out, keys, seed, self.mean, self.stddev, 1.0, NORMAL_REACH, _tails(out))
 
 
 @dataclass(frozen=True)
@@ -114,7 +119,7 @@ class TruncatedNormal(Random):
         return abs(self.mean) + 2.0 * self.stddev
 
     def _fill(self, out: Rows, keys: Keys, seed: np.uint64) -> None:
-        _kernels().fill_normal(out, keys, seed, self.mean, self.stddev, TWO_SIGMA_MASS, 2.0)
+        _kernels().fill_normal(out, keys, seed, self.mean, self.stddev, TWO_SIGMA_MASS, 2.0, _tails(out))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ from kvemb.kernels import cache as disk
 from kvemb.threads.interrupts import uninterrupted
 from kvemb.version import VERSION
 
+# No reference counts of arrays, and no entry for callers in C, which takes time to compile and which nothing calls.
+_NO_MORE = {"_nrt": False, "no_cfunc_wrapper": True}
+
 
 def kernel(function: Any, source: bytes = b"") -> Any:
     """Compile a nogil kernel and cache it on disk, if possible. Division by zero is IEEE 754's.
@@ -30,34 +34,7 @@ def kernel(function: Any, source: bytes = b"") -> Any:
     arrays passed to inlined functions would be counted for every row, and an atomic operation waits for all earlier
     reads. So a kernel cannot make arrays. source: that of a generated function, which is in no file.
     """
-    return _kernel(function, source, _nrt=False)
-
-
-def kernel_with_arrays(function: Any) -> Any:
-    """Do what kernel does, for a kernel that makes arrays."""
-    return _kernel(function)
-
-
-def inlined(function: Any) -> Any:
-    """Let kernels call a function, which LLVM inlines into each of them.
-
-    numba's own inlining takes twice as long to compile, for the same code: it types each copy anew.
-    """
-    return extending.register_jitable(forceinline=True, _nrt=False)(function)
-
-
-def compiled(function: Any) -> Any:
-    """Let kernels call a function; LLVM decides whether it is inlined."""
-    return extending.register_jitable(function)
-
-
-def intrinsic(function: Any) -> Any:
-    """Do what numba's intrinsic does. Its types would have callers pass the first argument, typingctx, too."""
-    return extending.intrinsic(function)
-
-
-def _kernel(function: Any, source: bytes = b"", **options: Any) -> Any:
-    made = numba.njit(nogil=True, error_model="numpy", **options)(function)
+    made = numba.njit(nogil=True, error_model="numpy", **_NO_MORE)(function)
     made._cache = _CodeOnDisk(function, source)
     compile_one = made.compile
 
@@ -70,6 +47,30 @@ def _kernel(function: Any, source: bytes = b"", **options: Any) -> Any:
     return made
 
 
+def inlined(function: Any) -> Any:
+    """Let kernels call a function, which LLVM inlines into each of them.
+
+    numba's own inlining takes twice as long to compile, for the same code: it types each copy anew.
+    """
+    return extending.register_jitable(forceinline=True, **_NO_MORE)(function)
+
+
+def inlined_by_types(stub: Any) -> Callable[[Any], Any]:
+    """Let kernels call a stub. The decorated function gets the types of its arguments, and returns what is inlined."""
+    decorate: Callable[[Any], Any] = extending.overload(stub, jit_options={"forceinline": True, **_NO_MORE})
+    return decorate
+
+
+def compiled(function: Any) -> Any:
+    """Let kernels call a function; LLVM decides whether it is inlined."""
+    return extending.register_jitable(**_NO_MORE)(function)
+
+
+def intrinsic(function: Any) -> Any:
+    """Do what numba's intrinsic does. Its types would have callers pass the first argument, typingctx, too."""
+    return extending.intrinsic(function)
+
+
 class _CodeOnDisk:
     """What numba asks of the cache of one kernel (Dispatcher._cache)."""
 
@@ -80,8 +81,11 @@ class _CodeOnDisk:
         self._own = hashlib.sha256(source).hexdigest()
 
     def load_overload(self, signature: Any, target: Any) -> Any:
-        """Return the kernel for a signature, None if it must be compiled."""
-        target.refresh()
+        """Return the kernel for a signature, None if it must be compiled.
+
+        numba's own cache first imports all that numba can compile, with SciPy where it is installed, which takes a
+        second. To run, a kernel needs none of that, since it makes no arrays.
+        """
         code = disk.read(*self._place(signature, target))
         if code is None:
             return None

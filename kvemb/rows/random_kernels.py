@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from kvemb.kernels.compiling import inlined, kernel, kernel_with_arrays
+from kvemb.kernels.compiling import inlined, kernel
 
 # The golden ratio times 2**64: the step of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014). On disk; do not change.
 STEP = np.uint64(0x9E3779B97F4A7C15)
@@ -158,13 +158,15 @@ def fill_uniform(out: Any, keys: Any, seed: Any, minval: float, width: float) ->
             out[i, j] = minval + width * (np.float64(_mix(state) >> _S11) * 1.1102230246251565e-16)
 
 
-@kernel_with_arrays
-def fill_normal(out: Any, keys: Any, seed: Any, mean: float, stddev: float, mass: float, cut: float) -> None:
+@kernel
+def fill_normal(
+    out: Any, keys: Any, seed: Any, mean: float, stddev: float, mass: float, cut: float, tails: Any
+) -> None:
     """Write normal draws, conditioned on the central probability `mass` (|z| <= cut), to out as fill_uniform does.
 
     Three passes over a row: the first two have no branch to mispredict; the third corrects the 15% in the tails.
+    tails: scratch (dim,), int64.
     """
-    tails = np.empty(out.shape[1], np.int64)
     for i in range(len(keys)):
         first = _row_state(seed, keys[i])
         state = first

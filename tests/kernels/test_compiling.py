@@ -7,10 +7,13 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from programs import run_python
 
 from kvemb.backends import cpu_insert
 from kvemb.kernels import cache, compiling
+from kvemb.rows import hashing
 
 
 def double(number):
@@ -45,6 +48,21 @@ def test_code_that_cannot_be_loaded_is_compiled_again(folder):
     (kept,) = folder.glob("*/*")
     cache.keep(kept.parent.name, kept.name, b"not a pickle")
     assert compiling.kernel(double)(4) == 8
+
+
+@pytest.mark.slow
+def test_what_numba_can_compile_is_not_imported_for_a_kernel_that_was_kept():
+    """It takes a second; where SciPy is installed, numba imports that, too."""
+    hashing.Unique(np.arange(2))
+    done = run_python("""
+        import sys
+        import numpy
+        from kvemb.rows import hashing
+
+        hashing.Unique(numpy.arange(2))
+        print([name for name in ("numba.np.linalg", "scipy.linalg") if name in sys.modules])
+    """)
+    assert done.stdout == "[]\n", done.stderr
 
 
 def test_kernels_are_compiled_again_when_any_source_that_they_may_contain_differs(tmp_path):

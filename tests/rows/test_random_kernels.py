@@ -30,7 +30,7 @@ def test_the_logarithm_is_exact_to_two_units():
 def test_no_multiply_add_is_fused(fill):
     # Compiled anew: a kernel that came from the cache has no listing.
     fresh = numba.njit(nogil=True, error_model="numpy")(fill.py_func)
-    scales = (1.0, 1.0) if fill is random_kernels.fill_uniform else (1.0, 1.0, 1.0, 8.3)
+    scales = (1.0, 1.0) if fill is random_kernels.fill_uniform else (1.0, 1.0, 1.0, 8.3, np.empty(2, np.int64))
     fresh(np.empty((2, 2), np.float32), np.array([0, 1]), np.uint64(0), *scales)
     (listing,) = fresh.inspect_asm().values()
     assert not re.search(r"\bv?fn?m(add|sub|la|ls)", listing)
