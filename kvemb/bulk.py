@@ -32,7 +32,8 @@ from kvemb.progress import Meter, Progress
 from kvemb.restrict import MissingPolicy
 from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import LAST_KEY, key_at, order_key
-from kvemb.rows.host_arrays import as_keys, as_values, public_keys
+from kvemb.rows.host_arrays import as_keys, as_values
+from kvemb.rows.names import check_names, keys_of, named_keys
 from kvemb.store import Store
 from kvemb.variable import Variable
 
@@ -258,11 +259,14 @@ def read(variable: Variable, keys: npt.ArrayLike) -> Rows:
         >>> kvemb.bulk.read(users, [3, 99]).keys.tolist()
         [3]
     """
-    schema = inside(variable).schema
-    wanted = as_keys(keys, schema.key_dtype)
-    storage = inside(variable).storage
+    table = inside(variable)
+    storage, named = table.storage, named_keys(keys, table.schema.name_bytes) if table.schema.name_bytes else None
+    wanted = as_keys(keys, table.schema.key_dtype) if named is None else named.keys
     with nullcontext(storage.cold) if variable.resource_handle[0].state.read_only else storage.bypassing() as cold:
-        return _rows_of(cold.read(wanted)[0])
+        rows, exists = cold.read(wanted)
+    if named is not None:
+        check_names(wanted[exists], named.names[exists], rows.names())
+    return _rows_of(rows)
 
 
 def ranges(variable: Variable, n: int) -> list[tuple[int, int]]:
@@ -349,5 +353,4 @@ def _entry_of(name: str, like: Mapping[str, Any]) -> VariableEntry:
 
 
 def _rows_of(block: RowBlock) -> Rows:
-    keys = public_keys(block.keys, block.schema.key_dtype)
-    return Rows(keys, block.embeddings(), block.slots_by_name(), block.scores, block.steps)
+    return Rows(keys_of(block), block.embeddings(), block.slots_by_name(), block.scores, block.steps)

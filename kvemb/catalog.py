@@ -93,6 +93,7 @@ def open_stored(store: Handle[Engine], name: str, entry: VariableEntry) -> Varia
         bp_v2=entry.bp_v2,
         max_rows=entry.max_rows,
         ttl=entry.ttl,
+        name_bytes=entry.name_bytes or None,
     )
 
 

@@ -124,6 +124,17 @@ class SchemaMismatch(KvembError, ValueError):
 # While a store is used.
 
 
+class HashCollision(KvembError, ValueError):
+    """Two strings have the same hash, so they cannot both be keys of one variable.
+
+    It is raised by calls on a variable with `key_dtype="string"`, and by loads into one. Nothing has changed, but in a
+    call of several parts the parts before. Of a thousand million strings two have the same hash with a probability of
+    3 %; of ten million, 3e-6.
+
+    Write one of the two in another way, for example with a prefix.
+    """
+
+
 class Closed(KvembError, ValueError):
     """The store, the variable or the scan was closed.
 

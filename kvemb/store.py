@@ -93,14 +93,15 @@ class Store(ManyTables[Engine]):
 
         Names, order and defaults of the arguments up to ``bp_v2`` are those of TensorFlow Recommenders-Addons'
         ``tfra.dynamic_embedding.get_variable``. The others are ``optimizer``, ``hot_rows``, ``admission``,
-        ``max_rows`` and ``ttl`` of kvemb, and the remaining arguments of TensorFlow 1's ``tf.get_variable``.
+        ``max_rows``, ``ttl`` and ``name_bytes`` of kvemb, and the remaining arguments of TensorFlow 1's
+        ``tf.get_variable``.
 
         Inside a ``variable_scope`` the name gets the scope's prefix, and arguments that you leave out are the scope's.
 
         If the variable exists, you can leave out everything but its name:
 
-        - ``dim``, dtypes, ``initializer``, and the classes of ``restrict_policy`` and the optimizer must be as stored.
-          The optimizer's other settings may differ; the new ones are used from now on.
+        - ``dim``, dtypes, ``name_bytes``, ``initializer``, and the classes of ``restrict_policy`` and the optimizer
+          must be as stored. The optimizer's other settings may differ; the new ones are used from now on.
         - The ``ttl`` of a policy, or its ``half_life`` if it has one, may differ when the variable is opened.
         - ``trainable``, ``checkpoint``, ``bp_v2`` and ``kv_creator`` may differ when the variable is opened. A new
           ``kv_creator`` is used from the next opening of the store.
@@ -109,7 +110,8 @@ class Store(ManyTables[Engine]):
 
         Args:
             name: The variable's name, of printable characters. Slashes may divide it, as in ``"towers/users"``.
-            key_dtype: ``int64``, ``int32`` or ``uint64``.
+            key_dtype: ``int64``, ``int32``, ``uint64`` or ``"string"``. With strings, keys are given and returned as
+                strings of any kind that ``kvemb.hash_strings`` takes; the page "String keys" says what it costs.
             value_dtype: ``float32``, ``float64``, ``float16``, ``bfloat16``, ``int8``, ``int32`` or ``int64``.
             dim: Values in a row, from 1 to 1,048,576. A new variable without it gets 1, and a warning is logged.
             devices: Where hot rows live: a device such as ``"cpu"`` or ``"gpu:0"``, or a list with one hot table on
@@ -144,6 +146,8 @@ class Store(ManyTables[Engine]):
                 training, ``upsert`` and ``accum`` change rows, a lookup alone does not. Rows stay up to a 32nd longer.
                 While the store is closed, time passes. None: as stored; a new variable's rows stay. Stored.
                 ``Variable.ttl`` changes it, and sets it to None. A cluster has no ``ttl``.
+            name_bytes: The most bytes of a string key in UTF-8, from 1 to 4,096, rounded up to a multiple of 8. Every
+                row takes so many. Only for ``key_dtype="string"``. None: as stored; a new variable has 32.
             regularizer: ``fn(variable)``, called once when the variable is made or opened. Its result, unless None,
                 joins the collection ``REGULARIZATION_LOSSES``.
             constraint: ``fn(values)``, which gets the rows (n, dim) that an optimizer has just changed, and returns

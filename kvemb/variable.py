@@ -36,7 +36,7 @@ from kvemb.options import format_bytes, format_count
 from kvemb.restrict import RestrictPolicy
 from kvemb.restrict.bounds import Bounds
 from kvemb.rows.block import RowBlock
-from kvemb.rows.host_arrays import public_keys
+from kvemb.rows.names import keys_of
 from kvemb.signatures import method_of
 from kvemb.stats import Stats
 from kvemb.tiers.partition import Partitioner
@@ -125,8 +125,8 @@ class Variable(Handle[Table]):
 
     @property
     def key_dtype(self) -> np.dtype[Any]:
-        """The dtype of keys."""
-        return self._inside.schema.key_dtype
+        """The dtype of keys; of string keys ``object``, that of arrays of ``str``."""
+        return self._inside.schema.public_key_dtype
 
     @property
     def value_dtype(self) -> np.dtype[Any]:
@@ -253,7 +253,7 @@ class Variable(Handle[Table]):
         return self._inside.stats()
 
     def __repr__(self) -> str:
-        kind = f"{self.key_dtype.name} -> {self.dim} x {self.value_dtype.name}"
+        kind = f"{self._inside.schema.key_kind} -> {self.dim} x {self.value_dtype.name}"
         if inside(self._store).state.gone or self._inside.ended:
             return f"<kvemb.Variable {self.name!r} {kind}, closed>"
         stats = self.stats
@@ -308,7 +308,8 @@ class Variable(Handle[Table]):
         given = given_keys(self._inside, keys)
         filled, exists = given.rows(out), given.flags() if as_bool(return_exists, "return_exists") else None
         given.lookup(filled, exists, touch=as_bool(touch, "touch"))
-        rows = given.result(filled) if out is None else out
+        rows = given.result(filled)
+        rows = rows if out is None else out
         return rows if exists is None else (rows, given.result(exists))
 
     def upsert(self, keys: npt.ArrayLike, values: npt.ArrayLike) -> None:
@@ -429,7 +430,7 @@ class Variable(Handle[Table]):
         Raises:
             TypeError: A conversion of keys would lose information.
         """
-        self._inside.operations.remove(owned_keys(self._inside, keys).in_host())
+        self._inside.operations.remove(owned_keys(self._inside, keys).checked())
 
     def clear(self) -> None:
         """Remove all rows, and all sightings of an ``Admission``. Waits for a checkpoint in progress."""
@@ -552,7 +553,7 @@ class Variable(Handle[Table]):
 
     def _batch(self, rows: RowBlock, with_slots: bool, with_scores: bool) -> tuple[Any, ...]:
         self._check_open()
-        batch: tuple[Any, ...] = (public_keys(rows.keys, self.key_dtype), rows.embeddings())
+        batch: tuple[Any, ...] = (keys_of(rows), rows.embeddings())
         if with_slots:
             batch += (rows.slots_by_name(),)
         return (*batch, rows.scores) if with_scores else batch

@@ -11,6 +11,8 @@ MAX_GIVEN_STEPS = 1 << 61
 MAX_ROWS = MAX_FILE_BYTES = 2**63 - 1
 # An entry of the log has two bytes for the length of the name in UTF-8.
 MAX_NAME_BYTES = 65_535
+# Of a string key, which takes so many bytes in every row.
+MAX_STRING_BYTES = 4096
 # The first second of the year 10000: dates are written with four-digit years.
 END_OF_TIME = 253_402_300_800
 # The most that an address space of 48 bits can reserve.

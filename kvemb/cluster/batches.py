@@ -13,26 +13,35 @@ from kvemb.contracts import Mask, Values
 from kvemb.rows.hashing import Keys
 
 
-def divided(router: Router, keys: Keys, grads: Values, *, admits: bool) -> Iterator[tuple[int, tuple[Keys, Values]]]:
+def divided(
+    router: Router, keys: Keys, grads: Values, dim: int, *, admits: bool
+) -> Iterator[tuple[int, tuple[Keys, Values]]]:
     """Yield each shard with its keys and gradients. Those of equal keys are summed, unless an admission counts them.
+
+    grads (n, dim), of string keys with names behind them.
 
     The arrays are none of the caller's, who may change his own before a shard takes the step.
     """
     grouped = None if admits else router.group(keys)
     if grouped is not None:
-        keys, grads = grouped.keys, summed(grouped, grads)
+        keys, grads = grouped.keys, summed(grouped, grads, dim)
         if len(grouped.parts) == 1:
             keys = keys.copy()
     for shard, where in router.split(keys).positions() if grouped is None else grouped.parts:
         yield shard, (keys[where], grads[where])
 
 
-def summed(grouped: GroupedKeys, grads: Values) -> Values:
-    """Return the sum of each distinct key's gradients, added in order, as the optimizer's step does."""
+def summed(grouped: GroupedKeys, grads: Values, dim: int) -> Values:
+    """Return the sum of each distinct key's gradients, added in order, as the optimizer's step does.
+
+    What stands behind the dim columns of gradients is that of a key's first one.
+    """
     if not grouped.repeated:
         return grads.copy() if len(grouped.parts) < 2 else np.take(grads, grouped.sums.first, axis=0, mode="clip")
     out = np.empty((len(grouped.keys), grads.shape[1]), grads.dtype)
     registry.row_kernels().row_gradients(grouped.sums, np.arange(len(grads)), np.empty(0, grads.dtype), grads, out)
+    if grads.shape[1] > dim:
+        out[:, dim:] = grads[grouped.sums.first, dim:]
     return out
 
 

@@ -213,7 +213,7 @@ class Cluster:
             counted = optimizer.counts_steps and len(keys) > 0
             moment = clock.train(table.policy, counted)
             tokens.append(token)
-            for shard, part in divided(self.router, keys, grads, admits=admits):
+            for shard, part in divided(self.router, keys, grads, table.schema.dim, admits=admits):
                 changes.setdefault(shard, []).append(ChangeRequest(token, "apply_gradients", part, moment))
         gone = session.begin_step(changes)
         return [gone.get(token) for token in tokens]

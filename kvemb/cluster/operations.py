@@ -39,7 +39,7 @@ class ClusterOperations:
         """Fill out (b, dim) with the pooled rows of bags, which are pooled here, as rows come from several shards."""
         schema = self.table.schema
         distinct = Unique(keys)
-        rows = np.empty((len(keys), schema.dim), schema.value_dtype)
+        rows = np.empty((len(keys), schema.width), schema.value_dtype)
         self.lookup(keys, rows, None, touch=touch)
         first = distinct.sums.first
         pooling = registry.hot_table("cpu")(schema, 16, 16)  # empty: every row is passed beside it

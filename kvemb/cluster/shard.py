@@ -147,7 +147,7 @@ class Shard:
         with self.ledger.using(stamp if touch else None) as first:
             for read in reads:
                 table = self._table(read.variable)
-                rows = np.empty((len(read.keys), table.schema.dim), table.schema.value_dtype)
+                rows = np.empty((len(read.keys), table.schema.width), table.schema.value_dtype)
                 there = np.empty(len(read.keys), np.bool_) if exists else None
                 with moment.at(read.moment):
                     counts = read.counts if first else None

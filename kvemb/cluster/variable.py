@@ -113,7 +113,8 @@ def check_bounds(bounds: Bounds) -> None:
 def arguments_of(specification: Specification) -> dict[str, Any]:
     """Return the arguments with which each shard makes its variable: all of them, so that all shards make the same."""
     return {
-        "key_dtype": specification.schema.key_dtype.name,
+        "key_dtype": specification.schema.key_kind,
+        "name_bytes": specification.schema.name_bytes or None,
         "value_dtype": specification.schema.value_dtype.name,
         "dim": specification.schema.dim,
         "devices": list(specification.devices),

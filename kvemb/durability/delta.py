@@ -23,8 +23,7 @@ from kvemb.errors import CheckpointNotFound
 from kvemb.limits import DEFAULT
 from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import Ordered, order_keys, unordered_keys
-from kvemb.rows.hashing import Keys
-from kvemb.rows.host_arrays import public_keys
+from kvemb.rows.names import keys_of
 from kvemb.rows.schema import Schema
 
 
@@ -80,7 +79,7 @@ def differences(
     for name in variables:
         old, new = before.rows(name), after.rows(name)
         was, schema = _schema(before, name), _schema(after, name)
-        if old is not None and was is not None and (schema is None or was.key_dtype != schema.key_dtype):
+        if old is not None and was is not None and (schema is None or was.key_kind != schema.key_kind):
             yield from _all_removed(name, was, old, batch_rows)  # it was dropped
             old = None
         if new is None or schema is None:
@@ -92,13 +91,13 @@ def differences(
             keys = unordered_keys(ordered, schema)
             rows, exists = new.read(keys)
             if old is None:
-                changed, removed = rows, keys[:0]
+                changed, removed = rows, RowBlock(schema, 0)
             else:
                 old_rows, existed = old.read(keys)
                 changed = rows.select(~_unchanged(rows, exists, old_rows, existed)) if was == schema else rows
-                removed = keys[existed & ~exists]
+                removed = old_rows.select(~exists[existed])
             if len(changed) or len(removed):
-                yield _change(name, schema, changed, removed)
+                yield _change(name, changed, removed)
 
 
 def differing(old: RowBlock, new: RowBlock, schema: Schema) -> Ordered:
@@ -118,7 +117,7 @@ def _schema(readable: ReadableCheckpoint, name: str) -> Schema | None:
 
 def _all_removed(name: str, schema: Schema, old: ColdStore, batch_rows: int) -> Iterator[Change]:
     for rows in old.scan(batch_rows):
-        yield _change(name, schema, RowBlock(schema, 0), rows.keys)
+        yield _change(name, RowBlock(schema, 0), rows)
 
 
 def _unchanged(rows: RowBlock, exists: Mask, old: RowBlock, existed: Mask) -> Mask:
@@ -134,6 +133,6 @@ def _unchanged(rows: RowBlock, exists: Mask, old: RowBlock, existed: Mask) -> Ma
     return same
 
 
-def _change(name: str, schema: Schema, rows: RowBlock, removed: Keys) -> Change:
-    keys, removed = public_keys(rows.keys, schema.key_dtype), public_keys(removed, schema.key_dtype)
-    return Change(name, keys, rows.embeddings(), rows.slots_by_name(), rows.scores, rows.steps, removed)
+def _change(name: str, rows: RowBlock, removed: RowBlock) -> Change:
+    slots = rows.slots_by_name()
+    return Change(name, keys_of(rows), rows.embeddings(), slots, rows.scores, rows.steps, keys_of(removed))

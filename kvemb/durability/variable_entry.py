@@ -8,21 +8,21 @@ from typing import Annotated, Any
 
 from kvemb.checks.brief import brief
 from kvemb.checks.fields import OMITTED, above, integer, one_of, read
-from kvemb.checks.ranges import MAX_DIM, MAX_ROWS, MAX_STEPS
+from kvemb.checks.ranges import MAX_DIM, MAX_ROWS, MAX_STEPS, MAX_STRING_BYTES
 from kvemb.errors import BackendUnavailable, UnsupportedFormat
 from kvemb.initializers import initializer_from_json
 from kvemb.optimizers import optimizer_from_json
 from kvemb.options import RocksDBCreator
 from kvemb.restrict import policy_from_json
 from kvemb.restrict.bounds import Ages, Bounds
-from kvemb.rows.schema import KEY_DTYPES, VALUE_DTYPES, Schema, SlotShape, dtype_of
+from kvemb.rows.schema import KEY_DTYPES, STRING, VALUE_DTYPES, WORD_BYTES, Schema, SlotShape, dtype_of, key_dtype
 
 
 @dataclass(frozen=True)
 class VariableEntry:
     """One variable, as stored. Dtypes by name; initializer, optimizer, policy and creator as JSON, from to_json()."""
 
-    key_dtype: Annotated[str, one_of(KEY_DTYPES)]
+    key_dtype: Annotated[str, one_of((*KEY_DTYPES, STRING))]
     value_dtype: Annotated[str, one_of(VALUE_DTYPES)]
     dim: Annotated[int, integer(1, MAX_DIM)]
     slots: tuple[SlotShape, ...]
@@ -39,6 +39,7 @@ class VariableEntry:
     max_rows: Annotated[Annotated[int, integer(1, MAX_ROWS)] | None, OMITTED] = None
     ttl: Annotated[Annotated[float, above(0)] | None, OMITTED] = None
     ages: Annotated[Ages, OMITTED] = ()
+    name_bytes: Annotated[int, integer(0, MAX_STRING_BYTES), OMITTED] = 0
 
     @property
     def bounds(self) -> Bounds:
@@ -48,7 +49,9 @@ class VariableEntry:
     @property
     def schema(self) -> Schema:
         """The schema of its rows."""
-        return Schema(dtype_of(self.key_dtype), dtype_of(self.value_dtype), self.dim, self.slots)
+        return Schema(
+            key_dtype(self.key_dtype), dtype_of(self.value_dtype), self.dim, self.slots, name_bytes=self.name_bytes
+        )
 
 
 def rows_in_words(variables: Mapping[str, VariableEntry]) -> str:
@@ -100,6 +103,9 @@ def check_variable(entry: VariableEntry, where: str = "") -> None:
     if entry.slots != expected:
         slots = [asdict(slot) for slot in expected]
         raise ValueError(f"{where}slots must be those of the optimizer, {slots}, got {brief(entry.slots)}")
+    if (entry.key_dtype == STRING) != (entry.name_bytes > 0) or entry.name_bytes % WORD_BYTES:
+        what = f"a multiple of {WORD_BYTES}, and 0 unless key_dtype is {STRING!r}"
+        raise ValueError(f"{where}name_bytes must be {what}, got {entry.name_bytes} for keys of {entry.key_dtype}")
     if optimizer is not None and entry.value_dtype in ("int8", "int32", "int64"):
         raise ValueError(f"{where}optimizer must be null for values of {entry.value_dtype}, got {brief(optimizer)}")
     try:

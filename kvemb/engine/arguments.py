@@ -107,6 +107,7 @@ class LifecycleArguments:
     admission: Admission | None = None
     max_rows: int | None = None
     ttl: float | None = None
+    name_bytes: int | None = None
     regularizer: Callable[[Any], Any] | None = None
     constraint: Constraint | None = None
     collections: Sequence[str] | None = None

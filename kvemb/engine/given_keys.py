@@ -1,4 +1,4 @@
-"""The keys of a call, in the host's memory or in a GPU's: given_keys() asks which, once a call."""
+"""The keys of a call: integers in the host's memory or in a GPU's, or strings: given_keys() asks which, once a call."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from kvemb.engine.table import Table
 from kvemb.rows.device_arrays import device_of
 from kvemb.rows.hashing import Keys
 from kvemb.rows.host_arrays import as_keys, as_values, rows_to_fill
+from kvemb.rows.names import check_names, named_keys, names_behind, with_names
 from kvemb.rows.tensors import plain
 
 
@@ -31,6 +32,9 @@ class HostKeys(GivenKeys):
         self.table.hot_tables.partition.devices_of(self.flat)
 
     def in_host(self) -> Keys:
+        return self.flat
+
+    def checked(self) -> Keys:
         return self.flat
 
     def rows(self, out: npt.NDArray[Any] | None) -> Values:
@@ -73,8 +77,42 @@ class HostKeys(GivenKeys):
         self.table.operations.prefetch(self.flat, after_lookup)
 
 
+class StringKeys(HostKeys, GivenKeys):
+    """Strings: flat has their hashes. Their names, of `named`, stand behind rows, values and gradients."""
+
+    def __init__(self, table: Table, keys: Any) -> None:
+        self.named = named_keys(keys, table.schema.name_bytes)
+        self.table, self.shape, self.flat = table, self.named.shape, self.named.keys
+        self._out: npt.NDArray[Any] | None = None
+
+    def checked(self) -> Keys:
+        self.table.check_names(self.named)
+        return self.flat
+
+    def rows(self, out: npt.NDArray[Any] | None) -> Values:
+        self._out = None if out is None else super().rows(out)
+        return np.empty((len(self.flat), self.table.schema.width), self.table.schema.value_dtype)
+
+    def result(self, filled: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        if filled.ndim == 1:  # flags
+            return super().result(filled)
+        dim = self.table.schema.dim
+        check_names(self.flat, self.named.names, names_behind(filled, dim))
+        if self._out is None:
+            return super().result(np.ascontiguousarray(filled[:, :dim]))
+        self._out[:] = filled[:, :dim]
+        return super().result(self._out)
+
+    def beside(self, data: Any, dtype: np.dtype[Any], what: str, width: int) -> Values:
+        values = super().beside(data, dtype, what, width)
+        self.named.check_one_name_each()
+        return with_names(values, self.named.names)
+
+
 def given_keys(table: Table, keys: Any) -> GivenKeys:
     """Return the keys of a call on a variable, of any shape, wherever they are. Raises TypeError, ValueError."""
+    if table.schema.name_bytes:
+        return StringKeys(table, keys)
     return HostKeys(table, keys) if device_of(keys) is None else DeviceKeys(table, keys)
 
 

@@ -29,17 +29,29 @@ class GivenKeys(Protocol):
 
     # Arrays for results, and arrays that the caller gave.
 
+    def checked(self) -> Keys:
+        """Return the keys (n,) in the host's memory. Raises HashCollision if a row of a string key has another name."""
+
     def rows(self, out: Any) -> Any:
-        """Return an array (n, dim) to fill: a new one for None, or a view of out. Raises TypeError, ValueError."""
+        """Return an array (n, schema.width) to fill: a new one, or a view of out, if given.
+
+        The caller then passes it to result(), which fills out if this is not a view. Raises TypeError, ValueError.
+        """
 
     def flags(self) -> Any:
         """Return a new array (n,) of bool to fill."""
 
     def result(self, filled: Any) -> Any:
-        """Return a filled array of rows() or flags() in the shape of the keys, as an array of their library."""
+        """Return a filled array of rows() or flags() in the shape of the keys, as an array of their library.
+
+        Raises HashCollision if a row of a string key has another name.
+        """
 
     def beside(self, data: Any, dtype: np.dtype[Any], what: str, width: int) -> Any:
-        """Return an array of keys.shape + (width,) as (n, width). what: its name. Raises TypeError, ValueError."""
+        """Return an array of keys.shape + (width,) as (n, width). what: its name. Raises TypeError, ValueError.
+
+        Of string keys, names stand behind it.
+        """
 
     def flags_beside(self, data: Any, what: str) -> Any:
         """Return an array of bool of keys.shape as (n,). what: its name. Raises TypeError, ValueError."""

@@ -51,6 +51,9 @@ class DeviceKeys(GivenKeys):
     def in_host(self) -> Keys:
         return self.table.operations.keys_to_host(self.flat)
 
+    def checked(self) -> Keys:
+        return self.in_host()
+
     def rows(self, out: Any) -> DeviceArray:
         schema = self.table.schema
         shape = *self.shape, schema.dim

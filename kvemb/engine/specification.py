@@ -15,7 +15,7 @@ from kvemb import registry
 from kvemb.checks.brief import brief
 from kvemb.checks.names import is_name
 from kvemb.checks.numeric import as_bool, as_int
-from kvemb.checks.ranges import MAX_DIM, MAX_NAME_BYTES, MAX_ROWS
+from kvemb.checks.ranges import MAX_DIM, MAX_NAME_BYTES, MAX_ROWS, MAX_STRING_BYTES
 from kvemb.durability.variable_entry import VariableEntry
 from kvemb.engine.arguments import AnyArguments, GraphKeys, UnsetFlag, UnsetInt, UnsetName, check_given
 from kvemb.errors import SchemaMismatch
@@ -27,8 +27,11 @@ from kvemb.optimizers import Optimizer, as_optimizer, optimizer_from_json
 from kvemb.options import Creator, MemoryCreator, RocksDBCreator
 from kvemb.restrict import Admission, MissingPolicy, RestrictPolicy, as_policy, policy_class_name, policy_from_json
 from kvemb.restrict.bounds import Ages, Bounds
-from kvemb.rows.schema import Schema, key_dtype, value_dtype
+from kvemb.rows.schema import WORD_BYTES, Schema, is_string, key_dtype, value_dtype
 from kvemb.tiers.partition import Partition, Partitioner, default_partitioner
+
+# The bytes of a string key, if none are given.
+DEFAULT_NAME_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ class Specification:
     ) -> VariableEntry:
         """Return the variable's entry in a durable point. The arguments are as of that moment."""
         return VariableEntry(
-            key_dtype=self.schema.key_dtype.name,
+            key_dtype=self.schema.key_kind,
             value_dtype=self.schema.value_dtype.name,
             dim=self.schema.dim,
             slots=self.schema.slots,
@@ -126,6 +129,7 @@ class Specification:
             max_rows=bounds.max_rows,
             ttl=bounds.ttl,
             ages=ages,
+            name_bytes=self.schema.name_bytes,
         )
 
 
@@ -136,7 +140,7 @@ def specify(arguments: AnyArguments, stored: VariableEntry | None) -> Specificat
     """
     name = check_name(arguments.name)
     check_given(arguments)
-    key_type, value_type, width = _given_shape(stored, arguments)
+    key_type, value_type, width, name_bytes = _given_shape(stored, arguments)
     first_rows = as_int(arguments.init_size, "init_size", 0, MAX_ROWS)
     hot_rows = None if arguments.hot_rows is None else as_int(arguments.hot_rows, "hot_rows", 1, MAX_ROWS)
     if hot_rows is not None and first_rows > hot_rows:
@@ -162,10 +166,15 @@ def specify(arguments: AnyArguments, stored: VariableEntry | None) -> Specificat
             f"optimizer must be None for value_dtype {value_type.name}, got {optimizer!r}; use a float value_dtype"
         )
     devices = _devices(arguments.devices)
+    if name_bytes and (gpus := [device for device in devices if device != "cpu"]):
+        raise ValueError(
+            f"devices must be 'cpu' for key_dtype='string', whose hot rows are in the host's memory, got {gpus[0]!r}; "
+            "or use key_dtype='int64', with keys from kvemb.hash_strings"
+        )
     _check_partitioner(arguments.partitioner, key_type, len(devices))
     return Specification(
         name=name,
-        schema=Schema(key_type, value_type, width, optimizer.shapes(width) if optimizer else ()),
+        schema=Schema(key_type, value_type, width, optimizer.shapes(width) if optimizer else (), name_bytes),
         initializer=initializer,
         optimizer=optimizer,
         policy=policy,
@@ -193,8 +202,10 @@ def wanted_bounds(arguments: AnyArguments, present: Bounds) -> Bounds:
     return Bounds(given.max_rows or present.max_rows, given.ttl or present.ttl)
 
 
-def _given_shape(stored: VariableEntry | None, arguments: AnyArguments) -> tuple[np.dtype[Any], np.dtype[Any], int]:
-    """Return key dtype, value dtype and dim as requested; what was left out is as stored.
+def _given_shape(
+    stored: VariableEntry | None, arguments: AnyArguments
+) -> tuple[np.dtype[Any], np.dtype[Any], int, int]:
+    """Return key dtype, value dtype, dim and name_bytes as requested; what was left out is as stored.
 
     Raises TypeError, ValueError; SchemaMismatch if they are not as stored.
     """
@@ -205,11 +216,25 @@ def _given_shape(stored: VariableEntry | None, arguments: AnyArguments) -> tuple
         keys = stored.key_dtype if isinstance(keys, UnsetName) else keys
         values = stored.value_dtype if isinstance(values, UnsetName) else values
         dim = stored.dim if isinstance(dim, UnsetInt) else dim
-    keys, values, dim = key_dtype(keys), value_dtype(values), as_int(dim, "dim", 1, MAX_DIM)
-    for field, asked in {"dim": dim, "key_dtype": keys.name, "value_dtype": values.name}.items():
+    values, dim, name_bytes = value_dtype(values), as_int(dim, "dim", 1, MAX_DIM), _name_bytes(stored, arguments, keys)
+    schema = Schema(key_dtype(keys), values, dim, (), name_bytes)
+    wanted = {"dim": dim, "key_dtype": schema.key_kind, "value_dtype": values.name, "name_bytes": name_bytes}
+    for field, asked in wanted.items():
         if stored is not None and (kept := getattr(stored, field)) != asked:
             raise SchemaMismatch(arguments.name, field, kept, asked)
-    return keys, values, dim
+    return schema.key_dtype, values, dim, name_bytes
+
+
+def _name_bytes(stored: VariableEntry | None, arguments: AnyArguments, keys: Any) -> int:
+    """Return the bytes of a row's name as requested, a multiple of 8; 0 unless keys are strings."""
+    given = arguments.name_bytes
+    if not is_string(keys):
+        if given is not None:
+            raise ValueError(f"name_bytes is for key_dtype='string', got name_bytes={brief(given)} for {brief(keys)}")
+        return 0
+    if given is None:
+        return stored.name_bytes if stored is not None and stored.name_bytes else DEFAULT_NAME_BYTES
+    return -(-as_int(given, "name_bytes", 1, MAX_STRING_BYTES) // WORD_BYTES) * WORD_BYTES
 
 
 def _flag(arguments: AnyArguments, stored: VariableEntry | None, name: str) -> bool:

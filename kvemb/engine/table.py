@@ -23,6 +23,7 @@ from kvemb.restrict import RestrictPolicy, Scores, policy_from_json
 from kvemb.restrict.bounds import Bounds
 from kvemb.rows.hashing import Keys
 from kvemb.rows.host_arrays import as_keys, public_keys
+from kvemb.rows.names import NamedKeys, check_names, named_keys, names_behind
 from kvemb.rows.schema import Schema
 from kvemb.stats import Stats
 from kvemb.tiers.hot_tables import HotTables
@@ -108,9 +109,20 @@ class Table:
     # Keys and rows as users give them.
 
     def flat(self, keys: npt.ArrayLike) -> tuple[tuple[int, ...], Keys]:
-        """Return the shape of keys, and the keys as int64 (n,). Raises TypeError."""
+        """Return the shape of keys, and the keys as int64 (n,). Raises TypeError, HashCollision."""
+        if self.schema.name_bytes:
+            named = named_keys(keys, self.schema.name_bytes)
+            self.check_names(named)
+            return named.shape, named.keys
         array = as_keys(keys, self.schema.key_dtype)
         return array.shape, array.reshape(-1)
+
+    def check_names(self, named: NamedKeys) -> None:
+        """Raise HashCollision if the row of a string key has another name."""
+        named.check_one_name_each()
+        rows = np.empty((len(named.keys), self.schema.width), self.schema.value_dtype)
+        self.operations.lookup(named.keys, rows, None, touch=False)
+        check_names(named.keys, named.names, names_behind(rows, self.schema.dim))
 
     def public(self, keys: Keys) -> npt.NDArray[Any]:
         """Return keys (n,), as flat() gave them, in the key dtype."""

@@ -21,7 +21,8 @@ from kvemb.offline.merging import EqualKeys, Stays
 from kvemb.offline.sorter import Sorter
 from kvemb.offline.table_files import TableFiles
 from kvemb.rows.block import RowBlock
-from kvemb.rows.host_arrays import as_keys, as_values, public_keys
+from kvemb.rows.host_arrays import as_keys, as_values
+from kvemb.rows.names import check_names, keys_of, named_keys, with_names
 from kvemb.variable import Variable
 
 
@@ -150,7 +151,7 @@ class BulkLoader:
         try:
             yield
         except EqualKeys as error:
-            key = public_keys(np.array([error.key]), inside(self._variable).schema.key_dtype)[0]
+            key = keys_of(error.row)[0]
             raise ValueError(
                 f"key {key} is given twice for {self._variable.name!r}; choose on_conflict 'replace', with which the "
                 "last row stays, or 'keep', with which the first does"
@@ -171,10 +172,14 @@ class BulkLoader:
             distinct = 0
             for block in self._blocks():
                 distinct += len(block)
-                exists = np.zeros(len(block), np.bool_) if empty else cold.read(block.keys)[1]
+                exists = np.zeros(len(block), np.bool_)
+                if not empty:
+                    rows, exists = cold.read(block.keys)
+                    if schema.name_bytes:
+                        check_names(block.keys[exists], block.names()[exists], rows.names())
                 existing = int(exists.sum())
                 if existing and on_conflict == "error":
-                    key = public_keys(block.keys[exists], schema.key_dtype)[0]
+                    key = keys_of(block.select(exists))[0]
                     raise ValueError(f"key {key} is in {name!r} already; choose on_conflict 'replace' or 'keep'")
                 added += len(block) - existing
                 if on_conflict == "keep":
@@ -195,11 +200,13 @@ class BulkLoader:
 def _block_of(batch: Rows, variable: Variable) -> RowBlock:
     """Return a batch as rows of the variable's schema. Raises TypeError, ValueError."""
     schema = inside(variable).schema
-    keys = as_keys(batch.keys, schema.key_dtype)
+    named = named_keys(batch.keys, schema.name_bytes) if schema.name_bytes else None
+    keys = as_keys(batch.keys, schema.key_dtype) if named is None else named.keys.reshape(named.shape)
     if keys.ndim != 1:
         raise ValueError(f"keys must have the shape (n,), got {keys.shape}")
-    shape = (len(keys), schema.dim)
-    block = inside(variable).operations.new_rows(keys, as_values(batch.values, schema.value_dtype, shape))
+    values = as_values(batch.values, schema.value_dtype, (len(keys), schema.dim))
+    values = values if named is None else with_names(values, named.names)
+    block = inside(variable).operations.new_rows(keys, values)
     if batch.slots is not None:
         wanted = [slot.name for slot in schema.slots]
         if set(batch.slots) != set(wanted):

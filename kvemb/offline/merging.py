@@ -9,6 +9,7 @@ import numpy as np
 
 from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import order_keys
+from kvemb.rows.names import check_names
 from kvemb.rows.schema import Schema
 
 # Which row of equal keys stays; None: there must be no equal keys.
@@ -16,19 +17,21 @@ Stays = Literal["last", "first"] | None
 
 
 class EqualKeys(Exception):
-    """Two rows have one key, where keys must be distinct. key: that key, as int64."""
+    """Two rows have one key, where keys must be distinct. row: one of them."""
 
-    def __init__(self, key: int) -> None:
-        super().__init__(f"the key {key} has several rows")
-        self.key = key
+    def __init__(self, row: RowBlock) -> None:
+        super().__init__(f"the key {row.keys[0]} has several rows")
+        self.row = row
 
 
-def merged(streams: list[Iterator[RowBlock]], schema: Schema, window: int, stays: Stays = "last") -> Iterator[RowBlock]:
+def merged(
+    streams: list[Iterator[RowBlock]], schema: Schema, window: int, stays: Stays = "last", *, one_state: bool = False
+) -> Iterator[RowBlock]:
     """Yield the rows of all streams in key order; for equal keys that of the last stream. window: rows held of each.
 
-    Raises EqualKeys if stays is None and a key occurs twice.
+    one_state: see in_key_order. Raises EqualKeys if stays is None and a key occurs twice.
     """
-    return (_one_of_each(parts, schema, stays) for parts in aligned(streams, schema, window))
+    return (_one_of_each(parts, schema, stays, one_state) for parts in aligned(streams, schema, window))
 
 
 def aligned(streams: list[Iterator[RowBlock]], schema: Schema, window: int) -> Iterator[list[RowBlock]]:
@@ -78,20 +81,28 @@ class _Head:
         return taken
 
 
-def _one_of_each(parts: list[RowBlock], schema: Schema, stays: Stays) -> RowBlock:
+def _one_of_each(parts: list[RowBlock], schema: Schema, stays: Stays, one_state: bool) -> RowBlock:
     """Return the rows of parts, each in key order; for equal keys that of the last part, or of the first."""
     parts = [part for part in parts if len(part)] or parts[:1]
-    return parts[0] if len(parts) == 1 else in_key_order(RowBlock.joined(parts, schema), stays)
+    return parts[0] if len(parts) == 1 else in_key_order(RowBlock.joined(parts, schema), stays, one_state=one_state)
 
 
-def in_key_order(rows: RowBlock, stays: Stays = "last") -> RowBlock:
-    """Return rows in key order; of equal keys only the row that stays. Raises EqualKeys."""
+def in_key_order(rows: RowBlock, stays: Stays = "last", *, one_state: bool = False) -> RowBlock:
+    """Return rows in key order; of equal keys only the row that stays.
+
+    one_state: the rows are given for one table, so equal string keys must have equal names; rows of several deltas need
+    not. Raises EqualKeys, HashCollision.
+    """
     ordered = order_keys(rows.keys, rows.schema)
     if (ordered[1:] > ordered[:-1]).all():
         return rows
     order = np.argsort(ordered, kind="stable")
     ordered = ordered[order]
     differs = ordered[1:] != ordered[:-1]
-    if stays is None and not differs.all():
-        raise EqualKeys(int(rows.keys[order[np.argmin(differs)]]))
+    if not differs.all():
+        if one_state and rows.schema.name_bytes:
+            equal, names = order[1:][~differs], rows.names()
+            check_names(rows.keys[equal], names[equal], names[order[:-1][~differs]])
+        if stays is None:
+            raise EqualKeys(rows.select(order[[np.argmin(differs)]]))
     return rows.select(order[np.insert(differs, 0, True) if stays == "first" else np.append(differs, True)])

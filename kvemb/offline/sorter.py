@@ -50,7 +50,8 @@ class Sorter:
 
     def _sorted(self) -> RowBlock:
         """Return the rows that are in no run, and forget them."""
-        rows, self._waiting = in_key_order(RowBlock.joined(self._waiting, self._schema), self._stays), []
+        waiting, self._waiting = self._waiting, []
+        rows = in_key_order(RowBlock.joined(waiting, self._schema), self._stays, one_state=True)
         rows.flags[:] = 0
         return rows
 
@@ -81,6 +82,7 @@ class Sorter:
             self._write_run()
         window = max(MIN_WINDOW, self._limits.sort_bytes // self._layout.itemsize // max(1, len(self._runs)))
         runs = [self._read_run(path, window // 2) for path in self._runs]
-        for rows in merged(runs, self._schema, window, self._stays) if runs else [self._sorted()]:
+        sorted_runs = merged(runs, self._schema, window, self._stays, one_state=True)
+        for rows in sorted_runs if runs else [self._sorted()]:
             for at in range(0, len(rows), self._limits.scan_rows):
                 yield rows.part(at, min(at + self._limits.scan_rows, len(rows)))

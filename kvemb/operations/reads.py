@@ -82,6 +82,8 @@ class TableReads:
     ) -> None:
         """Fill out (n, dim) with the rows of keys, the initializer's for missing ones, and exists (n,) if given.
 
+        out (n, schema.width): of string keys, also with the names of rows; zeros where there is no row.
+
         counts (n,): how many uses each occurrence is, at least one. None: one each.
         """
         missed = self.lookup_hot(keys, out, exists, touch=touch, counts=counts)
@@ -155,7 +157,7 @@ class TableReads:
         missing, distinct = missed.positions, Unique(keys[missed.positions])
         counts = distinct.uses(missed.counts)
         for chunk in self._chunks(len(distinct.keys)):
-            values, there = self._look_up_chunk(distinct.keys[chunk], counts[chunk], missed.now)
+            values, there = self._look_up_chunk(distinct.keys[chunk], counts[chunk], missed.now, out.shape[1])
             positions, source = missing, distinct.inverse
             if len(values) < len(distinct.keys):
                 chosen = np.flatnonzero((source >= chunk.start) & (source < chunk.stop))
@@ -193,7 +195,7 @@ class TableReads:
         while True:
             distinct = Unique(keys[missing])
             found = [
-                self._look_up_chunk(distinct.keys[chunk], distinct.counts[chunk], now)[0]
+                self._look_up_chunk(distinct.keys[chunk], distinct.counts[chunk], now, out.shape[1])[0]
                 for chunk in self._chunks(len(distinct.keys))
             ]
             at[missing] = len(rows) + distinct.inverse
@@ -204,12 +206,12 @@ class TableReads:
             if not len(missing):
                 return
 
-    def _look_up_chunk(self, keys: Keys, counts: Positions, now: float | None) -> tuple[Values, Mask]:
-        """Return the rows of distinct keys, and which of them exist.
+    def _look_up_chunk(self, keys: Keys, counts: Positions, now: float | None, width: int) -> tuple[Values, Mask]:
+        """Return the rows of distinct keys (n, width), as lookup does, and which of them exist.
 
         counts: the number of uses of each key, counted as misses so far. now: their time; None: do not record them.
         """
-        storage, values = self._storage, np.empty((len(keys), self._schema.dim), self._schema.value_dtype)
+        storage, values = self._storage, np.empty((len(keys), width), self._schema.value_dtype)
         with storage.reading():
             found = storage.locate(keys)
             if now is not None and storage.state.keeps_uses:  # the store may be poisoned by now
@@ -220,13 +222,13 @@ class TableReads:
                 self._hot_tables.gather(found.cells, found.owners, values)
             absent = found.cold[~found.exists]
             if len(absent):
-                values[absent] = self._factory.embeddings(keys[absent])
+                values[absent] = self._factory.embeddings(keys[absent])[:, :width]
                 storage.counts.absent += (uses := int(counts[absent].sum()))
                 storage.counts.misses -= uses
             there = found.present
             if len(absent) < len(found.cold):
                 cold = found.only(found.exists)
-                values[cold.cold] = cold.rows.embeddings()
+                values[cold.cold] = cold.rows.named_embeddings()[:, :width]
             if len(found.cold):
                 storage.promote(found, by_score=now is None)
         return values, there

@@ -10,6 +10,7 @@ from kvemb.initializers.base import Fixed
 from kvemb.optimizers import Optimizer
 from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import Keys
+from kvemb.rows.names import with_names
 from kvemb.rows.schema import Schema
 
 
@@ -29,20 +30,28 @@ class RowFactory:
         self._every_row: Values | None = None
         if isinstance(initializer, Fixed):
             first = np.zeros(1, np.int64)
-            self._every_row = initializer.rows(first, self._schema.dim, self._schema.value_dtype)
+            self._every_row = self._unnamed(initializer.rows(first, self._schema.dim, self._schema.value_dtype))
 
     def set_optimizer(self, optimizer: Optimizer | None) -> None:
         """Use this optimizer's initial slots for new rows from now on."""
         self._optimizer, self._slots = optimizer, optimizer.slots if optimizer else ()
 
     def embeddings(self, keys: Keys) -> Values:
-        """Return the initializer's rows of keys (n, dim)."""
+        """Return the initializer's rows of keys (n, schema.width); their names are zeros."""
         if self._every_row is not None:
             return np.repeat(self._every_row, len(keys), axis=0)
-        return self._initializer.rows(keys, self._schema.dim, self._schema.value_dtype)
+        return self._unnamed(self._initializer.rows(keys, self._schema.dim, self._schema.value_dtype))
+
+    def _unnamed(self, values: Values) -> Values:
+        if not self._schema.name_bytes:
+            return values
+        return with_names(values, np.zeros((len(values), self._schema.name_bytes), np.uint8))
 
     def rows(self, keys: Keys, values: Values, score: float, step: int) -> RowBlock:
-        """Return new, dirty rows: keys (n,), values (n, dim), initial slots, this score, this step of last change."""
+        """Return new, dirty rows: keys (n,), values (n, dim), initial slots, this score, this step of last change.
+
+        values (n, schema.width): with the rows' names.
+        """
         rows = RowBlock(self._schema, len(keys))
         rows.keys[:] = keys
         self._kernels.assign(rows, np.arange(len(keys)), values, step)

@@ -30,7 +30,9 @@ from kvemb.restrict import RestrictPolicy
 from kvemb.restrict.bounds import Bounds
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.rows.hashing import Keys, Positions, Sums, Unique
+from kvemb.rows.names import Names, check_names, names_behind, with_names
 from kvemb.threads.interrupts import uninterrupted
+from kvemb.tiers.hot_tables import ALL
 from kvemb.tiers.located import Located
 from kvemb.tiers.storage import TieredStorage
 
@@ -62,6 +64,8 @@ class TableUpdates(TableReads):
         storage.counts.bytes_sightings = 0 if sightings is None else sightings.nbytes
         self._constraining = None if constraint is None else ConstraintProjector(constraint, self._hot_tables, kernels)
 
+    # Of string keys, the rows' names (kvemb.rows.names) stand behind values and gradients. Equal keys have equal names.
+
     def upsert(self, keys: Keys, values: Values) -> None:
         """Insert rows or replace their embeddings; for duplicate keys the last value wins."""
         with uninterrupted():
@@ -71,6 +75,9 @@ class TableUpdates(TableReads):
 
     def _upsert(self, keys: Keys, values: Values) -> None:
         storage = self._storage
+        if self._schema.name_bytes:  # names are compared before a row changes
+            self._upsert_located(keys, values)
+            return
         with storage.updating():
             score, owners = self._scoring.first(storage.step), self._hot_tables.owners(keys)
             storage.snapshot.copy_before_change(keys, None, owners)
@@ -82,15 +89,16 @@ class TableUpdates(TableReads):
                     self._hot_tables.match(cells, owners, self._matching, storage.step)
                 storage.log.hot(keys, owners, missing, storage.step)
         if len(missing):
-            self._upsert_missing(keys[missing], values[missing], score)
+            self._upsert_located(keys[missing], values[missing], score)
 
-    def _upsert_missing(self, keys: Keys, values: Values, score: float) -> None:
-        """Upsert keys that were not hot; some may be hot by now."""
+    def _upsert_located(self, keys: Keys, values: Values, score: float | None = None) -> None:
+        """Upsert keys, hot or not. score: of new rows; None: that of a row created now."""
         storage, distinct = self._storage, Unique(keys)
         values = values[distinct.last]
         with storage.updating():
             found = storage.locate(distinct.keys)
-            self._create(found, score)
+            self._check_names(found, values)
+            self._create(found, self._scoring.first(storage.step) if score is None else score)
             change = PlannedChange(embeddings=1, matching=self._matching)
             self._hot_tables.prepare(found.owners, len(found.keys), change)
             with storage.access.poisoning():
@@ -112,6 +120,7 @@ class TableUpdates(TableReads):
         inverse = distinct.inverse
         with storage.updating():
             found = storage.locate(distinct.keys)
+            self._check_names(found, new, distinct.sums.first)
             score = self._scoring.first(storage.step)
             present = found.present
             # An absent key is inserted by its first occurrence with exists False; later ones add to it.
@@ -157,8 +166,10 @@ class TableUpdates(TableReads):
         """Take the step on a chunk; return its number. count: that number; 0 for the first chunk, which counts it."""
         storage = self._storage
         with storage.updating():
-            found = self._admitted(storage.locate(keys), occurrences)
-            self._create(found, self._scoring.first(storage.step))
+            located = storage.locate(keys)
+            names = self._check_names(located, grads, sums.first)
+            found = self._admitted(located, occurrences)
+            self._create(found, self._scoring.first(storage.step), names)
             before = None if self._constraining is None else self._constraining.copies(found)
             number = count or storage.next_optimizer_step()
             change = PlannedChange(optimizer=optimizer, grads=grads, sums=sums)
@@ -224,12 +235,33 @@ class TableUpdates(TableReads):
             self._storage.state.check_writable()
             self.bounds = bounds
 
-    def _create(self, found: Located, score: float) -> None:
-        """Fill in the missing rows of `found` as new rows: initial embedding, initial slots, this score."""
+    def _create(self, found: Located, score: float, names: Names | None = None) -> None:
+        """Fill in the missing rows of `found` as new rows: initial embedding, initial slots, this score.
+
+        names: of found.keys; None: the caller sets embedding and name.
+        """
         absent = (~found.exists).nonzero()[0]
         if len(absent):
             keys = found.rows.keys[absent]
-            found.rows.put(absent, self._factory.rows(keys, self._factory.embeddings(keys), score, self._storage.step))
+            values = self._factory.embeddings(keys)
+            if names is not None:
+                values = with_names(values[:, : self._schema.dim], names[found.cold[absent]])
+            found.rows.put(absent, self._factory.rows(keys, values, score, self._storage.step))
+
+    def _check_names(self, found: Located, wide: Values, at: Positions | slice = ALL) -> Names | None:
+        """Return the names of found.keys, which are behind the rows of wide (·, dim) at these positions.
+
+        None: keys are no strings. Raises HashCollision if a row has another name.
+        """
+        schema = self._schema
+        if not schema.name_bytes:
+            return None
+        names = names_behind(wide[at], schema.dim)
+        stored = np.zeros((len(names), schema.width), schema.value_dtype)
+        self._hot_tables.gather(found.cells, found.owners, stored)
+        stored[found.cold[found.exists]] = found.rows.named_embeddings()[found.exists]
+        check_names(found.keys, names, names_behind(stored, schema.dim))
+        return names
 
     def put(self, rows: RowBlock, step: int) -> None:
         """Insert or replace whole rows (embedding, slots, score, step) of distinct keys. step: the table's.

@@ -14,6 +14,7 @@ from kvemb.engine.table import Table
 from kvemb.rows.bags import Bags, bounds_of
 from kvemb.rows.hashing import Keys, Positions
 from kvemb.rows.host_arrays import as_keys, as_values
+from kvemb.rows.names import Names, named_keys
 from kvemb.rows.schema import Schema
 from kvemb.rows.tensors import plain
 
@@ -21,25 +22,37 @@ COMBINERS = ("mean", "sum", "sqrtn")
 
 
 class GivenBags(NamedTuple):
-    """Bags as a caller gave them: keys (n,), offsets (b + 1,), weights (n,) or None."""
+    """Bags as a caller gave them: keys (n,), offsets (b + 1,), weights (n,) or None.
+
+    names (n, name_bytes): of string keys (kvemb.rows.names), else None.
+    """
 
     keys: Keys
     offsets: Positions
     weights: npt.NDArray[Any] | None
+    names: Names | None = None
 
 
 def given_bags(
     schema: Schema, ids: npt.ArrayLike, offsets: npt.ArrayLike, weights: npt.ArrayLike | None, *, last_included: bool
 ) -> GivenBags:
     """Return the arguments, checked. Raises TypeError, ValueError."""
-    keys = as_keys(ids, schema.key_dtype)
+    keys, names = flat_keys(schema, ids)
     if keys.ndim != 1:
         raise ValueError(f"ids must have shape (n,), got {keys.shape}; embedding_lookup takes ids of any shape")
     if offsets is None:  # NumPy would make an array of objects of it
         raise TypeError("offsets must be integers, got None; give where each bag begins, such as np.arange(len(ids))")
     begins = np.asarray(plain(offsets, np.dtype(np.int64), "offsets"))
     bounds = bounds_of(begins, len(keys), last_included=last_included)
-    return GivenBags(keys, bounds, _weights(weights, len(keys), schema))
+    return GivenBags(keys, bounds, _weights(weights, len(keys), schema), names)
+
+
+def flat_keys(schema: Schema, ids: npt.ArrayLike) -> tuple[Keys, Names | None]:
+    """Return ids of any shape as keys of that shape, and the names (n, name_bytes) of strings. Raises TypeError."""
+    if not schema.name_bytes:
+        return as_keys(ids, schema.key_dtype), None
+    named = named_keys(ids, schema.name_bytes)
+    return named.keys.reshape(named.shape), named.names
 
 
 def combined(given: GivenBags, combiner: str, most_norm: float, dtype: np.dtype[Any]) -> Bags:
@@ -68,16 +81,17 @@ def without_weights_up_to_zero(given: GivenBags) -> GivenBags:
         return given
     kept = given.weights > 0
     offsets = np.concatenate([[0], np.cumsum(kept)])[given.offsets]
-    return GivenBags(given.keys[kept], offsets, given.weights[kept])
+    return GivenBags(given.keys[kept], offsets, given.weights[kept], None if given.names is None else given.names[kept])
 
 
-def with_default(given: GivenBags, key: Any) -> GivenBags:
-    """Return the bags, with one id of weight 1 in each empty bag."""
+def with_default(given: GivenBags, key: Any, name: Names | None) -> GivenBags:
+    """Return the bags, with one id of weight 1 in each empty bag. name (1, name_bytes): of a string."""
     empty = np.diff(given.offsets) == 0
     places = given.offsets[:-1][empty]
     offsets = given.offsets + np.concatenate([[0], np.cumsum(empty)])
     weights = None if given.weights is None else np.insert(given.weights, places, 1)
-    return GivenBags(np.insert(given.keys, places, key), offsets, weights)
+    names = None if given.names is None or name is None else np.insert(given.names, places, name, axis=0)
+    return GivenBags(np.insert(given.keys, places, key), offsets, weights, names)
 
 
 def check_floats(table: Table, what: str) -> None:

@@ -18,6 +18,7 @@ from kvemb.handle import inside
 from kvemb.rows.bags import Bags
 from kvemb.rows.hashing import Keys, Unique
 from kvemb.rows.host_arrays import as_values
+from kvemb.rows.names import Names, strings_of
 from kvemb.variable import Variable
 
 
@@ -40,6 +41,7 @@ class Embeddings:
     values: npt.NDArray[Any]
     _exists: npt.NDArray[np.bool_] | None
     _ids: Any = None  # the argument, if it is on a GPU
+    _names: Names | None = None  # of string keys
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -91,7 +93,7 @@ class Embeddings:
         out = np.empty((len(distinct.keys), table.schema.dim), table.schema.slot_dtype)
         kernels = registry.row_kernels(table.limits)
         kernels.row_gradients(distinct.sums, self._bags.of_keys(), self._bags.weights, flat, out)
-        public = table.public(distinct.keys)
+        public = table.public(distinct.keys) if self._names is None else strings_of(self._names[distinct.sums.first])
         if self._bags.most_norm < math.inf and len(public):
             _through_clipping(out, self.variable.lookup(public, touch=False), self._bags.most_norm)
         return public, out
@@ -149,7 +151,8 @@ class Embeddings:
         if self._exists is None:
             raise ValueError("only the rows of embedding_lookup without max_norm can be written back")
         new = as_values(values, table.schema.value_dtype, self.shape, "values", "values.shape")
-        keys, old = table.public(given), self.values.reshape(-1, dim)
+        keys = table.public(given) if self._names is None else strings_of(self._names)
+        old = self.values.reshape(-1, dim)
         if not self.variable.bp_v2:
             self.variable.upsert(keys, new)
             return

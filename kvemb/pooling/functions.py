@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from kvemb.checks.brief import brief
 from kvemb.checks.numeric import as_bool
-from kvemb.engine.given_keys import owned_keys
+from kvemb.engine.given_keys import StringKeys, owned_keys
 from kvemb.engine.on_device import DeviceKeys, copied
 from kvemb.engine.table import Table
 from kvemb.handle import inside
@@ -28,6 +28,7 @@ from kvemb.pooling.arguments import (
     check_combiner,
     check_floats,
     combined,
+    flat_keys,
     given_bags,
     max_norm_of,
     single_bags,
@@ -37,7 +38,7 @@ from kvemb.pooling.arguments import (
 from kvemb.pooling.embeddings import Embeddings
 from kvemb.rows.device_arrays import device_of
 from kvemb.rows.hashing import Unique
-from kvemb.rows.host_arrays import as_keys
+from kvemb.rows.names import NamedKeys
 from kvemb.shared_docs import described_as
 from kvemb.variable import Variable
 
@@ -164,7 +165,7 @@ def safe_embedding_lookup_sparse(
     weights: npt.ArrayLike | None = None,
     combiner: Combiner = "mean",
     max_norm: float | None = None,
-    default_id: int | None = None,
+    default_id: int | str | None = None,
     *,
     include_last_offset: bool = False,
     touch: bool = True,
@@ -201,10 +202,10 @@ def safe_embedding_lookup_sparse(
     if how != "sum":
         given = without_weights_up_to_zero(given)
     if default_id is not None:
-        key = as_keys(default_id, table.schema.key_dtype)
+        key, name = flat_keys(table.schema, default_id)
         if key.shape != ():
             raise ValueError(f"default_id must be one id, got {brief(default_id)}")
-        given = with_default(given, key)
+        given = with_default(given, key, name)
     return _pooled(var, table, given, how, max_norm, touch, ids)
 
 
@@ -215,7 +216,7 @@ def bag_gradients(
     table = _table(var)
     given = given_bags(table.schema, ids, offsets, None, last_included=False)
     bags = combined(given, check_combiner(combiner), math.inf, table.schema.slot_dtype)
-    return Embeddings(var, given.keys, bags, grads, None).row_gradients(grads)
+    return Embeddings(var, given.keys, bags, grads, None, _names=given.names).row_gradients(grads)
 
 
 def _rows(var: Variable, ids: npt.ArrayLike, max_norm: float | None, touch: bool, *, once: bool) -> Embeddings:
@@ -224,7 +225,7 @@ def _rows(var: Variable, ids: npt.ArrayLike, max_norm: float | None, touch: bool
     given = owned_keys(table, ids)
     if isinstance(given, DeviceKeys):
         return _rows_on_device(var, given, ids, most, touch, once=once)
-    keys = given.flat
+    keys = given.checked()
     distinct = Unique(keys) if once else None
     wanted = keys if distinct is None else distinct.keys
     values, exists = np.empty((len(wanted), table.schema.dim), table.schema.value_dtype), None
@@ -240,7 +241,8 @@ def _rows(var: Variable, ids: npt.ArrayLike, max_norm: float | None, touch: bool
         values = values[distinct.inverse]
         exists = None if exists is None else exists[distinct.inverse]
     bags = single_bags(len(keys), most, table.schema.slot_dtype)
-    return Embeddings(var, keys, bags, given.result(values), exists)
+    names = given.named.names if isinstance(given, StringKeys) else None
+    return Embeddings(var, keys, bags, values.reshape(*given.shape, table.schema.dim), exists, _names=names)
 
 
 def _rows_on_device(var: Variable, given: DeviceKeys, ids: Any, most: float, touch: bool, *, once: bool) -> Embeddings:
@@ -280,10 +282,12 @@ def _pooled(
     if device_of(ids) is not None:
         pooled = DeviceKeys(table, ids).pool(given.keys, bags, (bags.bag_count,), touch=as_bool(touch, "touch"))
         return Embeddings(var, given.keys, bags, pooled, None, ids)
+    if given.names is not None:
+        table.check_names(NamedKeys(given.keys, given.names, given.keys.shape))
     table.hot_tables.owners(given.keys)  # so that a partitioner's error is raised now
     values = np.empty((bags.bag_count, table.schema.dim), table.schema.value_dtype)
     table.operations.pool(given.keys, bags, values, touch=as_bool(touch, "touch"))
-    return Embeddings(var, given.keys, bags, values, None)
+    return Embeddings(var, given.keys, bags, values, None, _names=given.names)
 
 
 def _table(var: Variable) -> Table:

@@ -100,6 +100,15 @@ class RowBlock:
         """Return a copy of the embeddings (length, dim) in the value dtype."""
         return self.values[:, : self.schema.dim].copy().view(self.schema.value_dtype)
 
+    def named_embeddings(self) -> npt.NDArray[Any]:
+        """Return a copy of the embeddings with the names behind them (length, schema.width), in the value dtype."""
+        return self.values[:, : self.schema.width].copy().view(self.schema.value_dtype)
+
+    def names(self) -> npt.NDArray[np.uint8]:
+        """Return a view of the names (length, name_bytes): kvemb.rows.names."""
+        begin = self.schema.dim * self.schema.value_dtype.itemsize
+        return self.words.view(np.uint8)[:, begin : begin + self.schema.name_bytes]
+
     def slot(self, index: int) -> npt.NDArray[Any]:
         """Return a view of the index-th slot of every row (length, width of the slot)."""
         columns = self.schema.slot_columns

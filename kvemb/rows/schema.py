@@ -1,7 +1,7 @@
 """The schema of a variable's rows: dtypes, dim, slots, and the place of each part in a row.
 
-A row is the embedding, then its optimizer slots, in one run of 8-byte words (FORMAT.md, "Row"). All values here are
-constant after construction.
+A row is the embedding, the name if keys are strings, then its optimizer slots, in one run of 8-byte words (FORMAT.md,
+"Row"). All values here are constant after construction.
 """
 
 from __future__ import annotations
@@ -18,13 +18,21 @@ from kvemb.checks.fields import integer, text
 from kvemb.checks.ranges import MAX_DIM
 
 KEY_DTYPES = ("int64", "int32", "uint64")
+# The key_dtype of variables whose keys are strings; their hashes are int64.
+STRING = "string"
 VALUE_DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int32", "int64")
 WORD_BYTES = 8
 
 
 def key_dtype(spec: Any) -> np.dtype[Any]:
-    """Return the NumPy dtype of a key_dtype argument, or raise TypeError."""
-    return _one_of(spec, KEY_DTYPES, "key_dtype", "; for strings use int64, and kvemb.hash_strings to make keys")
+    """Return the NumPy dtype of a key_dtype argument, or raise TypeError. Strings have int64, the dtype of hashes."""
+    return np.dtype(np.int64) if is_string(spec) else _one_of(spec, (*KEY_DTYPES, STRING), "key_dtype", "")
+
+
+def is_string(spec: Any) -> bool:
+    """Whether a key_dtype argument means strings: "string", str, NumPy's StringDType or TensorFlow's tf.string."""
+    named = spec if isinstance(spec, str) else getattr(spec, "name", None)  # tf.string has this name
+    return spec is str or named == STRING or type(spec) is np.dtypes.StringDType
 
 
 def value_dtype(spec: Any) -> np.dtype[Any]:
@@ -75,13 +83,30 @@ class Schema:
     """The properties of a variable that determine the bytes of its rows.
 
     slots: the optimizer's slots, in their order in a row. Slots have the value dtype, but float32 for 16-bit values, in
-    which an accumulator would stop growing.
+    which an accumulator would stop growing. name_bytes: a multiple of 8, the bytes of a row's name, which is its string
+    key (kvemb.rows.names); 0: keys are integers.
     """
 
     key_dtype: np.dtype[Any]
     value_dtype: np.dtype[Any]
     dim: int
     slots: tuple[SlotShape, ...] = ()
+    name_bytes: int = 0
+
+    @property
+    def key_kind(self) -> str:
+        """The name of the dtype of keys: "string", or that of key_dtype."""
+        return STRING if self.name_bytes else self.key_dtype.name
+
+    @property
+    def public_key_dtype(self) -> np.dtype[Any]:
+        """The dtype of arrays of keys that users get: object for strings."""
+        return np.dtype(object) if self.name_bytes else self.key_dtype
+
+    @cached_property
+    def width(self) -> int:
+        """The elements of an embedding with the name behind it, in the value dtype."""
+        return self.dim + self.name_bytes // self.value_dtype.itemsize
 
     @cached_property
     def slot_dtype(self) -> np.dtype[Any]:
@@ -92,7 +117,7 @@ class Schema:
     def slot_column(self) -> int:
         """The column of the first slot, in elements of slot_dtype."""
         size = self.slot_dtype.itemsize
-        return -(-self.dim * self.value_dtype.itemsize // size)
+        return -(-self.width * self.value_dtype.itemsize // size)
 
     @cached_property
     def slot_columns(self) -> tuple[int, ...]:
@@ -103,7 +128,7 @@ class Schema:
     def row_words(self) -> int:
         """The number of 8-byte words of a row, padding included."""
         if not self.slots:
-            return -(-self.dim * self.value_dtype.itemsize // WORD_BYTES)
+            return -(-self.width * self.value_dtype.itemsize // WORD_BYTES)
         return -(-self.slot_columns[-1] * self.slot_dtype.itemsize // WORD_BYTES)
 
     @cached_property

@@ -71,3 +71,25 @@ def encode(codes: Any, offsets: Any, data: Any) -> None:
                 data[at + 2] = 0x80 | code >> 6 & 0x3F
                 data[at + 3] = 0x80 | code & 0x3F
                 at += 4
+
+
+@kernel
+def pack(data: Any, offsets: Any, names: Any) -> Any:
+    """Write the words data[offsets[i]:offsets[i + 1]] to names (n, name_bytes), which are padded already.
+
+    Returns the number of a word that is no name (it is too long, has a NUL, or begins within a character), -1 if there
+    is none; then whether all bytes are ASCII.
+    """
+    only_ascii = True
+    for i in range(len(names)):
+        start = np.int64(offsets[i])
+        count = np.int64(offsets[i + 1]) - start
+        if count > names.shape[1] or (count > 0 and data[start] & 0xC0 == 0x80):
+            return i, only_ascii
+        for j in range(count):
+            byte = data[start + j]
+            if byte == 0:
+                return i, only_ascii
+            only_ascii &= byte < 0x80
+            names[i, j] = byte
+    return -1, only_ascii

@@ -18,7 +18,10 @@ from kvemb.checks.numeric import as_int
 from kvemb.rows.tensors import is_of
 
 _MAX_SEED = 2**64 - 1
-_CURE = "fill it, for example with fillna(''), or pass missing= to hash_strings, the key of all missing values"
+
+_FILL = "fill it, for example with fillna('')"
+_MISSING = {"values": f"{_FILL}, or pass missing= to hash_strings, the key of all missing values", "keys": _FILL}
+_NO_STRINGS = {"values": "integers are keys without a hash", "keys": "convert them, as in keys.astype(str)"}
 
 
 @dataclass(frozen=True)
@@ -88,26 +91,33 @@ def hash_strings(
     filler = None if missing is None else as_int(missing, "missing", -(2**63), 2**63 - 1)
     words = as_words(values)
     keys = words.hashes(seed)
-    if words.present is not None:
-        if filler is None:
-            at = int(np.flatnonzero(~words.present)[0])
-            raise ValueError(f"the value at position {at} is missing, and so has no key; {_CURE}")
+    if filler is None:
+        check_none_missing(words)
+    elif words.present is not None:
         keys[~words.present] = filler
     return keys.reshape(words.shape)
 
 
-def as_words(values: Any) -> Words:
-    """Return strings of any kind that hash_strings() takes. Raises TypeError, ValueError."""
+def check_none_missing(words: Words, what: str = "values") -> None:
+    """Raise ValueError if a word is missing. what: the name of the words."""
+    if words.present is not None:
+        at = int(np.flatnonzero(~words.present)[0])
+        told = f"the {what.removesuffix('s')} at position {at} is missing"
+        raise ValueError(f"{told}{', and so has no key' if what == 'values' else ''}; {_MISSING[what]}")
+
+
+def as_words(values: Any, what: str = "values") -> Words:
+    """Return strings of any kind that hash_strings() takes. what: their name. Raises TypeError, ValueError."""
     if isinstance(values, (str, bytes)):
-        return _of_list([values], ())
+        return _of_list([values], (), what)
     if type(values) is list or type(values) is tuple:
         if not any(isinstance(each, (list, tuple, np.ndarray)) for each in values[:1]):
-            return _of_list(values, (len(values),))
-        values = _nested(values)
+            return _of_list(values, (len(values),), what)
+        values = _nested(values, what)
     if (column := _arrow_column(values)) is not None:
-        return _of_arrow(column)
+        return _of_arrow(column, what)
     if is_of(values, "numpy.ma", "MaskedArray"):
-        raise TypeError("values must be an array without a mask, got a masked array; pass values.filled('')")
+        raise TypeError(f"{what} must be an array without a mask, got a masked array; pass {what}.filled('')")
     array = np.asarray(values)
     if array.dtype.kind in "US" and array.dtype.isnative:
         return _of_fixed(array)
@@ -115,15 +125,15 @@ def as_words(values: Any) -> Words:
         array = array.astype(object)
     if array.dtype != object:
         if not array.size:
-            return _of_list([], array.shape)
-        raise TypeError(f"values must be strings, got {array.dtype.name}; integers are keys without a hash")
+            return _of_list([], array.shape, what)
+        raise TypeError(f"{what} must be strings, got {array.dtype.name}; {_NO_STRINGS[what]}")
     if array.shape == () and not isinstance(array.item(), (str, bytes)):
         kind = type(values).__name__
-        raise TypeError(f"values must be an array, a column or a list of strings, got {kind}; pass list(values)")
-    return _of_list(array.reshape(-1).tolist(), array.shape)
+        raise TypeError(f"{what} must be an array, a column or a list of strings, got {kind}; pass list({what})")
+    return _of_list(array.reshape(-1).tolist(), array.shape, what)
 
 
-def _nested(values: Any) -> npt.NDArray[Any]:
+def _nested(values: Any, what: str) -> npt.NDArray[Any]:
     """Return nested lists as an array of objects. Raises ValueError if they are ragged."""
     shape, inner = [], values
     while isinstance(inner, (list, tuple, np.ndarray)) and len(inner):
@@ -131,11 +141,11 @@ def _nested(values: Any) -> npt.NDArray[Any]:
         inner = inner[0]
     array = np.array(values, object)
     if array.shape != tuple(shape):
-        raise ValueError(f"values must be a rectangular list of strings, got rows of different lengths in {shape}")
+        raise ValueError(f"{what} must be a rectangular list of strings, got rows of different lengths in {shape}")
     return array
 
 
-def _of_list(values: Any, shape: tuple[int, ...]) -> Words:
+def _of_list(values: Any, shape: tuple[int, ...], what: str) -> Words:
     """Return strings of a list; str and bytes may be mixed. Joining all of them at once is fastest."""
     present = None
     try:
@@ -149,7 +159,7 @@ def _of_list(values: Any, shape: tuple[int, ...]) -> Words:
         at = next(at for at, each in enumerate(values) if not _is_utf8(each))
         raise ValueError(_surrogate(at, values[at])) from None
     except TypeError:
-        encoded = [_encoded(each, at) for at, each in enumerate(values)]
+        encoded = [_encoded(each, at, what) for at, each in enumerate(values)]
         lengths, data = np.fromiter(map(len, encoded), np.int64, len(encoded)), b"".join(encoded)
         there = np.fromiter((not is_missing(each) for each in values), np.bool_, len(values))
         present = None if there.all() else there
@@ -158,7 +168,7 @@ def _of_list(values: Any, shape: tuple[int, ...]) -> Words:
     return Words(np.frombuffer(data, np.uint8), offsets, present, shape)
 
 
-def _encoded(value: Any, at: int) -> bytes:
+def _encoded(value: Any, at: int, what: str) -> bytes:
     if isinstance(value, bytes):
         return value
     if isinstance(value, str):
@@ -168,7 +178,7 @@ def _encoded(value: Any, at: int) -> bytes:
     if is_missing(value):
         return b""
     raise TypeError(
-        f"values must be strings, got {type(value).__name__} {brief(value)} at position {at}; convert it with str()"
+        f"{what} must be strings, got {type(value).__name__} {brief(value)} at position {at}; convert it with str()"
     )
 
 
@@ -228,7 +238,7 @@ _SMALL, _LARGE = ("string", "binary"), ("large_string", "large_binary")
 _CAST = re.compile(r"(string|binary)_view|fixed_size_binary\[\d+\]")
 
 
-def _of_arrow(column: Any) -> Words:
+def _of_arrow(column: Any, what: str) -> Words:
     """Return the strings of a pyarrow.Array or ChunkedArray."""
     import pyarrow
 
@@ -238,7 +248,7 @@ def _of_arrow(column: Any) -> Words:
     if kind == "null":
         return Words(np.empty(0, np.uint8), np.zeros(count + 1, np.int64), np.zeros(count, np.bool_), (count,))
     if kind not in _SMALL + _LARGE and not _CAST.fullmatch(kind):
-        raise TypeError(f"values must be strings, got a column of {kind}; integers are keys without a hash")
+        raise TypeError(f"{what} must be strings, got a column of {kind}; {_NO_STRINGS[what]}")
     chunks = column.chunks if isinstance(column, pyarrow.ChunkedArray) else [column]
     if coded:  # pyarrow casts dictionaries of some kinds of strings only
         chunks = [chunk.dictionary.cast(large).take(chunk.indices) for chunk in chunks]

@@ -51,6 +51,7 @@ VALUES = {
 # variable is: unused, about the call, or with one legal value.
 OTHERS = {
     "max_rows", "ttl",
+    "name_bytes",  # of strings alone: tests/test_string_keys.py
     "name", "shared_name", "custom_getter", "caching_device", "validate_shape", "use_resource", "synchronization",
     "aggregation",
 }  # fmt: skip

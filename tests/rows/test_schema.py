@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from schemas import dtype_named, schema_of
 
-from kvemb.rows.schema import KEY_DTYPES, VALUE_DTYPES, key_dtype, value_dtype
+from kvemb.rows.schema import KEY_DTYPES, VALUE_DTYPES, Schema, SlotShape, is_string, key_dtype, value_dtype
 
 # Dtypes.
 
@@ -24,13 +26,9 @@ def test_value_dtypes_go_by_name_and_dtype(name):
     assert value_dtype(dtype) == value_dtype(name)
 
 
-@pytest.mark.parametrize(
-    "spec", ["str", str, bytes, "S8", "U4", "float32", "int16", "uint32", bool, object, None, "no"]
-)
+@pytest.mark.parametrize("spec", ["str", bytes, "S8", "U4", "float32", "int16", "uint32", bool, object, None, "no"])
 def test_other_keys_are_refused_by_name(spec):
-    with pytest.raises(
-        TypeError, match=r"key_dtype must be one of int64, int32, uint64.*use int64, and kvemb.hash_strings"
-    ):
+    with pytest.raises(TypeError, match=r"key_dtype must be one of int64, int32, uint64, string, got"):
         key_dtype(spec)
 
 
@@ -63,3 +61,16 @@ def test_where_the_parts_of_a_row_lie(name, dim, widths, slot_dtype, columns, wo
     assert (schema.slot_column, list(schema.slot_columns)) == (columns[0], columns)
     assert schema.row_words == words
     assert schema.row_bytes == 8 * words
+
+
+@pytest.mark.parametrize("spec", ["string", str, np.dtypes.StringDType(), SimpleNamespace(name="string")])
+def test_strings_are_named_as_numpy_tensorflow_and_python_name_them(spec):
+    assert is_string(spec)
+    assert key_dtype(spec) == np.int64
+
+
+def test_a_name_stands_between_embedding_and_slots():
+    schema = Schema(np.dtype(np.int64), np.dtype(np.float16), 3, (SlotShape("sum", 3),), name_bytes=8)
+    assert (schema.width, schema.slot_columns, schema.row_words) == (7, (4, 7), 4)
+    assert (schema.key_kind, schema.public_key_dtype) == ("string", np.dtype(object))
+    assert Schema(np.dtype(np.int64), np.dtype(np.int8), 3, (), name_bytes=8).row_bytes == 16

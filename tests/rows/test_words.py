@@ -25,7 +25,7 @@ def program() -> Callable[..., int]:
     """key_of of the page's program, which is plain Python."""
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     names: dict[str, Any] = {"kvemb": kvemb}
-    exec(blocks[1].partition("\nfor length in")[0], names)
+    exec(blocks[-1].partition("\nfor length in")[0], names)
     key_of: Callable[..., int] = names["key_of"]
     return key_of
 

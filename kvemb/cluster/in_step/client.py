@@ -54,7 +54,7 @@ class RankClient:
         parts: dict[int, Part] = {}
         for table, keys, grads in steps:
             known = session.client_variable(table)
-            for shard, given in divided(self._cluster.router, keys, grads, admits=known.admits):
+            for shard, given in divided(self._cluster.router, keys, grads, table.schema.dim, admits=known.admits):
                 part = parts.setdefault(shard, Part(self._group, self._rank, self._number, {}))
                 part.gradients[known.token] = given
         session.calls.each("put_part", {shard: (part,) for shard, part in parts.items()})
