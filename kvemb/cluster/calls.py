@@ -132,7 +132,7 @@ class Calls:
     def check(self) -> None:
         """Raise ShardLost once a shard is lost."""
         if self.lost is not None:
-            raise ShardLost(str(self.lost)) from self.lost
+            raise ShardLost(str(self.lost))
 
     def lose(self, error: ShardLost) -> None:
         """Make every later call raise ShardLost. The first reason is kept."""
@@ -157,7 +157,7 @@ class Calls:
             except Unanswered as error:
                 if attempts == MAX_ATTEMPTS:
                     what = f"{self._who(shard)} did not answer a call of {name}, sent {attempts} times: {error}"
-                    raise self._lost(what) from error
+                    raise self._lost(what, error) from None
                 attempts += 1
             future = self.transport.call(shard, name, *arguments)
 
@@ -190,10 +190,16 @@ class Calls:
                 if not future.done():
                     waited = f"{silent + ping:g} seconds: its process or its disk hangs"
                     what = f"{self._who(shard)} has not answered a call of {name} and a ping for {waited}"
-                    raise self._lost(what) from error
+                    raise self._lost(what) from None
 
-    def _lost(self, what: str) -> ShardLost:
+    def _lost(self, what: str, why: Exception | None = None) -> ShardLost:
+        """Return the error, once every later call raises it. why: what was met; its cause is told in one line.
+
+        Tracebacks of that are a hundred lines inside of Ray, on each rank.
+        """
         error = ShardLost(f"{what}; {self._advice()}")
+        if why is not None and why.__cause__ is not None and (told := str(why.__cause__).split("\n")):
+            error.add_note(f"{type(why.__cause__).__name__}: {told[-1] or told[0]}")
         self.lose(error)
         return error
 

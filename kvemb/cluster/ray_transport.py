@@ -21,8 +21,9 @@ from kvemb.threads.pool import Threads
 
 # The concurrency group of an actor's pings, which has its own thread.
 PINGS = "pings"
-# How long closing a cluster waits for shards to delete their files.
-CLOSE_SECONDS = 20
+# How long closing a cluster waits for shards to delete their files, and for those that have not done so in the first of
+# these seconds to answer a ping: a process that is stopped answers none.
+CLOSE_SECONDS, PING_SECONDS = 20, 2
 # Threads in which calls wait that the data plane cannot send at once; further ones wait for a thread.
 _MAX_THREADS = 1024
 _CONNECT_SECONDS = 5
@@ -119,7 +120,10 @@ class RayTransport(Transport):
 
     def ping(self, shard: int) -> Future[Any]:
         """Ask the actor, which answers in a separate thread: Transport.ping."""
-        return self._answer(lambda: self.actors[shard].ping.options(concurrency_group=PINGS).remote())
+        return self._answer(lambda: self._ping(shard))
+
+    def _ping(self, shard: int) -> Any:
+        return self.actors[shard].ping.options(concurrency_group=PINGS).remote()
 
     def _answer(self, call: Callable[[], Any]) -> Future[Any]:
         try:
@@ -129,8 +133,14 @@ class RayTransport(Transport):
 
     def close(self) -> None:
         """End the actors: Transport.close. REQUIRES: a coordinator was called to close before."""
-        closed = [actor.call.remote("close", ()) for actor in self.actors]
-        self._ray.wait(closed, num_returns=len(closed), timeout=CLOSE_SECONDS)
+        closing = {actor.call.remote("close", ()): shard for shard, actor in enumerate(self.actors)}
+        _, late = self._ray.wait(list(closing), num_returns=len(closing), timeout=PING_SECONDS)
+        pings = {self._ping(closing[each]): each for each in late}
+        if pings:
+            answering, _ = self._ray.wait(list(pings), num_returns=len(pings), timeout=PING_SECONDS)
+            waiting = [pings[each] for each in answering]
+            if waiting:
+                self._ray.wait(waiting, num_returns=len(waiting), timeout=CLOSE_SECONDS)
         for link in self._links:
             link.close()
         for actor in self.actors:
