@@ -105,8 +105,13 @@ def _readable(_: Sphinx, what: str, name: str, value: Any, __: object, given: st
     if given is None:
         return None
     known = getattr(inspect.unwrap(value), "__globals__", {})
-    numbers = {name: repr(each) for name, each in known.items() if name.isupper() and isinstance(each, (int, float))}
-    return re.sub(r"(?<==)[A-Z_]+\b", lambda found: numbers.get(found[0], found[0]), given), result
+
+    def number(found: re.Match[str]) -> str:
+        constant = known.get(found[1])
+        each = getattr(constant, found[2], None) if found[2] else constant
+        return repr(each) if isinstance(each, (int, float)) else found[0]
+
+    return re.sub(r"(?<==)([A-Z_]+)(?:\.(\w+))?\b", number, given), result
 
 
 _PUBLIC = {"Optimizer": "kvemb.optimizers.Optimizer"}

@@ -186,7 +186,7 @@ class Calls:
                 with suppress(TimeoutError):
                     return result_of(future, min(ping, _LAST_SECONDS))
                 raise error
-            except TimeoutError as error:
+            except TimeoutError:
                 if not future.done():
                     waited = f"{silent + ping:g} seconds: its process or its disk hangs"
                     what = f"{self._who(shard)} has not answered a call of {name} and a ping for {waited}"

@@ -17,7 +17,7 @@ from kvemb.tools.report.markup import card, cards, facts, heading, notice, table
 from kvemb.tools.report.projection import Projection
 from kvemb.tools.report.series import CHURN_NOTE, churn, rows_of
 from kvemb.tools.report.spreads import SAMPLE, Spread
-from kvemb.tools.screen import size
+from kvemb.tools.screen import counted, size
 from kvemb.tools.table_stats import TableStats
 
 # How many numbers of a list, such as an initializer's row, are shown.
@@ -198,7 +198,7 @@ def _moved(last: Difference, dim: int) -> list[str]:
         names, legend = [*names, "cosine"], f"{legend} Cosine: between the row before and the row now."
         lines = [[*line, _number(row.cosine)] for line, row in zip(lines, last.most, strict=True)]
     note = (
-        f"{last.moved:,} rows, since the previous checkpoint: norm of the difference relative to that of the row "
+        f"{counted(last.moved, 'row')}, since the previous checkpoint: norm of the difference relative to that of the row "
         "before; each column up to its label."
     )
     return [
