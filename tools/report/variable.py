@@ -198,8 +198,8 @@ def _moved(last: Difference, dim: int) -> list[str]:
         names, legend = [*names, "cosine"], f"{legend} Cosine: between the row before and the row now."
         lines = [[*line, _number(row.cosine)] for line, row in zip(lines, last.most, strict=True)]
     note = (
-        f"{counted(last.moved, 'row')}, since the previous checkpoint: norm of the difference relative to that of the row "
-        "before; each column up to its label."
+        f"{counted(last.moved, 'row')}, since the previous checkpoint: norm of the difference relative to that of the "
+        "row before; each column up to its label."
     )
     return [
         card("How far rows moved", far, note),
