@@ -24,7 +24,7 @@ from kvemb.threads.interrupts import uninterrupted
 from kvemb.version import VERSION
 
 # No reference counts of arrays, and no entry for callers in C, which takes time to compile and which nothing calls.
-_NO_MORE = {"_nrt": False, "no_cfunc_wrapper": True}
+_NO_MORE: Any = {"_nrt": False, "no_cfunc_wrapper": True}
 
 
 def kernel(function: Any, source: bytes = b"") -> Any:
