@@ -57,7 +57,8 @@ def inlined(function: Any) -> Any:
 
 def inlined_by_types(stub: Any) -> Callable[[Any], Any]:
     """Let kernels call a stub. The decorated function gets the types of its arguments, and returns what is inlined."""
-    decorate: Callable[[Any], Any] = extending.overload(stub, jit_options={"forceinline": True, **_NO_MORE})
+    options: Any = {"forceinline": True, **_NO_MORE}
+    decorate: Callable[[Any], Any] = extending.overload(stub, jit_options=options)
     return decorate
 
 
