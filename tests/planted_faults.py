@@ -39,6 +39,10 @@ MEMORY, MEMORY_BYTES = Path("/dev/shm"), 4 << 30
 LIMIT_SECONDS = 300
 FOUND = ("found", "hung")
 
+# Histories long enough to meet every planted fault.
+LONGER = {"KVEMB_EXAMPLES": "6", "KVEMB_FAULTS": "4", "KVEMB_OFFSETS": "2", "KVEMB_SEEDS": "4"}
+LONGER |= {"KVEMB_MARK_HISTORIES": "6"}
+
 # Runs pytest, then checks that all of kvemb was imported from the copy. Threads that a fault has stopped do not matter.
 ELSEWHERE = 99
 RUN = f"""
@@ -124,7 +128,7 @@ class Copy:
         command = [sys.executable, "-P", "-c", RUN, str(self.path), *options]
         with open(log, "wb") as output:
             run = subprocess.Popen(
-                command, cwd=self.path, env={**os.environ, **given}, stdin=subprocess.DEVNULL,
+                command, cwd=self.path, env={**LONGER, **os.environ, **given}, stdin=subprocess.DEVNULL,
                 stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
             try:

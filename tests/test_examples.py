@@ -272,19 +272,19 @@ def on_ranks(place: Path, *ranks: list[str]) -> list[tuple[int, str]]:
 @pytest.mark.needs("torch", "ray")
 def test_a_dlrm_on_ranks_of_which_one_fails_resumes_and_ends_as_one_process(tmp_path: Path) -> None:
     """Ray is started by the first rank, with its tokens, of which the second one knows nothing."""
-    example, words = str(EXAMPLES / "dlrm_on_ranks.py"), ["--save-every", "15", "--batch", "128", "--path", "cut"]
-    words += ["--memory-budget", "32MiB", "--steps", "30"]
-    failing = ["-c", FAILING_RANK, example, "20", "cut/checkpoints", *words]
+    example, words = str(EXAMPLES / "dlrm_on_ranks.py"), ["--save-every", "6", "--batch", "128", "--path", "cut"]
+    words += ["--memory-budget", "32MiB", "--steps", "12"]
+    failing = ["-c", FAILING_RANK, example, "8", "cut/checkpoints", *words]
     (code, first), (its_code, second) = on_ranks(tmp_path, [example, *words], failing)
     assert (code, its_code) == (1, 1), first + second
     assert "RankLost: rank 1 has ended: ValueError: boom; start all ranks again" in first
     assert second.rstrip().endswith("ValueError: boom")
-    assert kvemb.cluster.latest(tmp_path / "cut")[1].extra == {"step": 15}
+    assert kvemb.cluster.latest(tmp_path / "cut")[1].extra == {"step": 6}
     (code, first), (its_code, second) = on_ranks(tmp_path, [example, *words], [example, *words])
     assert (code, its_code) == (0, 0), first + second
-    assert "continues at step 15\n" in first
+    assert "continues at step 6\n" in first
     number, checkpoint = kvemb.cluster.latest(tmp_path / "cut")
-    assert checkpoint.extra == {"step": 30}
+    assert checkpoint.extra == {"step": 12}
     sys.path.insert(0, str(EXAMPLES))
     try:
         check_that_one_process_has_the_same(tmp_path, number)
@@ -302,7 +302,7 @@ def check_that_one_process_has_the_same(place: Path, number: int) -> None:
         torch.manual_seed(0)
         model = dlrm.DLRM(8)
         optimizers = kt.Optimizer(model), torch.optim.Adam(model.parameters(), 0.003)
-        for step in range(30):
+        for step in range(12):
             numbers, ids, clicked = dlrm.batch(step, 128)
             dlrm.loss_of(model(numbers, ids), clicked).backward()
             for optimizer in optimizers:

@@ -18,6 +18,7 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -73,40 +74,48 @@ def layer_of(module: str) -> str:
     return "__init__" if module == "kvemb" else module.split(".")[1]
 
 
+@cache
+def import_statements(path: Path) -> list[tuple[ast.Import | ast.ImportFrom, bool, bool]]:
+    """List every import of a file, whether it waits for a call, and whether it is for annotations alone."""
+    found: list[tuple[ast.Import | ast.ImportFrom, bool, bool]] = []
+
+    def look(node: Any, late: bool, unseen: bool) -> None:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            found.append((node, late, unseen))
+        late = late or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        unseen = unseen or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+        for block in ("body", "orelse", "finalbody", "handlers", "cases"):  # no expression imports
+            for inner in getattr(node, block, None) or []:
+                look(inner, late, unseen)
+
+    for statement in tree_of(path).body:
+        look(statement, False, False)
+    return found
+
+
 def for_annotations(path: Path) -> list[str]:
     """The modules that a file imports for annotations alone."""
-    blocks = [node for node in ast.walk(tree_of(path)) if _is_type_checking(node)]
-    found = [node for block in blocks for node in ast.walk(block) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    found = [node for node, _, unseen in import_statements(path) if unseen]
     return [node.module or "" if isinstance(node, ast.ImportFrom) else node.names[0].name for node in found]
-
-
-def _is_type_checking(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
 @cache
 def imports(path: Path) -> list[tuple[str, bool]]:
     """List every module that a file imports by a statement that runs, and whether it does when the file is loaded."""
     found: list[tuple[str, bool]] = []
-    tree = tree_of(path)
-    late: set[ast.AST] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            late.update(ast.walk(node))
-    unseen = {inner for node in ast.walk(tree) if _is_type_checking(node) for inner in ast.walk(node)}
-    for node in ast.walk(tree):
-        if node in unseen:
+    for node, late, unseen in import_statements(path):
+        if unseen:
             continue
         if isinstance(node, ast.Import):
-            found += [(alias.name, node not in late) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+            found += [(alias.name, not late) for alias in node.names]
+        else:
             assert node.level == 0, f"{path}: imports are absolute"
             assert node.module is not None
             # What is imported from a folder may be one of its modules, and is then all that is loaded for it.
             for alias in node.names:
                 inner = f"{node.module}.{alias.name}"
                 whole = inner in MODULES or node.module == "kvemb"
-                found.append((inner if whole else node.module, node not in late))
+                found.append((inner if whole else node.module, not late))
     return found
 
 

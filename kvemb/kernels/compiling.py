@@ -24,7 +24,7 @@ from kvemb.threads.interrupts import uninterrupted
 from kvemb.version import VERSION
 
 # No reference counts of arrays, and no entry for callers in C, which takes time to compile and which nothing calls.
-_NO_MORE = {"_nrt": False, "no_cfunc_wrapper": True}
+_NO_MORE: Any = {"_nrt": False, "no_cfunc_wrapper": True}
 
 
 def kernel(function: Any, source: bytes = b"") -> Any:
@@ -57,7 +57,8 @@ def inlined(function: Any) -> Any:
 
 def inlined_by_types(stub: Any) -> Callable[[Any], Any]:
     """Let kernels call a stub. The decorated function gets the types of its arguments, and returns what is inlined."""
-    decorate: Callable[[Any], Any] = extending.overload(stub, jit_options={"forceinline": True, **_NO_MORE})
+    options: Any = {"forceinline": True, **_NO_MORE}
+    decorate: Callable[[Any], Any] = extending.overload(stub, jit_options=options)
     return decorate
 
 

@@ -25,7 +25,7 @@ from kvemb.limits import Limits
 from kvemb.tools.stress.lockstep import check_same
 from tests.histories import small_spill
 
-EXAMPLES = int(os.environ.get("KVEMB_EXAMPLES", 6))
+EXAMPLES = int(os.environ.get("KVEMB_EXAMPLES", 3))
 LIMITS = Limits(**small_spill(16), call_rows=24, crowded_files=10_000)
 SHARDS = (1, 2, 4, 7)
 EXTREMES = [-(2**31), 2**31 - 1]

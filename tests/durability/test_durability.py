@@ -24,7 +24,7 @@ from kvemb.errors import CheckpointNotFound, StoreNotFound
 
 pytestmark = pytest.mark.slow
 
-FAULTS = int(os.environ.get("KVEMB_FAULTS", "4"))
+FAULTS = int(os.environ.get("KVEMB_FAULTS", "2"))
 DURABILITIES = ["checkpoint", "write"]
 
 

@@ -163,7 +163,7 @@ def test_every_field_of_a_manifest(made, tmp_path, capsys):
             if not str(error).startswith(str(path)) or "\n" in str(error) or len(str(error)) > 600 + len(str(path)):
                 wrong.append(f"{what}: {str(error)[:700]!r}")
         counts[sound] += 1
-        if ALL or counts[sound] % (24 if sound else 600) == 0:
+        if ALL or counts[sound] % (48 if sound else 1200) == 0:
             path.write_text(text, encoding="utf-8", errors="surrogatepass")
             told = check(checkpoint, made / "parent", tmp_path / "scratch", capsys, typed=ALL or counts[sound] % 4 == 0)
             wrong += [f"{what}: {line}" for line in told.wrong]

@@ -58,7 +58,7 @@ def halted(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", quick(range(int(os.environ.get("KVEMB_SEEDS", "4")))))
+@pytest.mark.parametrize("seed", quick(range(int(os.environ.get("KVEMB_SEEDS", "2")))))
 @pytest.mark.limits(**SMALL_PILES)
 def test_every_acknowledged_write_outlives_a_crash(monkeypatch, open_store, tmp_path, seed):
     chance = np.random.default_rng(seed)

@@ -17,7 +17,7 @@ import kvemb
 from kvemb.errors import CheckpointNotFound, Closed, Corruption, MarkNotFound, ReadOnly
 
 # How many random histories, and how many calls each has.
-HISTORIES, STEPS = int(os.environ.get("KVEMB_MARK_HISTORIES", "6")), int(os.environ.get("KVEMB_MARK_STEPS", "25"))
+HISTORIES, STEPS = int(os.environ.get("KVEMB_MARK_HISTORIES", "3")), int(os.environ.get("KVEMB_MARK_STEPS", "25"))
 
 
 @pytest.mark.limits(**SMALL_PILES, change_buffer_keys=64, change_files=4, change_exact_epochs=2, change_old_files=4)

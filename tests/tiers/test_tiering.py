@@ -36,7 +36,7 @@ from kvemb.tools.stress.model import Model
 from tests.histories import small_spill
 
 KEYS = 160
-EXAMPLES = int(os.environ.get("KVEMB_EXAMPLES", "6"))
+EXAMPLES = int(os.environ.get("KVEMB_EXAMPLES", "3"))
 SETTINGS = settings(
     stateful_step_count=40,
     deadline=None,
