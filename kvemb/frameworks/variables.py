@@ -69,7 +69,7 @@ def variable_of(
             "number of rows is needed, because any int64 is a key"
         )
     _check_floats(variable.name, variable.value_dtype)
-    if variable.key_dtype == object:
+    if variable.key_dtype.hasobject:
         raise ValueError(
             f"variable {variable.name!r} has string keys, but tensors of integers are needed here: use a variable with "
             "key_dtype='int64', and make its keys with kvemb.hash_strings"
