@@ -26,6 +26,6 @@ def test_what_users_see_of_a_variable_and_a_store_does_not_grow() -> None:
     store = {name for name in dir(kvemb.Store) if not name.startswith("_")}
     assert store == {
         "apply_delta", "apply_gradients", "as_default", "check", "checkpoint", "close", "drop_mark", "drop_variable",
-        "flush", "get_collection", "get_variable", "id", "lookup", "mark", "marks", "point", "prefetch", "recover",
-        "refresh", "rollback", "stats", "variables",
+        "flush", "get_collection", "get_variable", "id", "lookup", "mark", "marks", "memory", "point", "prefetch",
+        "recover", "refresh", "rollback", "stats", "variables",
     }  # fmt: skip
