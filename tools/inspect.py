@@ -165,7 +165,10 @@ def _in_key_dtype(source: kvemb.Variable, given: Sequence[int | str]) -> list[in
     keys: list[int | str] = []
     for key in given:
         if not re.fullmatch(r"-?[0-9]{1,20}", str(key)):
-            raise WrongUsage(f"keys of variable {source.name!r} are integers, got {str(key)[:64]!r}")
+            raise WrongUsage(
+                f"keys of variable {source.name!r} are integers, got {str(key)[:64]!r}; a variable is named with "
+                "--variable NAME (see kvemb peek --help)"
+            )
         if not limits.min <= int(key) <= limits.max:
             raise BadInput(f"key {str(key)[:64]} does not fit {kind}")
         keys.append(int(key))
