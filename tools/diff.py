@@ -18,6 +18,7 @@ from kvemb import bulk
 from kvemb.errors import CheckpointNotFound
 from kvemb.tools.destinations import atomic_output
 from kvemb.tools.failures import BadInput
+from kvemb.tools.keys import in_order
 from kvemb.tools.numbers import lengths, row_bytes, unit
 from kvemb.tools.reading import Progress, chosen, no_rows, opened, readable, rows_of, selected
 
@@ -38,7 +39,7 @@ class Distribution:
 class Moved:
     """A row that is in both and whose values differ. l2: norm of the difference; cosine: between the two rows."""
 
-    key: int
+    key: int | str
     l2: float
     cosine: float
 
@@ -163,12 +164,12 @@ def _side_by_side(
     streams = [bulk.scan(before, batch_rows), bulk.scan(after, batch_rows)]
     heads = [next(stream, None) for stream in streams]
     while any(head is not None for head in heads):
-        limit = min(head.keys[-1] for head in heads if head is not None)
+        limit = min(in_order(head.keys[-1:])[0] for head in heads if head is not None)
         parts = [no_rows(before), no_rows(after)]
         for at, head in enumerate(heads):
             if head is None:
                 continue
-            stop = int(np.searchsorted(head.keys, limit, "right"))
+            stop = int(np.searchsorted(in_order(head.keys), limit, "right"))
             parts[at] = selected(head, slice(0, stop))
             done += stop
             heads[at] = selected(head, slice(stop, None)) if stop < len(head) else next(streams[at], None)
@@ -216,11 +217,11 @@ def _tally(part: _Part, found: Difference, tallies: Any, top: int, write: _Write
     for tally, numbers in zip(tallies, (relative, 1 - cosines), strict=True):
         known = np.where(np.isnan(numbers[moved]), np.inf, np.maximum(numbers[moved], 0.0))
         tally += np.bincount(np.searchsorted(_UPTO, known), minlength=len(_UPTO))
-    keys = before.keys[mine]
+    keys = before.keys[mine].tolist()
     positions = np.flatnonzero(moved)
     # lexsort's last key is the primary one: NaN first, then by distance, the largest first; ties by key.
     order = np.lexsort((-distance[positions], ~np.isnan(distance[positions])))
-    found.most += [Moved(int(keys[at]), float(distance[at]), float(cosines[at])) for at in positions[order][:top]]
+    found.most += [Moved(keys[at], float(distance[at]), float(cosines[at])) for at in positions[order][:top]]
     if write is not None:
         write(before, after, mine, distance)
 
@@ -236,7 +237,9 @@ def _writer(out: str | os.PathLike[str], entry: Any) -> Iterator[_Write]:
     import pyarrow.parquet as pq
 
     number = pa.from_numpy_dtype(np.dtype(_plain(entry.value_dtype)))
-    lists, key = pa.list_(number, entry.dim), pa.from_numpy_dtype(np.dtype(entry.key_dtype))
+    lists, key = pa.list_(number, entry.dim), pa.string()
+    if entry.key_dtype != "string":
+        key = pa.from_numpy_dtype(np.dtype(entry.key_dtype))
     schema = pa.schema(
         [("key", key), ("change", pa.string()), ("before", lists), ("after", lists), ("l2", pa.float64())]
     )
@@ -259,7 +262,7 @@ def _writer(out: str | os.PathLike[str], entry: Any) -> Iterator[_Write]:
         distance = np.full(len(keys), np.nan)
         distance[at["before"][mine]] = moved_by
         l2 = pa.array(distance, mask=np.isnan(distance))
-        table = [pa.array(keys), pa.array(change.tolist(), pa.string()), columns["before"], columns["after"], l2]
+        table = [pa.array(keys, key), pa.array(change.tolist(), pa.string()), columns["before"], columns["after"], l2]
         file.write_table(pa.table(table, schema=schema))
 
     with atomic_output(out, folder=False) as path, pq.ParquetWriter(path, schema) as file:

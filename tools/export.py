@@ -144,7 +144,8 @@ def _export_changes(
     with atomic_output(gone_to, folder=False) as gone, atomic_output(target, folder=writer.kind.folder) as made:
         count = writer.write_rows(made, table, rows())
         with open(gone, "wb") as file:
-            np.save(file, np.concatenate(removed))
+            gone_keys = np.concatenate(removed)
+            np.save(file, gone_keys.astype(np.str_) if gone_keys.dtype == object else gone_keys)
     return count, sum(map(len, removed))
 
 

@@ -44,6 +44,8 @@ class RowWriter:
         """
         metadata: dict[str, Any] = {"format": METADATA_FORMAT, **bulk.described(source)}
         given = source.value_dtype if self.dtype is None else dtype_of(self.dtype)
+        if self.where.has_key and source.key_dtype.kind == "O":
+            raise BadInput(f"--where compares integers, and the keys of {source.name!r} are strings; use score or step")
         columns = [Column(KEY, source.key_dtype), Column(VALUE, given, source.dim)]
         if self.normalize and given.kind in "iu" and self.dtype != "int8":
             raise BadInput(f"--normalize needs floats, the values are {given.name}; add --dtype float16")

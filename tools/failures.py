@@ -92,11 +92,10 @@ def _usage(failure: Any) -> str:
 
 
 def _on_the_variable(failure: Any, message: str) -> str:
-    """Return advice for a variable that was named without --variable: where peek takes keys, or after all arguments."""
+    """Return advice for a variable that was named without --variable, after all arguments."""
     command = getattr(getattr(failure, "ctx", None), "command", None)
     taken = [name for parameter in getattr(command, "params", []) for name in parameter.opts]
-    key = message.startswith("Invalid value for") and "keys" in message.partition(":")[0].lower()
-    if "--variable" in taken and (key or "unexpected extra argument" in message):
+    if "--variable" in taken and "unexpected extra argument" in message:
         return "; a variable is named with --variable NAME"
     return ""
 

@@ -37,6 +37,7 @@ from kvemb.tools.numbers import narrow, rounded
 from kvemb.tools.reading import WRITE_BUDGET, Progress, kind_name
 
 Conflict = Literal["replace", "keep", "error"]
+STRING = "string"
 VALUE_DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int32", "int64")
 # Metadata that an export adds to the description of a variable.
 _ADDED = ("format", "whole", "bfloat16")
@@ -74,6 +75,8 @@ def import_table(
     key_dtype: str | None = None,
     value_dtype: str | None = None,
     optimizer: str | None = None,
+    hash_keys: bool = False,
+    name_bytes: int | None = None,
     progress: Progress | None = None,
 ) -> Imported:
     """Load a file, a folder, a URL or an open binary file into a variable of the store at path.
@@ -84,7 +87,9 @@ def import_table(
     in source, as for kvemb.bulk.load. key_column, value_column: of a Parquet, Arrow, CSV, npy, safetensors or PyTorch
     source. keys: a file of the keys of a matrix's rows, .npy or one a line; None: their numbers. key_dtype,
     value_dtype: of a new variable, and of formats that do not say; None: those of the source. optimizer: of a new
-    variable, as for `kvemb migrate`: "adagrad:0.1". progress(done, total): rows; total is 0 if it is not known.
+    variable, as for `kvemb migrate`: "adagrad:0.1". hash_keys: keys are the hashes of words (kvemb.hash_strings).
+    name_bytes: of a new variable with the key_dtype "string". progress(done, total): rows; total is 0 if it is not
+    known.
 
     Raises BadInput, FileNotFoundError, and what kvemb.open and kvemb.bulk.load raise; then the store is unchanged.
     """
@@ -92,7 +97,14 @@ def import_table(
     kind = format_of(format, origin if isinstance(origin, str) else PIPE)
     check_dtype(value_dtype)
     beside = None if keys is None else read_keys(Path(keys))
-    given = SourceOptions(variable, key_column, value_column, beside, False, key_dtype, value_dtype)
+    if hash_keys and key_dtype not in (None, "int64"):
+        raise WrongUsage(f"--hash-keys makes int64 keys; leave out --key-dtype {key_dtype}")
+    if name_bytes is not None and key_dtype != STRING:
+        raise WrongUsage("--name-bytes is for a new variable with --key-dtype string")
+    words = hash_keys or key_dtype == STRING
+    given = SourceOptions(
+        variable, key_column, value_column, beside, words, key_dtype, value_dtype, hash_keys, name_bytes
+    )
     optimizing = None if optimizer is None else named("optimizer", optimizer)[0]
     if not isinstance(origin, str):
         if not kind.pipe:
@@ -130,7 +142,7 @@ def _import(
         target = store.variables[name] if known else _created(store, name, table, given, optimizer)
         wanted = _wanted(table, target)
         batches = read(wanted)
-        rows = ahead(_rows(batches, table, target, origin, progress))
+        rows = ahead(_rows(batches, table, target, origin, progress, hash_keys=given.hash_keys))
         loaded = bulk.load(target, rows, on_conflict=on_conflict)
         described = bulk.described(target)
         made = {what: kind_name(described[what]) for what in ("optimizer", "policy", "initializer")}
@@ -179,7 +191,7 @@ def _created(
     if not value.width:
         raise BadInput(f"the source has no rows and does not give their dim; create the variable {name!r} first")
     made = None if optimizer is None else kvemb.optimizers.optimizer_from_json(optimizer)
-    target = store.get_variable(name, keys, values, value.width, optimizer=made)
+    target = store.get_variable(name, keys, values, value.width, optimizer=made, name_bytes=given.name_bytes)
     if made is not None and made.counts_steps and "optimizer_steps" in metadata:
         like = {**bulk.described(target), "optimizer_steps": metadata["optimizer_steps"]}
         store.drop_variable(name)
@@ -188,7 +200,13 @@ def _created(
 
 
 def _rows(
-    batches: Iterator[Batch], table: Table, target: kvemb.Variable, source: object, progress: Progress | None
+    batches: Iterator[Batch],
+    table: Table,
+    target: kvemb.Variable,
+    source: object,
+    progress: Progress | None,
+    *,
+    hash_keys: bool = False,
 ) -> Iterator[bulk.Rows]:
     """Convert batches of columns to rows of a variable. Raises BadInput if they do not fit."""
     slots = target.optimizer.shapes(target.dim) if target.optimizer else ()
@@ -198,7 +216,15 @@ def _rows(
         for name in table.metadata.get("bfloat16", []):
             batch[name] = narrow(batch[name])
         keys, values = batch[KEY], batch[VALUE]
-        if not isinstance(keys, np.ndarray):
+        if target.key_dtype.kind == "O":
+            if hash_keys:
+                raise WrongUsage(f"variable {target.name!r} has string keys; leave out --hash-keys")
+            keys = keys.astype(np.str_).astype(object) if isinstance(keys, np.ndarray) else np.array(keys, object)
+        elif hash_keys:
+            if isinstance(keys, np.ndarray):
+                raise BadInput(f"{source} has integers as keys; leave out --hash-keys, which is for words")
+            keys = kvemb.hash_strings(keys)
+        elif not isinstance(keys, np.ndarray):
             numbers = batch.get(ROW, range(done, done + len(keys)))
             keys = integers(keys, target.key_dtype, partial(_place, table, numbers), source)
         if SCALE in batch:

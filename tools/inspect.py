@@ -6,6 +6,8 @@ Rows are streamed, so memory does not grow with the table. Each function is a co
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import numpy as np
 
 import kvemb
 from kvemb import bulk
-from kvemb.tools.failures import BadInput
+from kvemb.tools.failures import BadInput, WrongUsage
 from kvemb.tools.numbers import unit
 from kvemb.tools.reading import Progress, no_rows, opened, scores_are_times, selected, with_progress
 
@@ -127,15 +129,15 @@ class Peek:
     """
 
     rows: bulk.Rows
-    missing: list[int] = field(default_factory=list)
-    neighbours: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
+    missing: list[int | str] = field(default_factory=list)
+    neighbours: dict[int | str, list[tuple[int | str, float]]] = field(default_factory=dict)
     scores_are_times: bool = False
 
 
 def peek(
     path: str | os.PathLike[str],
     variable: str | None = None,
-    keys: list[int] | None = None,
+    keys: Sequence[int | str] | None = None,
     *,
     count: int = 10,
     neighbours: int = 0,
@@ -155,12 +157,27 @@ def peek(
         return Peek(rows, missing, nearest, scores_are_times(bulk.described(source)["policy"]))
 
 
-def _read(source: kvemb.Variable, keys: list[int]) -> tuple[bulk.Rows, list[int]]:
+def _in_key_dtype(source: kvemb.Variable, given: Sequence[int | str]) -> list[int | str]:
+    """Return keys as the variable has them. Raises BadInput."""
+    if source.key_dtype.kind == "O":
+        return [str(key) for key in given]
+    limits, kind = np.iinfo(source.key_dtype), f"{source.key_dtype.name}, the key dtype of variable {source.name!r}"
+    keys: list[int | str] = []
+    for key in given:
+        if not re.fullmatch(r"-?[0-9]{1,20}", str(key)):
+            raise WrongUsage(
+                f"keys of variable {source.name!r} are integers, got {str(key)[:64]!r}; a variable is named with "
+                "--variable NAME (see kvemb peek --help)"
+            )
+        if not limits.min <= int(key) <= limits.max:
+            raise BadInput(f"key {str(key)[:64]} does not fit {kind}")
+        keys.append(int(key))
+    return keys
+
+
+def _read(source: kvemb.Variable, given: Sequence[int | str]) -> tuple[bulk.Rows, list[int | str]]:
     """Return the rows of keys in this order, and the keys that have none. Raises BadInput."""
-    limits = np.iinfo(source.key_dtype)
-    if wrong := [key for key in keys if not limits.min <= key <= limits.max]:
-        kind = f"{source.key_dtype.name}, the key dtype of variable {source.name!r}"
-        raise BadInput(f"key {wrong[0]} does not fit {kind}")
+    keys = _in_key_dtype(source, given)
     found = bulk.read(source, np.unique(np.array(keys, source.key_dtype)))
     at = {key: position for position, key in enumerate(found.keys.tolist())}
     rows = selected(found, np.array([at[key] for key in keys if key in at], np.int64))
@@ -169,7 +186,7 @@ def _read(source: kvemb.Variable, keys: list[int]) -> tuple[bulk.Rows, list[int]
 
 def _neighbours(
     source: kvemb.Variable, asked: bulk.Rows, count: int, progress: Progress | None
-) -> dict[int, list[tuple[int, float]]]:
+) -> dict[int | str, list[tuple[int | str, float]]]:
     queries = unit(asked.values)
     best = np.full((len(asked), 0), 0.0)
     keys = np.empty((len(asked), 0), source.key_dtype)
@@ -182,6 +199,6 @@ def _neighbours(
         order = np.argsort(-best, axis=1, kind="stable")[:, :count]
         best, keys = np.take_along_axis(best, order, axis=1), np.take_along_axis(keys, order, axis=1)
     return {
-        int(key): [(int(other), float(near)) for other, near in zip(keys[at], best[at], strict=True) if near > -np.inf]
-        for at, key in enumerate(asked.keys)
+        key: [(other, float(near)) for other, near in zip(keys[at].tolist(), best[at], strict=True) if near > -np.inf]
+        for at, key in enumerate(asked.keys.tolist())
     }

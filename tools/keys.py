@@ -1,4 +1,4 @@
-"""Keys of files: words that are integers or are hashed, and the file that --keys names."""
+"""Keys: words of files that are integers, the file that --keys names, and the order of keys in a table."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+import kvemb
 from kvemb.tools.destinations import resumed, uncompressed
 from kvemb.tools.failures import BadInput
 
@@ -26,8 +27,8 @@ def integers(words: Any, dtype: np.dtype[Any], place: Callable[[int], str], sour
     if not are.all():
         at = int(np.argmin(are))
         raise BadInput(
-            f"{source}, {place(at)}: the key {str(words[at])[:64]!r} is not an integer; number the words, and give the "
-            "numbers as keys"
+            f"{source}, {place(at)}: the key {str(words[at])[:64]!r} is not an integer; import words as strings, with "
+            "--key-dtype string, or their hashes, with --hash-keys"
         )
     try:
         return np.asarray(trimmed.cast(pa.from_numpy_dtype(dtype)))
@@ -37,6 +38,11 @@ def integers(words: Any, dtype: np.dtype[Any], place: Callable[[int], str], sour
         raise BadInput(
             f"{source}, {place(at)}: the key {str(words[at])[:64]} does not fit {dtype.name}; give another --key-dtype"
         ) from None
+
+
+def in_order(keys: Any) -> Any:
+    """Return keys (n,), of strings the hashes: the order of rows in a table is that of these numbers."""
+    return kvemb.hash_strings(keys) if keys.dtype == object else keys
 
 
 def read_keys(path: Path) -> Any:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 import kvemb
 from kvemb import bulk
+from kvemb.tools.keys import in_order
 from kvemb.tools.numbers import lengths, row_bytes
 from kvemb.tools.reading import Progress, opened, scores_are_times, with_progress
 from kvemb.tools.report.bins import Kind
@@ -46,7 +47,7 @@ class TableStats:
     nan: int = 0
     infinite: int = 0
     slots: int = 0
-    not_finite_keys: list[int] = field(default_factory=list)
+    not_finite_keys: list[int | str] = field(default_factory=list)
     sizes: Spread = field(default_factory=Spread)
     scores: Spread | None = None
     ages: Spread | None = None
@@ -120,7 +121,7 @@ def _count_not_finite(rows: bulk.Rows, found: TableStats) -> npt.NDArray[np.bool
     found.infinite += int(infinite.sum())
     found.slots += int(slots.sum())
     keys = rows.keys[nan | infinite | slots]
-    found.not_finite_keys += [int(key) for key in keys[: LISTED_KEYS - len(found.not_finite_keys)]]
+    found.not_finite_keys += keys[: LISTED_KEYS - len(found.not_finite_keys)].tolist()
     return np.asarray(~(nan | infinite))
 
 
@@ -170,7 +171,8 @@ class _Distinct:
 
 
 def _dead(source: kvemb.Variable, rows: bulk.Rows) -> Any:
-    keys = rows.keys.view(np.int64) if rows.keys.dtype == np.uint64 else rows.keys.astype(np.int64)
+    numbers = in_order(rows.keys)
+    keys = numbers.view(np.int64) if numbers.dtype == np.uint64 else numbers.astype(np.int64)
     made = source.initializer.rows(keys, source.dim, source.value_dtype)
     return (row_bytes(made) == row_bytes(rows.values)).all(axis=1)
 

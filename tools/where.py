@@ -39,6 +39,11 @@ class Where:
     def __bool__(self) -> bool:
         return bool(self.clauses) or self.first is not None or self.last is not None
 
+    @property
+    def has_key(self) -> bool:
+        """Whether a condition is about keys."""
+        return not (self.first is self.last is None) or any(name == "key" for name, _, _ in self.clauses)
+
     def mask(self, rows: Rows) -> npt.NDArray[np.bool_]:
         """Return which rows satisfy all, (n,) bool."""
         mask = self.in_range(rows.keys)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Self
 
+import numpy.typing as npt
 import torch
 
 from kvemb.options import format_count
 from kvemb.torch.module import RowsModule, processes
-from kvemb.torch.weights import check_weight, write_weight
+from kvemb.torch.weights import check_keys, check_weight, write_weight
 from kvemb.variable import Variable
 
 
@@ -25,16 +26,24 @@ class TableModule(RowsModule):
 
     @classmethod
     def from_pretrained(
-        cls, embeddings: torch.Tensor, variable: Variable | str, *, freeze: bool = True, **arguments: Any
+        cls,
+        embeddings: torch.Tensor,
+        variable: Variable | str,
+        *,
+        keys: torch.Tensor | npt.ArrayLike | None = None,
+        freeze: bool = True,
+        **arguments: Any,
     ) -> Self:
         """Return a module with the rows of a trained weight, as torch.nn.Embedding.from_pretrained does.
 
-        Row i is copied to key i, also that of ``padding_idx``. If several processes train over a cluster (DDP), rank 0
-        alone calls this; then the others open the variable with the class itself.
+        Row i is copied to key i, or ``keys[i]``, also that of ``padding_idx``. If several processes train over a
+        cluster (DDP), rank 0 alone calls this; then the others open the variable with the class itself.
 
         Args:
             embeddings: The weight, floats of shape (n, dim), on any device. It is rounded to the variable's dtype.
             variable: The name of a new variable, or a Variable without rows.
+            keys: The keys of the rows, distinct integers (n,), such as those of ``kvemb.hash_strings``. None: 0 to
+                n - 1.
             freeze: Whether the rows stay as they are until ``requires_grad_(True)``.
             **arguments: Other arguments of the class, such as ``store``, ``optimizer``, ``value_dtype``, ``mode`` and
                 ``padding_idx``.
@@ -43,9 +52,9 @@ class TableModule(RowsModule):
             The module.
 
         Raises:
-            TypeError: Unless ``embeddings`` is a dense tensor of floats.
-            ValueError: For another shape, and for a variable that has rows, which may have been trained. To open such a
-                variable, use the class itself.
+            TypeError: Unless ``embeddings`` is a dense tensor of floats, and keys are integers.
+            ValueError: For another shape, for a key given twice, and for a variable that has rows, which may have been
+                trained. To open such a variable, use the class itself.
             KvembError: What the class and ``kvemb.Variable.upsert`` raise.
 
         Example:
@@ -56,6 +65,7 @@ class TableModule(RowsModule):
             tensor([[0., 0., 1.]])
         """
         dim = check_weight(embeddings, "embeddings", variable.dim if isinstance(variable, Variable) else None)
+        given = None if keys is None else check_keys(keys, len(embeddings))
         make: Callable[..., Self] = cls  # the arguments are those of the class
         module = make(variable, dim, **arguments)
         if rows := module.variable.size():
@@ -68,6 +78,6 @@ class TableModule(RowsModule):
                 opening = f"{what}({name!r}){'.requires_grad_(False)' if freeze else ''}"
                 message += f"; of several processes rank 0 alone calls from_pretrained, and then the others {opening}"
             raise ValueError(message)
-        write_weight(embeddings, module.variable)
+        write_weight(embeddings, module.variable, given)
         module.requires_grad_(not freeze)
         return module

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from kvemb.checks.brief import brief
@@ -53,8 +54,21 @@ def check_weight(weight: Any, what: str, dim: int | None) -> int:
     return int(weight.shape[1])
 
 
-def write_weight(weight: torch.Tensor, variable: Variable) -> None:
-    """Upsert a weight (n, dim), rounded to the variable's dtype, under the keys 0 to n - 1.
+def check_keys(keys: Any, count: int) -> npt.NDArray[Any]:
+    """Return the keys of a weight's rows (n,). Raises TypeError for other than integers, ValueError for equal ones."""
+    given = keys.detach().cpu().numpy() if isinstance(keys, torch.Tensor) else np.asarray(keys)
+    if given.dtype.kind not in "iu":
+        raise TypeError(f"keys must be integers, got {given.dtype.name}; make them of strings with kvemb.hash_strings")
+    if given.shape != (count,):
+        raise ValueError(f"keys must have one key for each row of embeddings, ({count},), got {given.shape}")
+    distinct, counts = np.unique(given, return_counts=True)
+    if len(distinct) < count:
+        raise ValueError(f"keys must be distinct, got {distinct[counts > 1][0]} more than once")
+    return given
+
+
+def write_weight(weight: torch.Tensor, variable: Variable, keys: npt.NDArray[Any] | None = None) -> None:
+    """Upsert a weight (n, dim), rounded to the variable's dtype, under these keys (n,), or 0 to n - 1.
 
     Memory does not grow with n. Raises what Variable.upsert raises.
     """
@@ -62,4 +76,5 @@ def write_weight(weight: torch.Tensor, variable: Variable) -> None:
     for start in range(0, len(weight), _PIECE_ROWS):
         piece = weight[start : start + _PIECE_ROWS].detach().to("cpu", wide)
         rows = piece.numpy().astype(variable.value_dtype, copy=False)
-        variable.upsert(np.arange(start, start + len(rows)), rows)
+        stop = start + len(rows)
+        variable.upsert(np.arange(start, stop) if keys is None else keys[start:stop], rows)

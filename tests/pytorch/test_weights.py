@@ -190,3 +190,18 @@ def test_what_is_no_pretrained_weight_makes_no_variable(store, weight, error, me
     assert list(store.variables) == []
     with pytest.raises(ValueError, match=r"embeddings must have the shape \(n, 3\), got \(5, 4\)"):
         kt.Embedding.from_pretrained(WEIGHT, store.get_variable("other", dim=3))
+
+
+def test_from_pretrained_writes_rows_under_the_given_keys(store):
+    keys = kvemb.hash_strings(["Paris", "Rome", "Oslo"])
+    cities = kt.Embedding.from_pretrained(torch.eye(3), "cities", keys=keys, store=store)
+    assert cities(torch.from_numpy(keys[[2, 0]])).tolist() == [[0, 0, 1], [1, 0, 0]]
+    assert cities.variable.size() == 3
+    for wrong, kind, message in (
+        (["a", "b", "c"], TypeError, "keys must be integers, got str"),
+        ([1, 2], ValueError, r"keys must have one key for each row of embeddings, \(3,\), got \(2,\)"),
+        (torch.tensor([1, 5, 5]), ValueError, "keys must be distinct, got 5 more than once"),
+    ):
+        with pytest.raises(kind, match=message):
+            kt.Embedding.from_pretrained(torch.eye(3), "others", keys=wrong, store=store)
+    assert list(store.variables) == ["cities"]

@@ -107,7 +107,14 @@ def import_(
         str | None, typer.Option(help="The optimizer of a new variable, such as adagrad:0.1; see kvemb migrate.")
     ] = None,
     key_dtype: Annotated[
-        Literal["int64", "int32", "uint64"] | None, typer.Option(help="The key dtype of a new variable.")
+        Literal["int64", "int32", "uint64", "string"] | None, typer.Option(help="The key dtype of a new variable.")
+    ] = None,
+    hash_keys: Annotated[
+        bool, typer.Option("--hash-keys", help="Make int64 keys of words, with kvemb.hash_strings.")
+    ] = False,
+    name_bytes: Annotated[
+        int | None,
+        typer.Option(min=1, max=4096, help="The most bytes of a string key of a new variable. Default: 32."),
     ] = None,
     value_dtype: Annotated[str | None, typer.Option(help="The value dtype of a new variable.")] = None,
     quiet: Quiet = False,
@@ -136,6 +143,8 @@ def import_(
             optimizer=optimizer,
             key_dtype=key_dtype,
             value_dtype=value_dtype,
+            hash_keys=hash_keys,
+            name_bytes=name_bytes,
             progress=update,
         )
     lines = [

@@ -118,10 +118,8 @@ def ls(
 def peek(
     path: Place,
     keys: Annotated[
-        list[int] | None,
-        typer.Argument(
-            metavar="KEYS", min=-(2**63), max=2**64 - 1, help="The keys of the rows. Without keys: the first rows."
-        ),
+        list[str] | None,
+        typer.Argument(metavar="KEYS", help="The keys of the rows. Without keys: the first rows."),
     ] = None,
     variable: Variable = None,
     count: Annotated[int, typer.Option(min=1, max=MAX_STORED_ROWS, help="Number of rows, if no key is given.")] = 10,
@@ -141,9 +139,9 @@ def peek(
     with screen.counting("peek") as update:
         found = inspect.peek(path, variable, keys, count=count, neighbours=neighbours, progress=update)
     records = list(_records(found))
-    lines, following = [], iter(records)
+    lines, following, missing = [], iter(records), {str(key) for key in found.missing}
     for key in keys or found.rows.keys.tolist():
-        if key in found.missing:
+        if str(key) in missing:
             lines.append((str(key), "missing"))
             continue
         row = next(following)

@@ -45,7 +45,7 @@ _PART = re.compile(r"part-\d{5,}-of-(\d{5,})\.parquet")
 
 
 def _type(column: Column) -> pa.DataType:
-    number = pa.from_numpy_dtype(column.dtype)
+    number = pa.string() if column.dtype == object else pa.from_numpy_dtype(column.dtype)
     return number if column.width is None else pa.list_(number, column.width)
 
 

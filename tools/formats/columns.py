@@ -93,6 +93,8 @@ class SourceOptions:
     words: bool = False
     key_dtype: str | None = None
     value_dtype: str | None = None
+    hash_keys: bool = False
+    name_bytes: int | None = None
 
 
 def slices(rows: int, row_bytes: int, most: int = READ_ROWS) -> Iterator[slice]:

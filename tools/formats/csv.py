@@ -34,11 +34,14 @@ def write_csv(target: PathOrFile, table: Table, batches: Iterator[Batch]) -> Non
 def write_delimited(
     target: PathOrFile, table: Table, batches: Iterator[Batch], delimiter: str, *, header: bool
 ) -> None:
-    """Write numbers as text."""
+    """Write numbers as text; strings with quotes where these are needed, which needs a header."""
     names = [name for column in table.columns for name in _names(column)]
-    types = [pa.from_numpy_dtype(_in_text(column.dtype)) for column in table.columns for _ in _names(column)]
+    kinds = {column.name: _in_text(column.dtype) for column in table.columns}
+    kind_of = {name: pa.string() if dtype.kind == "O" else pa.from_numpy_dtype(dtype) for name, dtype in kinds.items()}
+    types = [kind_of[column.name] for column in table.columns for _ in _names(column)]
     schema = pa.schema(list(zip(names, types, strict=True)))
-    options = pacsv.WriteOptions(include_header=header, delimiter=delimiter, quoting_style="none")
+    quoting = "needed" if header and table.key.dtype == object else "none"
+    options = pacsv.WriteOptions(include_header=header, delimiter=delimiter, quoting_style=quoting)
     with pacsv.CSVWriter(target, schema, write_options=options) as writer:
         for batch in batches:
             arrays = []

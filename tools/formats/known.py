@@ -51,6 +51,7 @@ class Format:
     counted: bool = False
     describes: bool = False
     int64_keys: bool = False
+    strings: bool = False
     dtypes: tuple[str, ...] | None = None
     beside: tuple[str, ...] = (SLOTS, SCORE, STEP, SCALE)
     always: tuple[str, ...] = ()
@@ -92,6 +93,9 @@ class Format:
                 f"{self.name} holds {' or '.join(self.dtypes)} values, these are {table.value.dtype.name}; "
                 "choose another format, or --dtype"
             )
+        if table.key.dtype == object and not self.strings:
+            able = ", ".join(kind.name for kind in FORMATS.values() if kind.strings)
+            raise BadInput(f"{self.name} holds integers as keys, these are strings; choose {able}")
         if self.int64_keys and table.key.dtype == np.uint64:
             raise BadInput(f"{self.name} holds int64 keys, these are uint64; choose another format")
         slots = [slot["name"] for slot in table.metadata.get("slots", [])] if SLOTS in self.beside else []
@@ -110,6 +114,7 @@ FORMATS = {
             (".parquet",),
             "Parquet, a file or with --partitions a folder of files",
             "arrow",
+            strings=True,
             describes=True,
         ),
         Format(
@@ -117,6 +122,7 @@ FORMATS = {
             (".arrow",),
             "Arrow IPC, a file, or a stream through a pipe",
             "arrow",
+            strings=True,
             pipe=True,
             describes=True,
         ),
@@ -136,7 +142,7 @@ FORMATS = {
             folder=True,
             describes=True,
         ),
-        Format("csv", (".csv", ".tsv"), "CSV, one column per number", "csv", pipe=True),
+        Format("csv", (".csv", ".tsv"), "CSV, one column per number", "csv", pipe=True, strings=True),
         Format(
             "hugectr",
             (".model",),
@@ -173,6 +179,7 @@ FORMATS = {
             "word2vec's text, which fastText writes, too",
             "words",
             pipe=True,
+            strings=True,
             counted=True,
             dtypes=("float32", "float16"),
             beside=(),
@@ -183,6 +190,7 @@ FORMATS = {
             "GloVe's text, which is word2vec's without its first line",
             "words",
             pipe=True,
+            strings=True,
             dtypes=("float32", "float16"),
             beside=(),
         ),
@@ -192,6 +200,7 @@ FORMATS = {
             "word2vec's binary format",
             "words",
             pipe=True,
+            strings=True,
             counted=True,
             dtypes=("float32",),
             beside=(),

@@ -6,6 +6,7 @@ import codecs
 from collections import deque
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -49,18 +50,44 @@ def _begun(target: PathOrFile, table: Table) -> Iterator[IO[bytes]]:
 def write_word2vec(target: PathOrFile, table: Table, batches: Iterator[Batch]) -> None:
     """Write word2vec's text: a line with the numbers of rows and columns, then one line per row."""
     with _begun(target, table) as file:
-        write_delimited(file, table, batches, " ", header=False)
+        _write_rows(file, table, batches)
 
 
 def write_glove(target: PathOrFile, table: Table, batches: Iterator[Batch]) -> None:
     """Write GloVe's text, one line per row."""
-    write_delimited(target, table, batches, " ", header=False)
+    with open(target, "wb") if isinstance(target, Path) else nullcontext(target) as file:
+        _write_rows(file, table, batches)
+
+
+def _write_rows(file: IO[bytes], table: Table, batches: Iterator[Batch]) -> None:
+    """Write one line per row. Words stand before what pyarrow writes, as it refuses those with quotes or commas."""
+    if table.key.dtype != object:
+        write_delimited(file, table, batches, " ", header=False)
+        return
+    numbers = replace(table, columns=[column for column in table.columns if column.name != KEY])
+    for batch in _words(batches):
+        sink = pa.BufferOutputStream()
+        write_delimited(sink, numbers, iter([batch]), " ", header=False)
+        lines = sink.getvalue().to_pybytes().splitlines()
+        words = batch[KEY].tolist()
+        file.write(b"".join(b"%b %b\n" % (word.encode(), line) for word, line in zip(words, lines, strict=True)))
+
+
+def _words(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Yield the batches. Raises BadInput for a key that these formats cannot hold: they end a word at a blank."""
+    for batch in batches:
+        if batch[KEY].dtype == object:
+            for word in batch[KEY].tolist():
+                if not word or any(blank in word for blank in _BLANK):
+                    told = f"the key {word[:64]!r} is empty or has a blank"
+                    raise BadInput(f"{told}; choose another format, such as parquet")
+        yield batch
 
 
 def write_word2vec_binary(target: PathOrFile, table: Table, batches: Iterator[Batch]) -> None:
     """Write word2vec's binary format: the same line, then each key as text, a space, and float32 numbers."""
     with _begun(target, table) as file:
-        for batch in batches:
+        for batch in _words(batches):
             value = np.ascontiguousarray(batch[VALUE], "<f4")
             rows = value.view(f"V{4 * value.shape[1]}").reshape(-1).tolist()
             keys = batch[KEY].astype("U").tolist()
