@@ -231,8 +231,8 @@ FAULTS = [
     Fault(
         "a removed row is missing in the delta",
         "kvemb/durability/delta.py",
-        "                removed = keys[existed & ~exists]\n",
-        "                removed = keys[:0]\n",
+        "removed = old_rows.select(~exists[existed])",
+        "removed = RowBlock(schema, 0)",
         ("durability/test_delta.py",),
     ),
     Fault(
@@ -350,8 +350,8 @@ FAULTS = [
     Fault(
         "the first of equal keys wins a merge",
         "kvemb/offline/merging.py",
-        "last = np.append(ordered[1:] != ordered[:-1], True)",
-        "last = np.append(True, ordered[1:] != ordered[:-1])",
+        'stays == "first" else np.append(differs, True)',
+        'stays == "first" else np.insert(differs, 0, True)',
         ("offline/test_merging.py",),
     ),
     Fault(
@@ -371,8 +371,8 @@ FAULTS = [
     Fault(
         "a save keeps one checkpoint less than asked for",
         "kvemb/offline/numbered.py",
-        "if self._store_of(each) == store][: -self.keep]",
-        "if self._store_of(each) == store][: 1 - self.keep or None]",
+        "for number in own[: -self.keep]:",
+        "for number in own[: 1 - self.keep or None]:",
         ("offline/test_series.py",),
     ),
     Fault(
@@ -450,7 +450,7 @@ FAULTS = [
     Fault(
         "a coordinator publishes after it has lost its lease",
         "kvemb/cluster/durability/checkpointing.py",
-        "        if isinstance(self._lock, Lease):\n            self._lock.check()\n",
+        "        if isinstance(self._lock, Lease):\n            self.series.check(self._lock)\n",
         "",
         ("cluster/coordination/test_lease.py",),
     ),
