@@ -111,6 +111,8 @@ def looked_up(place: Any) -> kvemb.Embeddings:
 
 ONE = np.ones((1, 2), np.float32)
 BAGS = {"offsets": [0]}
+# What an argument of get_variable needs beside it.
+BESIDE: dict[str, Any] = {"init_size": {"hot_rows": None}, "name_bytes": {"key_dtype": "string"}}
 CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "open.memory_budget": lambda p, v: opened(p, kvemb.open, memory_budget=v),
     "open.device_memory": lambda p, v: opened(p, kvemb.open, device_memory=v),
@@ -121,11 +123,9 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "open.flush_every": lambda p, v: opened(p, kvemb.open, flush_every=v, memory_budget="8MiB"),
     "restore.flush_every": lambda p, v: opened(p, kvemb.restore, p.checkpoint, flush_every=v, memory_budget="8MiB"),
     **{
-        f"{where}.{name}": lambda p, v, name=name: variable(
-            p, **{name: v, **({"hot_rows": None} if name == "init_size" else {})}
-        )
+        f"{where}.{name}": lambda p, v, name=name: variable(p, **{name: v, **BESIDE.get(name, {})})
         for where in ("Store.get_variable", "get_variable", "Variable")
-        for name in ("dim", "init_size", "hot_rows", "max_rows", "ttl", "initializer")
+        for name in ("dim", "init_size", "hot_rows", "max_rows", "ttl", "initializer", "name_bytes")
     },
     "Variable.lookup.keys": lambda p, v: p.table.lookup(v),
     "Variable.prefetch.keys": lambda p, v: p.table.prefetch(v),

@@ -16,12 +16,12 @@ def test_equal_keys_are_summed_unless_an_admission_counts_them(shards):
     router = Router(shards)
     whole, sums = [], np.zeros((50, 2), np.float32)
     np.add.at(sums, keys, grads)
-    for shard, (some, slopes) in divided(router, keys, grads, admits=False):
+    for shard, (some, slopes) in divided(router, keys, grads, 2, admits=False):
         assert (router.shards_of(some) == shard).all()
         np.testing.assert_array_equal(slopes, sums[some])
         whole += some.tolist()
     assert sorted(whole) == np.unique(keys).tolist()
-    counted = [(some, slopes) for _, (some, slopes) in divided(router, keys, grads, admits=True)]
+    counted = [(some, slopes) for _, (some, slopes) in divided(router, keys, grads, 2, admits=True)]
     order = np.argsort(router.shards_of(keys), kind="stable")
     np.testing.assert_array_equal(np.concatenate([some for some, _ in counted]), keys[order])
     np.testing.assert_array_equal(np.concatenate([slopes for _, slopes in counted]), grads[order])

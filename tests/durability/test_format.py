@@ -151,6 +151,7 @@ def test_a_store_on_disk_is_as_the_page_says(open_store, tmp_path):
         "max_rows",
         "ttl",
         "ages",
+        "name_bytes",
     }
     restored = kvemb.restore(tmp_path / "checkpoint", tmp_path / "copy")
     assert inside(restored).opened_manifest.store == data["store"]

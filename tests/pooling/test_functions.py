@@ -62,7 +62,7 @@ def expected_of(table, ids, offsets, weights, combiner, max_norm, *, safe=False,
     if safe and combiner != "sum":
         wanted = without_weights_up_to_zero(wanted)
     if safe and default is not None:
-        wanted = with_default(wanted, default)
+        wanted = with_default(wanted, default, None)
     most = np.inf if max_norm is None else max_norm
     return pooled(table.lookup(wanted.keys, touch=False), combined(wanted, combiner, most, schema.slot_dtype))
 
