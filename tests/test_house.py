@@ -303,6 +303,44 @@ def test_the_code_of_every_page_is_python():
             compile(block, page.name, "exec")
 
 
+FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+
+
+@cache
+def anchors_of(page: Path) -> set[str]:
+    """The headings of a page, and of those that it includes, as links name them."""
+    text = page.read_text(encoding="utf-8")
+    included = re.findall(r"^```\{include\} (\S+)", text, re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", FENCED.sub("", text), re.MULTILINE)
+    shown = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
+    anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in shown}
+    return anchors.union(*(anchors_of(page.parent / path) for path in included))
+
+
+def test_links_of_pages_lead_somewhere_in_the_repository():
+    """Where Markdown is read as files, a link from the root of the site, /guides/tables.md, is one of the disk."""
+    for page in PAGES:
+        text = FENCED.sub("", page.read_text(encoding="utf-8"))
+        for link in re.findall(r"\]\((?!https?:|mailto:)([^)\s]*)\)", text):
+            path, _, anchor = link.partition("#")
+            target = page.parent / path if path else page
+            assert not path.startswith("/"), f"{page}: {link}"
+            assert target.exists(), f"{page}: {link}"
+            if anchor and target.suffix == ".md":
+                assert anchor in anchors_of(target), f"{page}: {link}"
+
+
+def test_pages_that_the_site_fills_in_say_where_else_to_read_them():
+    """Lines that begin with % are none of the site's."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        if included := re.search(r"\A(?:%.*\n\n)?```\{include\} (\S+)", text):
+            named = f"[{Path(included[1]).name}]({included[1]})"
+            assert text.startswith(f"% In the repository, this page is {named}.\n\n"), page
+        if "\n.. auto" in text:
+            assert re.match(r"% In the repository, this page has names only. `help\(kvemb\.\w+\)`", text), page
+
+
 # Packaging.
 
 
