@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import IO, Any
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any, cast
 
 import numpy as np
 
@@ -18,9 +19,9 @@ from kvemb.tools.export_parts import export_parts
 from kvemb.tools.exported_rows import BATCH_ROWS, RowWriter
 from kvemb.tools.failures import BadInput, WrongUsage
 from kvemb.tools.formats.columns import SCORE, SLOTS, STEP
-from kvemb.tools.formats.known import format_of
+from kvemb.tools.formats.known import format_of, names
 from kvemb.tools.limits import MAX_JOBS, MAX_PARTS
-from kvemb.tools.reading import Progress, opened, readable, rows_of, selected
+from kvemb.tools.reading import Progress, all_opened, opened, readable, rows_of, selected
 from kvemb.tools.where import parse_where
 
 
@@ -71,6 +72,56 @@ def export(
 
     Raises BadInput, FileExistsError, and what opening path raises; then out is not created.
     """
+    (done,) = _export(
+        path,
+        out,
+        variable=variable,
+        format=format,
+        where=where,
+        since=since,
+        dtype=dtype,
+        normalize=normalize,
+        with_slots=with_slots,
+        with_scores=with_scores,
+        partitions=partitions,
+        jobs=jobs,
+        batch_rows=batch_rows,
+        progress=progress,
+    )
+    return done
+
+
+def export_all(path: str | os.PathLike[str], out: str | os.PathLike[str], **options: Any) -> list[Exported]:
+    """Write all variables of a place to the new folder out, each to a file or folder of its name; of one durable point.
+
+    A slash in a name becomes %2F, a percent sign %25. options: those of export, but for variable; format must be given.
+    Raises what export raises; then out is not created.
+    """
+    if options.get("format") is None:
+        raise WrongUsage(f"--all writes a folder of files; give --format, one of {names(written=True)}")
+    if os.fspath(out) == PIPE:
+        raise WrongUsage("--all writes a folder, but a pipe takes one table; name a folder, or give --variable")
+    return _export(path, os.fspath(out), every=True, **options)
+
+
+def _export(
+    path: str | os.PathLike[str],
+    out: str | os.PathLike[str] | IO[bytes],
+    *,
+    every: bool = False,
+    variable: str | None = None,
+    format: str | None = None,
+    where: str | list[str] = (),  # type: ignore[assignment]
+    since: str | os.PathLike[str] | None = None,
+    dtype: str | None = None,
+    normalize: bool = False,
+    with_slots: bool = False,
+    with_scores: bool = False,
+    partitions: int = 1,
+    jobs: int = 1,
+    batch_rows: int = BATCH_ROWS,
+    progress: Progress | None = None,
+) -> list[Exported]:
     conditions = parse_where([where] if isinstance(where, str) else list(where))
     if dtype not in (None, "float16", "bfloat16", "int8"):
         raise WrongUsage(f"--dtype must be float16, bfloat16 or int8, got {dtype!r}")
@@ -88,17 +139,45 @@ def export(
     with ExitStack() as stack:
         earlier = None if since is None else stack.enter_context(readable(since, progress))
         here = stack.enter_context(readable(path, progress, since=earlier))
-        source = stack.enter_context(opened(here, variable, named=path))
+        exporter = _Exporter(here, writer, earlier, partitions, jobs, progress)
+        if not every:
+            source = stack.enter_context(opened(here, variable, named=path, or_all=True))
+            return [exporter.write(source, target)]
+        sources = stack.enter_context(all_opened(here, named=path))
+        folder = stack.enter_context(atomic_output(cast(str, target), folder=True))
+        done = []
+        for source in sources:
+            file = f"{source.name.replace('%', '%25').replace('/', '%2F')}{kind.suffix}"
+            made = exporter.write(source, str(folder / file))
+            done.append(replace(made, out=f"{cast(str, target).rstrip('/')}/{file}"))
+        return done
+
+
+@dataclass(frozen=True)
+class _Exporter:
+    """Writes variables of a local place. earlier: the checkpoint since which changes are written, if any."""
+
+    here: Path
+    writer: RowWriter
+    earlier: Path | None
+    partitions: int
+    jobs: int
+    progress: Progress | None
+
+    def write(self, source: kvemb.Variable, target: str | IO[bytes]) -> Exported:
+        """Write one variable. Raises BadInput, FileExistsError."""
+        writer, kind, progress = self.writer, self.writer.kind, self.progress
         table, removed = writer.table(source), 0
-        if earlier is not None:
-            rows, removed = _export_changes(kvemb.Checkpoint(here), source, target, writer, earlier, progress)
+        if self.earlier is not None:
+            rows, removed = _export_changes(kvemb.Checkpoint(self.here), source, target, writer, self.earlier, progress)
         elif not isinstance(target, str):
             if not kind.pipe:
                 raise BadInput(f"{kind.name} cannot be written to a pipe; name a file")
             rows = writer.write(target, source, progress)
             target.flush()
-        elif partitions > 1 or jobs > 1:
-            rows = export_parts(here, source, target, writer, max(partitions, jobs), jobs, progress)
+        elif self.partitions > 1 or self.jobs > 1:
+            parts = max(self.partitions, self.jobs)
+            rows = export_parts(self.here, source, target, writer, parts, self.jobs, progress)
         else:
             with atomic_output(target, folder=kind.folder) as made:
                 rows = writer.write(made, source, progress)

@@ -18,7 +18,7 @@ import kvemb
 from kvemb import bulk
 from kvemb.tools.failures import BadInput, WrongUsage
 from kvemb.tools.numbers import unit
-from kvemb.tools.reading import Progress, no_rows, opened, scores_are_times, selected, with_progress
+from kvemb.tools.reading import Progress, all_opened, no_rows, opened, scores_are_times, selected, with_progress
 
 
 @dataclass
@@ -148,13 +148,31 @@ def peek(
     neighbours: how many nearest other rows, by cosine, to find for each row; the search is exact, over all finite rows.
     Raises BadInput.
     """
-    with opened(path, variable, progress=progress) as source:
-        if keys:
-            rows, missing = _read(source, keys)
-        else:
-            rows, missing = next(bulk.scan(source, count), no_rows(source)), []
-        nearest = _neighbours(source, rows, neighbours, progress) if neighbours and len(rows) else {}
-        return Peek(rows, missing, nearest, scores_are_times(bulk.described(source)["policy"]))
+    with opened(path, variable, progress=progress, or_all=True) as source:
+        return _peek(source, keys, count, neighbours, progress)
+
+
+def peek_all(
+    path: str | os.PathLike[str], *, count: int = 10, neighbours: int = 0, progress: Progress | None = None
+) -> dict[str, Peek]:
+    """Return the first `count` rows of each variable, by its name. Raises BadInput."""
+    with all_opened(path, progress=progress) as sources:
+        return {source.name: _peek(source, None, count, neighbours, progress) for source in sources}
+
+
+def _peek(
+    source: kvemb.Variable,
+    keys: Sequence[int | str] | None,
+    count: int,
+    neighbours: int,
+    progress: Progress | None,
+) -> Peek:
+    if keys:
+        rows, missing = _read(source, keys)
+    else:
+        rows, missing = next(bulk.scan(source, count), no_rows(source)), []
+    nearest = _neighbours(source, rows, neighbours, progress) if neighbours and len(rows) else {}
+    return Peek(rows, missing, nearest, scores_are_times(bulk.described(source)["policy"]))
 
 
 def _in_key_dtype(source: kvemb.Variable, given: Sequence[int | str]) -> list[int | str]:

@@ -29,13 +29,34 @@ def opened(
     *,
     progress: Progress | None = None,
     named: object = None,
+    or_all: bool = False,
 ) -> Iterator[kvemb.Variable]:
     """Open a checkpoint or a store for reading, wherever it is, and yield its named variable, or the only one.
 
-    progress: see readable. named: the path's name in messages; None: the path itself.
+    progress: see readable. named: the path's name in messages; None: the path itself. or_all: see chosen.
     """
+    with _store(path, progress) as store:
+        yield store.variables[chosen(named or path, list(store.variables), variable, or_all=or_all)]
+
+
+@contextmanager
+def all_opened(
+    path: str | os.PathLike[str], *, progress: Progress | None = None, named: object = None
+) -> Iterator[list[kvemb.Variable]]:
+    """Open a place as opened does, and yield all its variables, by name. Raises BadInput if there are none.
+
+    All are of one durable point, although a store may get a newer one meanwhile.
+    """
+    with _store(path, progress) as store:
+        if not store.variables:
+            raise BadInput(f"{named or path} has no variable")
+        yield [store.variables[name] for name in sorted(store.variables)]
+
+
+@contextmanager
+def _store(path: str | os.PathLike[str], progress: Progress | None) -> Iterator[kvemb.Store]:
     with readable(path, progress) as place, kvemb.open(place, read_only=True, memory_budget=READ_BUDGET) as store:
-        yield store.variables[chosen(named or path, list(store.variables), variable)]
+        yield store
 
 
 @contextmanager
@@ -52,16 +73,17 @@ def readable(
         yield place
 
 
-def chosen(path: object, known: list[str], variable: str | None, *, has: str = "has") -> str:
+def chosen(path: object, known: list[str], variable: str | None, *, has: str = "has", or_all: bool = False) -> str:
     """Return the name of the variable to use: the one named, or the only one.
 
-    has: "have" if path names several. Raises BadInput, WrongUsage.
+    has: "have" if path names several. or_all: advise --all, too. Raises BadInput, WrongUsage.
     """
     if not known:
         raise BadInput(f"{path} {has} no variable")
     name = known[0] if variable is None and len(known) == 1 else variable
     if name is None:
-        raise WrongUsage(f"{path} {has} the variables {', '.join(known)}; name one: --variable {known[0]}")
+        advice = f"name one: --variable {known[0]}{', or give --all' * or_all}"
+        raise WrongUsage(f"{path} {has} the variables {', '.join(known)}; {advice}")
     if name not in known:
         they = "it has" if has == "has" else "they have"
         raise BadInput(f"{path} {has} no variable {name!r}; {they} {', '.join(known)}")

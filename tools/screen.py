@@ -31,6 +31,7 @@ from rich.progress import (
 
 from kvemb.masking import masked
 from kvemb.tools.destinations import is_url
+from kvemb.tools.failures import WrongUsage
 from kvemb.tools.stopping import check
 
 # What is printed before values is padded to the longest of them, or to this many cells.
@@ -43,10 +44,17 @@ PLACE = (
 )
 # How every command that works on one variable takes its name.
 Variable = Annotated[str | None, typer.Option(help="The variable's name. Required if there are several.")]
+Every = Annotated[bool, typer.Option("--all", help="Take all variables, in the order of their names.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Hide the progress bar.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")]
 Summary = dict[str, object]
 Advance = Callable[[int, str], None]
+
+
+def check_one(variable: str | None, every: bool) -> None:
+    """Raise WrongUsage if both --variable and --all are given."""
+    if every and variable is not None:
+        raise WrongUsage("--all takes all variables, --variable one of them; give only one of the two options")
 
 
 def local_path(text: str) -> Path:

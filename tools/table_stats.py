@@ -15,7 +15,7 @@ import kvemb
 from kvemb import bulk
 from kvemb.tools.keys import in_order
 from kvemb.tools.numbers import lengths, row_bytes
-from kvemb.tools.reading import Progress, opened, scores_are_times, with_progress
+from kvemb.tools.reading import Progress, all_opened, opened, scores_are_times, with_progress
 from kvemb.tools.report.bins import Kind
 from kvemb.tools.report.projection import Candidates, Projection
 from kvemb.tools.report.spreads import Column, Spread
@@ -72,7 +72,18 @@ def stats(
 
     Raises BadInput; Corruption.
     """
-    with opened(path, variable, progress=progress) as source, ExitStack() as stack:
+    with opened(path, variable, progress=progress, or_all=True) as source:
+        return _stats_of(source, projected, progress)
+
+
+def all_stats(path: str | os.PathLike[str], *, progress: Progress | None = None) -> list[TableStats]:
+    """Return the statistics of all variables, by name. Raises BadInput; Corruption."""
+    with all_opened(path, progress=progress) as sources:
+        return [_stats_of(source, False, progress) for source in sources]
+
+
+def _stats_of(source: kvemb.Variable, projected: bool, progress: Progress | None) -> TableStats:
+    with ExitStack() as stack:
         described = bulk.described(source)
         policy, step = described["policy"], int(described["step"])
         found = TableStats(source.name, source.size(), step)

@@ -26,6 +26,8 @@ def test_the_only_variable_need_not_be_named():
     assert chosen("here", ["ads", "users"], "ads") == "ads"
     with pytest.raises(BadInput, match="here has the variables ads, users; name one: --variable ads"):
         chosen("here", ["ads", "users"], None)
+    with pytest.raises(BadInput, match=r"name one: --variable ads, or give --all$"):
+        chosen("here", ["ads", "users"], None, or_all=True)
     with pytest.raises(BadInput, match="here has no variable 'other'; it has ads, users"):
         chosen("here", ["ads", "users"], "other")
     with pytest.raises(BadInput, match=r"a and b have no variable$"):

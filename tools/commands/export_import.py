@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -13,7 +13,7 @@ from kvemb.masking import masked
 from kvemb.tools.destinations import PIPE
 from kvemb.tools.formats.known import FORMATS, names
 from kvemb.tools.limits import MAX_JOBS, MAX_PARTS
-from kvemb.tools.screen import PLACE, AsJson, Quiet, Screen, Variable, counted, local_path
+from kvemb.tools.screen import PLACE, AsJson, Every, Quiet, Screen, Variable, check_one, counted, local_path
 
 _FORMATS = "\n".join(f"    {kind.name}: {kind.what}" for kind in FORMATS.values() if not kind.imported_only)
 
@@ -43,44 +43,52 @@ def export(
         int, typer.Option(min=1, max=MAX_PARTS, help="Write this many files, one per key range, to the folder OUT.")
     ] = 1,
     jobs: Annotated[int, typer.Option(min=1, max=MAX_JOBS, help="Number of processes that write the partitions.")] = 1,
+    every: Every = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Export a variable to a file, in key order. Memory does not grow with the table.
 
+    With --all and --format, all variables are exported to the new folder OUT, each to a file of its name.
+
     Example: kvemb export checkpoints/00000042 users.parquet --variable users --with-slots --with-scores
     """
     from kvemb.tools import export as tool
 
+    check_one(variable, every)
     piped = out == PIPE
     screen = Screen(quiet or piped, as_json)
     with screen.counting("export") as update:
-        done = tool.export(
-            path,
-            sys.stdout.buffer if piped else out,
-            variable=variable,
-            format=format,
-            where=where or [],
-            since=since,
-            dtype=dtype,
-            normalize=normalize,
-            with_slots=with_slots,
-            with_scores=with_scores,
-            partitions=partitions,
-            jobs=jobs,
-            progress=update,
-        )
+        options: dict[str, Any] = {
+            "format": format,
+            "where": where or [],
+            "since": since,
+            "dtype": dtype,
+            "normalize": normalize,
+            "with_slots": with_slots,
+            "with_scores": with_scores,
+            "partitions": partitions,
+            "jobs": jobs,
+            "progress": update,
+        }
+        if every:
+            done = tool.export_all(path, out, **options)
+        else:
+            done = [tool.export(path, sys.stdout.buffer if piped else out, variable=variable, **options)]
     if piped:
         return
-    lines = [
-        ("variable", done.variable),
-        ("wrote", f"{counted(done.rows, 'row')} as {done.format} to {masked(done.out)}"),
-    ]
-    if since is not None:
-        lines.append(("removed", f"{counted(done.removed, 'key')}, in {masked(tool.removed_beside(done.out))}"))
-    if done.left_out:
-        lines.append(("note", f"without {' and '.join(done.left_out)}: training cannot continue"))
-    screen.close(f"kvemb export {path}", lines, {**asdict(done), "out": masked(done.out)})
+    lines = []
+    for each in done:
+        lines += [
+            ("variable", each.variable),
+            ("wrote", f"{counted(each.rows, 'row')} as {each.format} to {masked(each.out)}"),
+        ]
+        if since is not None:
+            lines.append(("removed", f"{counted(each.removed, 'key')}, in {masked(tool.removed_beside(each.out))}"))
+        if each.left_out:
+            lines.append(("note", f"without {' and '.join(each.left_out)}: training cannot continue"))
+    told = [{**asdict(each), "out": masked(each.out)} for each in done]
+    screen.close(f"kvemb export {path}", lines, {"variables": told} if every else told[0])
 
 
 def import_(

@@ -12,12 +12,12 @@ import typer
 
 import kvemb
 from kvemb.masking import masked
-from kvemb.tools import inspect
+from kvemb.tools import inspect, table_stats
+from kvemb.tools.failures import WrongUsage
 from kvemb.tools.limits import MAX_STORED_ROWS
 from kvemb.tools.report.axes import Time, moment
 from kvemb.tools.report.spreads import Spread
-from kvemb.tools.screen import PLACE, AsJson, Quiet, Screen, Variable, counted, local_path, size
-from kvemb.tools.table_stats import stats as table_stats
+from kvemb.tools.screen import PLACE, AsJson, Every, Quiet, Screen, Variable, check_one, counted, local_path, size
 
 Place = Annotated[str, typer.Argument(metavar="PATH", help=PLACE)]
 # How many numbers of a row, and how many characters of an attached value, are printed.
@@ -126,19 +126,40 @@ def peek(
     neighbours: Annotated[
         int, typer.Option(min=0, max=MAX_STORED_ROWS, help="Number of nearest rows, by cosine, to show for each.")
     ] = 0,
+    every: Every = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show rows by key, in the order given.
+    """Show rows by key, in the order given; with --all, the first rows of all variables.
 
     With --neighbours, also shows the rows nearest to each by cosine. The exit code is 1 if a key is missing.
 
     Example: kvemb peek checkpoints/00000042 17 42 --variable users --neighbours 5
     """
+    check_one(variable, every)
     screen = Screen(quiet, as_json)
+    if every:
+        if keys:
+            raise WrongUsage("--all shows the first rows of every variable; with keys, name one: --variable NAME")
+        with screen.counting("peek") as update:
+            found = inspect.peek_all(path, count=count, neighbours=neighbours, progress=update)
+        tables = {name: {"variable": name, "rows": list(_records(each))} for name, each in found.items()}
+        if as_json:
+            screen.close("", [], {"variables": list(tables.values())})
+            return
+        for name, each in found.items():
+            screen.close(f"kvemb peek {path} --variable {name}", _peeked(each, None, tables[name]["rows"]), {})
+        return
     with screen.counting("peek") as update:
-        found = inspect.peek(path, variable, keys, count=count, neighbours=neighbours, progress=update)
-    records = list(_records(found))
+        one = inspect.peek(path, variable, keys, count=count, neighbours=neighbours, progress=update)
+    records = list(_records(one))
+    screen.close(f"kvemb peek {path}", _peeked(one, keys, records), {"rows": records, "missing": one.missing})
+    if one.missing:
+        raise typer.Exit(1)
+
+
+def _peeked(found: inspect.Peek, keys: list[str] | None, records: Any) -> list[tuple[str, str]]:
+    """Return a line for each row, in the order of the keys asked for, and one for each neighbour."""
     lines, following, missing = [], iter(records), {str(key) for key in found.missing}
     for key in keys or found.rows.keys.tolist():
         if str(key) in missing:
@@ -151,9 +172,7 @@ def peek(
         score = moment(row["score"], seconds=True) if found.scores_are_times else f"{row['score']:g}"
         lines.append((str(key), f"{start}{more}   score {score}, changed at call {row['step']:,}"))
         lines += [("", f"{other}  cosine {cosine:.4f}") for other, cosine in row["neighbours"]]
-    screen.close(f"kvemb peek {path}", lines, {"rows": records, "missing": found.missing})
-    if found.missing:
-        raise typer.Exit(1)
+    return lines
 
 
 def _records(found: inspect.Peek) -> Iterator[dict[str, Any]]:
@@ -172,18 +191,34 @@ def _records(found: inspect.Peek) -> Iterator[dict[str, Any]]:
         }
 
 
-def stats(path: Place, variable: Variable = None, quiet: Quiet = False, as_json: AsJson = False) -> None:
+def stats(
+    path: Place, variable: Variable = None, every: Every = False, quiet: Quiet = False, as_json: AsJson = False
+) -> None:
     """Show statistics of a variable: norms, scores, ages, means, duplicates, NaNs, rows never trained.
+
+    With --all, shows those of all variables.
 
     Example: kvemb stats checkpoints/00000042 --variable users
     """
+    check_one(variable, every)
     screen = Screen(quiet, as_json)
     with screen.counting("stats") as update:
-        found = table_stats(path, variable, progress=update)
+        if every:
+            tables = table_stats.all_stats(path, progress=update)
+        else:
+            tables = [table_stats.stats(path, variable, progress=update)]
+    if every and as_json:
+        screen.close("", [], {"variables": [found.as_json() for found in tables]})
+        return
+    for found in tables:
+        screen.close(f"kvemb stats {path} --variable {found.variable}", _of_table(found), found.as_json())
+
+
+def _of_table(found: table_stats.TableStats) -> list[tuple[str, str]]:
     mean, spread = found.mean, found.spread
     not_finite = {"NaN": found.nan, "infinity": found.infinite, "either in their slots": found.slots}
     told = ", ".join(f"{counted(count, 'row')} with {what}" for what, count in not_finite.items() if count)
-    lines = [
+    return [
         ("rows", f"{found.rows:,}"),
         ("uses recorded by", counted(found.recording_calls, "call")),
         ("as initialized", counted(found.dead, "row")),
@@ -195,7 +230,6 @@ def stats(path: Place, variable: Variable = None, quiet: Quiet = False, as_json:
         ("mean of a column", f"{min(mean):.4g} to {max(mean):.4g}" if mean else ""),
         ("spread of a column", f"{min(spread):.4g} to {max(spread):.4g}" if spread else ""),
     ]
-    screen.close(f"kvemb stats {path} --variable {found.variable}", lines, found.as_json())
 
 
 def _histogram(found: Spread | None) -> str:

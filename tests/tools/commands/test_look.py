@@ -243,6 +243,19 @@ def test_stats_are_those_of_numpy(tmp_path, capsys):
     assert json_of(capsys, "stats", tmp_path / "empty")["duplicates"] == 0
 
 
+def test_all_tables_are_shown_in_one_call(place, capsys):
+    each = {name: json_of(capsys, "stats", place / "2", "--variable", name) for name in ("other", "table")}
+    assert json_of(capsys, "stats", place / "2", "--all") == {"variables": list(each.values())}
+    rows = {name: json_of(capsys, "peek", place / "2", "--variable", name)["rows"] for name in ("other", "table")}
+    wanted = [{"variable": name, "rows": found} for name, found in rows.items()]
+    assert json_of(capsys, "peek", place / "2", "--all") == {"variables": wanted}
+    for command in ("stats", "peek"):
+        assert run([command, str(place / "2"), "--all"]) == 0
+        told = capsys.readouterr().out
+        titles = [line for line in told.splitlines() if line.startswith("kvemb ")]
+        assert titles == [f"kvemb {command} {place / '2'} --variable {name}" for name in ("other", "table")]
+
+
 def test_diff_reads_what_was_recorded_and_finds_the_same_without(place, tmp_path, capsys):
     with kvemb.restore(place / "2", tmp_path / "copy", memory_budget=BUDGET) as store:
         other = bulk.described(store.variables["table"])
