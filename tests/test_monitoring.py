@@ -349,3 +349,22 @@ def test_a_writer_or_a_source_of_the_wrong_kind_is_refused(users, store):
         Scalars(print, store)
     with pytest.raises(TypeError, match="source must be a store or a variable, got"):
         Scalars(SimpleNamespace(add_scalar=print), "store")
+
+
+def test_the_page_has_each_figure_by_its_names(store, users):
+    """As Python, Prometheus and TensorBoard have them."""
+    sent: list[str] = []
+    seconds = iter([0.0, 1.0])
+    writer = SimpleNamespace(add_scalar=lambda tag, *_: sent.append(tag))
+    scalars = Scalars(writer, users, clock=lambda: next(seconds))
+    users.lookup([1])
+    scalars.write(1)
+    table = PAGE.read_text(encoding="utf-8").partition("## Names\n")[2].partition("\n## ")[0]
+    told = re.findall(r"^\| `(.+?)` \| `(.+?)` \| `(.+?)` \|$", table, re.MULTILINE)
+    of_tiers = {f"tiers[TIER].{name}": figure.full_name for name, figure in OF_TIER.items()}
+    assert {field: name for field, name, _ in told} == {
+        **{name: figure.full_name for name, figure in OF_STATS.items()},
+        **of_tiers,
+    }
+    tags = {tag.replace("/TIER", f"/{tier}") for *_, tag in told for tier in users.stats.tiers}
+    assert tags == {*sent} - {"kvemb/hit_rate", "kvemb/cold_read_seconds_per_miss"}
