@@ -20,9 +20,9 @@ import kvemb.cluster
 import kvemb.monitoring
 from kvemb import errors
 from kvemb.handle import inside
-from kvemb.monitoring import PrometheusCollector, Scalars, prometheus_text, write_textfile
+from kvemb.monitoring import ProgressLine, PrometheusCollector, Scalars, prometheus_text, write_textfile
 from kvemb.monitoring.figures import ALL, OF_STATS, OF_TIER
-from kvemb.stats import TierSize
+from kvemb.stats import Stats, TierSize
 
 PAGE = Path(__file__).parents[1] / "docs" / "operate" / "monitoring.md"
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -368,3 +368,58 @@ def test_the_page_has_each_figure_by_its_names(store, users):
     }
     tags = {tag.replace("/TIER", f"/{tier}") for *_, tag in told for tier in users.stats.tiers}
     assert tags == {*sent} - {"kvemb/hit_rate", "kvemb/cold_read_seconds_per_miss"}
+
+
+# Progress bars.
+
+
+def test_a_line_is_of_the_time_since_the_last_one(users, store):
+    times = iter([10.0, 10.0, 10.5, 11.25, 12.5, 14.0])
+    line, earlier = ProgressLine(store, clock=lambda: next(times)), users.stats
+    users.lookup([0, 1])
+    assert line.text() == "", "no time has passed"
+    first = line.text()
+    assert first == f"hit rate {(users.stats - earlier).hits / 2:.1%}, 4 rows/s"
+    earlier = users.stats
+    users.lookup([*range(64), 1000])
+    assert line.text() == first, "it stays for a second"
+    between = users.stats - earlier
+    assert line.text() == f"hit rate {between.hits / 64:.1%}, {65 / 2:,.0f} rows/s"
+    assert line.text() == "0 rows/s", "there is no hit rate of no lookups"
+    assert "ProgressLine of <kvemb.Store" in repr(line)
+
+
+def test_a_line_outlives_a_variable_and_counts_that_cannot_be_read(users, store):
+    seconds = iter(range(0, 90, 2))
+    line = ProgressLine(store, clock=lambda: next(seconds))
+    store.drop_variable("users")
+    assert line.text() == "0 rows/s"
+    other = store.get_variable("other", dim=1)
+    other.lookup([1, 2])
+    assert line.text() == "1 rows/s"
+    store.close()
+    assert line.text() == "0 rows/s"
+
+    class Cluster:
+        hits, gone = 0, False
+
+        @property
+        def stats(self):
+            if self.gone:
+                raise errors.ShardLost("a shard is lost")
+            return Stats(hits=self.hits)
+
+    cluster = Cluster()
+    line = ProgressLine(cluster, clock=lambda: next(seconds))
+    cluster.hits = 24
+    assert line.text() == (told := "hit rate 100.0%, 12 rows/s")
+    cluster.gone = True
+    assert line.text() == told
+
+
+def test_a_line_of_the_wrong_kind_is_refused(store):
+    with pytest.raises(TypeError, match="source must be a store or a variable, got"):
+        ProgressLine("store")
+    for wrong in (-1, float("nan")):
+        with pytest.raises(ValueError, match="every_seconds must be at least 0, got"):
+            ProgressLine(store, every_seconds=wrong)

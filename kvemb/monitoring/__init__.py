@@ -1,4 +1,4 @@
-"""Figures of stores for monitoring systems: Prometheus and TensorBoard.
+"""Figures of stores for monitoring systems, Prometheus and TensorBoard, and for progress bars.
 
 Import it with `import kvemb.monitoring`. Prometheus gets the figures as text, as a collector of prometheus_client, or
 in a file for node_exporter; TensorBoard gets what changed from step to step. Only the collector needs a package:
@@ -14,7 +14,8 @@ Example:
     ['kvemb_hits_total{store="main",variable="users"} 2']
 """
 
+from kvemb.monitoring.progress_line import ProgressLine
 from kvemb.monitoring.prometheus import PrometheusCollector, prometheus_text, write_textfile
 from kvemb.monitoring.scalars import Scalars
 
-__all__ = ["PrometheusCollector", "Scalars", "prometheus_text", "write_textfile"]
+__all__ = ["ProgressLine", "PrometheusCollector", "Scalars", "prometheus_text", "write_textfile"]

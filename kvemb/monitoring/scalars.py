@@ -29,6 +29,13 @@ class Counted(Protocol):
         """Counts since the opening."""
 
 
+def check_source(source: Counted) -> Stats:
+    """Return the counts of a source. Raises TypeError if it is none, and what `source.stats` raises."""
+    if not isinstance(stats := getattr(source, "stats", None), Stats):
+        raise TypeError(f"source must be a store or a variable, got {brief(source)}")
+    return stats
+
+
 class Scalars:
     """Writes the figures of a store or a variable to TensorBoard, whenever you call write().
 
@@ -72,8 +79,7 @@ class Scalars:
     ) -> None:
         if not callable(getattr(writer, "add_scalar", None)):
             raise TypeError(f"writer must have a method add_scalar(tag, value, step), got {brief(writer)}")
-        if not isinstance(stats := getattr(source, "stats", None), Stats):
-            raise TypeError(f"source must be a store or a variable, got {brief(source)}")
+        stats = check_source(source)
         self._writer, self._source, self._prefix, self._clock = writer, source, prefix, clock
         self._lock = threading.Lock()
         self._before, self._then = stats, clock()
