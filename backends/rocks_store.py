@@ -207,10 +207,14 @@ class RocksStore(ColdStore):
             if self._memtables and self._memtables[0].rows + len(part) > self._memtable_rows:
                 self.flush()
             self._memory.take(len(part) * self._row_bytes)
-            with uninterrupted(), self._changing:
-                if not self._memtables or self._memtables[0].closed:
-                    self._memtables = (Memtable(self._schema, self._memtable_rows), *self._memtables)
-                self._memtables[0].put(part)
+            try:
+                with uninterrupted(), self._changing:
+                    if not self._memtables or self._memtables[0].closed:
+                        self._memtables = (Memtable(self._schema, self._memtable_rows), *self._memtables)
+                    self._memtables[0].put(part)
+            except BaseException:
+                self._memory.give_back(len(part) * self._row_bytes)
+                raise
 
     @property
     def memory_bytes(self) -> int:

@@ -86,12 +86,16 @@ def _apply_to_table(
     """Apply the changes of one variable; return whether it was cleared first."""
     source = after.rows(table.name)
     assert source is not None
+    # Steps of the primary say nothing about the ages that this table counts for a time to live of its own.
+    own_time = table.operations.bounds.ttl not in (None, entry.ttl)
     cleared, recorded = after.recorded(epochs, table.name, scan_rows)
     if cleared:
         table.operations.clear()
     for ordered in recorded:
         keys = unordered_keys(ordered, table.schema)
         rows, exists = source.read(keys)
+        if own_time:
+            rows.steps[:] = table.storage.step
         table.operations.put(rows, entry.step)
         table.operations.remove(keys[~exists])
     table.storage.advance(entry.step, entry.optimizer_steps)

@@ -10,7 +10,9 @@ from deltas import fill, open_store_from, told
 from histories import DIM
 
 import kvemb
+from kvemb import bulk
 from kvemb.errors import CheckpointNotFound, SchemaMismatch
+from kvemb.handle import inside
 
 
 def test_a_replica_is_durable_where_it_was_brought_and_goes_on_from_there(open_store, tmp_path):
@@ -149,3 +151,15 @@ def test_a_variable_that_was_left_out_stays_out_of_a_replica_and_a_new_one_comes
         store.checkpoint(tmp_path / "last")
         again.apply_delta(tmp_path / "last")
         assert list(again.variables) == ["kept", "new"]
+
+
+def test_rows_that_come_to_a_replica_with_a_ttl_of_its_own_begin_their_time_there(open_store, tmp_path):
+    trainer = open_store(tmp_path / "trainer")
+    fill(trainer, [1], 1)
+    replica = open_store_from(trainer.checkpoint(tmp_path / "a"), tmp_path / "replica", open_store)
+    own = replica.get_variable("table", ttl=3600.0)
+    inside(own).storage.advance(50, 0)  # as many ages as it has counted
+    fill(trainer, [2], 2)
+    replica.apply_delta(trainer.checkpoint(tmp_path / "b"))
+    (rows,) = bulk.scan(own)
+    assert rows.steps[rows.keys == 2].tolist() == [50]

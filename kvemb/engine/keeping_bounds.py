@@ -124,6 +124,7 @@ class Keeper(threading.Thread):
                 )  # fmt: skip
 
     def _keep(self, engine: Engine, table: Table) -> None:
+        storage, refreshes = table.storage, table.storage.refreshes  # before the ages, which a rollback replaces
         bounds, expired, ages = table.operations.bounds.of_shard(engine.shards), 0, table.ages
         if bounds.ttl is None:
             table.ages = ()
@@ -139,8 +140,10 @@ class Keeper(threading.Thread):
             if engine.closing.wait(0.0 if hurried else min(took, REST_SECONDS)):
                 raise _Ended
 
-        table.operations.keep_bounds(bounds.max_rows if exceeded else None, expired, pause)
-        table.ages = ages
+        table.operations.keep_bounds(bounds.max_rows if exceeded else None, expired, pause, refreshes)
+        with storage.access.held(rows=False):
+            if storage.refreshes == refreshes:
+                table.ages = ages
 
     def _note_age(self, table: Table, ttl: float) -> None:
         """If rows have changed since the last age, and it is time, begin another: later changes have another step."""

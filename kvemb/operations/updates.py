@@ -328,9 +328,16 @@ class TableUpdates(TableReads):
         storage.log.commit()
         return removed
 
-    def keep_bounds(self, max_rows: int | None, expired: int, pause: Pause) -> int:
-        """Restrict the table while others use it; return how many rows were removed. See Bounding.restrict."""
-        bounding = Bounding(self._storage, self._scoring, self._scratch, pause, lambda: self._rankings == 0)
+    def keep_bounds(self, max_rows: int | None, expired: int, pause: Pause, refreshes: int) -> int:
+        """Restrict the table while others use it; return how many rows were removed. See Bounding.restrict.
+
+        refreshes: the storage's when the bounds were read. It ends as soon as a rollback has made others of them.
+        """
+
+        def alone() -> bool:
+            return self._rankings == 0 and self._storage.refreshes == refreshes
+
+        bounding = Bounding(self._storage, self._scoring, self._scratch, pause, alone)
         return bounding.restrict(max_rows, expired)
 
     def count_removals(self, keep_rows: int, progress: Progress | None = None) -> int:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from table_readers import SCHEMA, rows_at
+from table_readers import SCHEMA, opened, rows_at
 
 from kvemb.backends.memtables import Memory, Memtable
+from kvemb.options import RocksDBCreator
 
 
 def test_the_last_row_of_a_key_is_found_and_kept():
@@ -48,3 +49,20 @@ def test_memory_is_not_taken_if_the_flush_fails():
     with pytest.raises(OSError, match="full"):
         memory.take(21)
     assert memory.used == 80
+
+
+def test_a_write_that_fails_gives_its_memory_back(tmp_path, monkeypatch):
+    database = opened(tmp_path)
+    store = database.create("table", SCHEMA, RocksDBCreator())
+    with monkeypatch.context() as patch:
+        patch.setattr(Memtable, "put", failing)
+        with pytest.raises(MemoryError):
+            store.write(rows_at([1], 1))
+    assert store._memory.used == 0
+    store.write(rows_at([1], 1))
+    assert store._memory.used == store.memory_bytes > 0
+    database.close()
+
+
+def failing(*args):
+    raise MemoryError

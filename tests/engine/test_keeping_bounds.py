@@ -297,21 +297,42 @@ class TestFailures:
         users, keep = store.get_variable("users", dim=2, max_rows=10), TableOperations.keep_bounds
         users.upsert(np.arange(20), ones(20))
 
-        def dropped_meanwhile(self, max_rows, expired, pause):
-            return keep(
-                self, max_rows, expired, lambda took: "users" in store.variables and store.drop_variable("users")
-            )
+        def dropped_meanwhile(self, max_rows, expired, pause, refreshes):
+            def dropped(took):
+                return "users" in store.variables and store.drop_variable("users")
+
+            return keep(self, max_rows, expired, dropped, refreshes)
 
         monkeypatch.setattr(TableOperations, "keep_bounds", dropped_meanwhile)
         Days(store).look()
         assert list(store.variables) == []
+
+    def test_the_ages_that_a_rollback_left_behind_do_not_come_back(self, store, by_hand, monkeypatch):
+        users, days, keep = store.get_variable("users", dim=2, ttl=2 * DAY), Days(store), TableOperations.keep_bounds
+        users.upsert([1], ones(1))
+        days.look()
+        mark = store.mark(block=True)
+        for day in range(1, 4):
+            users.upsert(np.arange(10, 20), ones(10))
+            days.look(20_000.0 + day)
+
+        def rolled_back_meanwhile(self, max_rows, expired, pause, refreshes):
+            store.rollback(mark)
+            users.upsert(np.arange(500), ones(500))
+            return keep(self, max_rows, expired, pause, refreshes)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(TableOperations, "keep_bounds", rolled_back_meanwhile)
+            days.look(20_004.0)
+        days.look(20_004.1)
+        assert set(range(500)) <= set(users.export()[0].tolist())
 
 
 class TestLife:
     def test_closing_ends_it_in_the_middle(self, open_store, tmp_path, monkeypatch):
         entered, keep = threading.Event(), TableOperations.keep_bounds
 
-        def never_ends(self, max_rows, expired, pause):
+        def never_ends(self, max_rows, expired, pause, refreshes):
             entered.set()
             while True:
                 pause(0.01)

@@ -25,7 +25,7 @@ def quiet(took):
 
 
 def keep(variable, max_rows=None, expired=0, pause=quiet):
-    return inside(variable).operations.keep_bounds(max_rows, expired, pause)
+    return inside(variable).operations.keep_bounds(max_rows, expired, pause, inside(variable).storage.refreshes)
 
 
 def change(variable, chance, keys=300):

@@ -249,7 +249,10 @@ def _words(keys: Any) -> Any:
     """Return keys that are bytes as an Arrow array of words."""
     import pyarrow as pa
 
-    return pa.array([key.decode() for key in keys], pa.large_string())
+    try:
+        return pa.array([key.decode() for key in keys], pa.large_string())
+    except UnicodeDecodeError as error:
+        raise BadInput(f"a key is no text in UTF-8: {error.object!r}; keys of strings must be") from error
 
 
 class _Slot:

@@ -77,7 +77,7 @@ class Marks:
                 "a mark of this store, or open that one"
             )
         known = self.all()
-        for mark in known:
+        for mark in reversed(known):  # of two with one name, left by a crash in keep(), the newer
             if given == mark or (mark.name is not None and given == mark.name):
                 return mark
         names = ", ".join(repr(mark.name) for mark in known if mark.name is not None) or "none with a name"
@@ -124,8 +124,9 @@ class Marks:
         folder = self._store / layout.MARKS
         with layout.as_cold_store_error(f"delete marks in {folder}"):
             for each in ids:
-                if self._entries.pop(each, None) is not None:
+                if each in self._entries:
                     (folder / (each + SUFFIX)).unlink(missing_ok=True)
+                    del self._entries[each]
             if ids:
                 fresh_files.sync_directory(folder)
 

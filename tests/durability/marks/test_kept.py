@@ -9,9 +9,16 @@ import pytest
 
 from kvemb.durability import manifest
 from kvemb.durability.marks.kept import Marks, check_name, read_marks
-from kvemb.errors import Corruption, MarkNotFound, UnsupportedFormat
+from kvemb.errors import ColdStoreError, Corruption, MarkNotFound, UnsupportedFormat
 
 STORE = "a" * 32
+
+
+def raising(error):
+    def fails(*args, **kwargs):
+        raise error
+
+    return fails
 
 
 def kept(marks, name=None, point=1):
@@ -89,3 +96,26 @@ def test_names_are_checked():
             check_name(name)
     with pytest.raises(TypeError, match="must be a str or None, got 3"):
         check_name(3)
+
+
+def test_of_two_marks_of_a_name_which_a_crash_has_left_the_newer_is_found(tmp_path):
+    marks = Marks(tmp_path, 10)
+    kept(marks, "best")
+    (file,) = (tmp_path / "marks").iterdir()
+    before = file.read_bytes()
+    kept(marks, "best", 2)
+    file.write_bytes(before)
+    assert [mark.name for mark in Marks(tmp_path, 10).all()] == ["best", "best"]
+    assert Marks(tmp_path, 10).find("best", STORE).path.name == "000002"
+
+
+def test_a_mark_whose_file_cannot_be_deleted_is_kept(tmp_path, monkeypatch):
+    marks = Marks(tmp_path, 10)
+    mark = kept(marks)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", raising(OSError(5, "Input/output error")))
+        with pytest.raises(ColdStoreError, match="Input/output error"):
+            marks.drop(mark)
+    assert marks.all() == read_marks(tmp_path) == [mark]
+    marks.drop(mark)
+    assert marks.all() == read_marks(tmp_path) == []
