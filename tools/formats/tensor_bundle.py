@@ -198,8 +198,8 @@ def _entry(data: bytes) -> Entry:
     fields = _fields(data)
     shape = _fields(fields.get(2, [b""])[-1])
     sizes = tuple(_number(_fields(each), 1) for each in shape.get(2, []))
-    numbers = (_number(fields, number) for number in (3, 4, 5, 6))
-    return Entry(_number(fields, 1), sizes, *numbers, sliced=7 in fields)
+    shard, offset, size, checksum = (_number(fields, number) for number in (3, 4, 5, 6))
+    return Entry(_number(fields, 1), sizes, shard, offset, size, checksum, sliced=7 in fields)
 
 
 def _checksum(data: Any) -> int:

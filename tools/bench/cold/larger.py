@@ -60,8 +60,9 @@ def run(
             ],
             runs,
         )
-    report.facts["share_in_memory"] = round(min(1.0, memory_bytes() / table_bytes), 3)
-    larger = report.facts["share_in_memory"] < 1 and zipf > 0
+    share = round(min(1.0, memory_bytes() / table_bytes), 3)
+    report.facts["share_in_memory"] = share
+    larger = share < 1 and zipf > 0
     rates = compare("trained", "rows/s", [each[0] for each in ours], "np.memmap", [each[0] for each in memmap])
     report.lines.append(rates.ratio_at_least(MIN_SPEED if larger else None))
     costs = [[each[1] for each in side] for side in (ours, memmap)]
