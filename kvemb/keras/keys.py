@@ -14,7 +14,7 @@ import numpy.typing as npt
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
 from kvemb.checks.brief import brief
-from kvemb.keras.exporting import check_not_exported
+from kvemb.keras.exporting import check_not_exported, is_signature_of_shapes
 from kvemb.variable import Variable
 
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -55,7 +55,7 @@ def joined_keys(pairs: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
 def check_ids(ids: Any, what: str, *, split: bool, least_rank: int = 0) -> tuple[int | None, ...]:
     """Return the shape of ids, without the last axis of pairs. Raises TypeError, ValueError."""
     dtype = keras.backend.standardize_dtype(getattr(ids, "dtype", type(ids)))
-    assumed = dtype not in _INTEGERS and _is_placeholder(ids)
+    assumed = dtype not in _INTEGERS and (_is_placeholder(ids) or is_signature_of_shapes())
     if dtype not in _INTEGERS and not assumed:
         check_not_exported()  # which assumes a dtype, too
         raise TypeError(

@@ -10,6 +10,7 @@ import keras
 
 from kvemb.checks.brief import brief, there_are
 from kvemb.initializers import as_initializer
+from kvemb.keras.exporting import with_rows
 from kvemb.keras.static_tables import StaticTable, in_place_of_stores
 from kvemb.variable import Variable
 
@@ -40,7 +41,7 @@ def export(
             exported whole.
         missing: The rows of keys that have none in the file: ``"initializer"``, those of the variable's initializer, or
             a number or a row of numbers, such as 0. float16 rows of an initializer may differ in the last bit.
-        input_signature: Shapes and dtypes of the inputs, such as ``[keras.InputSpec((None, 3), "int64")]``. None: those
+        input_signature: Dtypes and shapes of the inputs, such as ``[keras.InputSpec("int64", (None, 3))]``. None: those
             of a functional or sequential model. A subclassed model needs it.
         **options: Other arguments of ``keras.Model.export``.
 
@@ -66,11 +67,11 @@ def export(
     if input_signature is None and not hasattr(model, "inputs"):
         raise ValueError(
             "a subclassed model does not say the dtypes of its inputs; give input_signature, such as "
-            "[keras.InputSpec((None, 3), 'int64')]"
+            "[keras.InputSpec('int64', (None, 3))]"
         )
     kind = format or ("torch" if keras.backend.backend() == "torch" else "tf_saved_model")
     place = filepath if isinstance(filepath, str) else str(Path(filepath))
-    with in_place_of_stores(_tables_of(variables, keys or {}, missing)):
+    with with_rows(), in_place_of_stores(_tables_of(variables, keys or {}, missing)):
         model.export(place, format=kind, input_signature=input_signature, **options)
 
 

@@ -96,7 +96,8 @@ class StaticTable:
     def _pooled(self, rows: Any, keys: Any, counts: Any, combiner: str) -> Any:
         """Return rows (..., n, dim) pooled over n, in the order of backends/cpu_bags.py. counts (..., n): which do."""
         ops = keras.ops
-        rows = ops.cast(rows, self._sums)
+        # JAX exports gradients, too, and a loop of any length has none.
+        rows = ops.stop_gradient(ops.cast(rows, self._sums))
         first = ops.zeros((*ops.shape(keys)[:-1], self.dim), self._sums)
         total = ops.fori_loop(0, ops.shape(keys)[-1], lambda i, sums: sums + ops.take(rows, i, axis=-2), first)
         if combiner == "sum":
