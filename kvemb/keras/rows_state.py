@@ -255,6 +255,6 @@ def _went_back(variable: Variable, identity: str, number: int, keys: Any) -> boo
     known = next((each.states for each in _marked if each.mark.id == identity), WeakKeyDictionary())
     with uninterrupted(), _lock:
         for each in [variable] if is_there else [each for each in _trained if each.resource_handle[0] is store]:
-            there = known.get(each) or ((number, keys) if each is variable else (None, ()))
-            _trained[each] = _Trained(*there, identity)
+            at, last = known.get(each) or ((number, keys) if each is variable else (None, ()))
+            _trained[each] = _Trained(at, last, identity)
     return True
