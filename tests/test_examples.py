@@ -240,6 +240,18 @@ def test_the_ranking_in_keras_goes_on_and_learns(tmp_path: Path, monkeypatch: py
     assert figure("squared error", second) < figure("variance", second)
 
 
+@pytest.mark.slow
+@pytest.mark.needs("tensorflow", "keras")
+def test_the_two_channels_go_on_learn_and_are_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
+    runs = [["--epochs", "1", "--count", "40000"], ["--epochs", "3", "--count", "40000"]]
+    first, second = printed_elsewhere(tmp_path, "movielens_two_channels", *runs)
+    assert (figure("epochs done", first), figure("epochs done", second)) == (0, 1)
+    assert figure("accuracy", second) > figure("most common", second)
+    assert "served       the same bits" in first
+    assert "served       the same bits" in second
+
+
 # The second rank, which has imported Ray before: it fails when it asks for the batch of a step and a checkpoint is
 # complete.
 FAILING_RANK = "import ray\n" + (

@@ -557,13 +557,13 @@ TESTED_BY = {
         for tests, names in {
             "embedding": "embedding layer table_layer requests calls gates on_tensorflow on_jax on_torch",
             "steps": "steps anchors",
-            "embedding_bag": "embedding_bag pooled",
+            "embedding_bag": "embedding_bag pooled shapes",
             "distributed": "distributed tables",
             "checkpoint": "checkpoint state",
             **{name: name for name in ("configs", "converted", "exporting", "keys", "learning_rate", "prefetching")},
             "rows_state": "rows_state",
             "servable": "servable static_tables",
-            "static_draws": "static_draws",
+            **{name: name for name in ("static_draws", "field_wise", "raised")},
         }.items()
         for name in names.split()
     },

@@ -32,9 +32,9 @@ def variable_of(
 ) -> Variable:
     """Return a module's variable, of floats: the one given, or that of Store.get_variable with a name and arguments.
 
-    arguments: dtypes may be torch's. refused: arguments of a framework's own modules, each with what to use instead.
-    initial: the framework's initializer, which a new variable has unless the arguments or the scope name another.
-    Raises TypeError; ValueError for arguments together with a Variable; what get_variable raises.
+    arguments: dtypes may be torch's or TensorFlow's. refused: arguments of a framework's own modules, each with what to
+    use instead. initial: the framework's initializer, which a new variable has unless the arguments or the scope name
+    another. Raises TypeError; ValueError for arguments together with a Variable; what get_variable raises.
     """
     for argument in arguments:
         if argument in refused:
@@ -48,7 +48,7 @@ def variable_of(
         variable = given
     elif isinstance(given, str):
         store = cast(Store, store_or_default(store))
-        arguments = {name: _without_torch(value) for name, value in arguments.items()}
+        arguments = {name: _as_named(value) for name, value in arguments.items()}
         if dim is not None:
             arguments = {"dim": dim, **arguments}
         scope = get_variable_scope()
@@ -87,7 +87,9 @@ def check_padding(padding_idx: Any) -> int | None:
     return None if padding_idx is None else as_int(padding_idx, "padding_idx")
 
 
-def _without_torch(value: Any) -> Any:
-    """Return the name of a dtype of torch, and everything else as it is."""
+def _as_named(value: Any) -> Any:
+    """Return the name of a dtype of torch or TensorFlow, and everything else as it is."""
     kind = type(value)
-    return str(value).removeprefix("torch.") if (kind.__module__, kind.__name__) == ("torch", "dtype") else value
+    if (kind.__module__, kind.__name__) == ("torch", "dtype"):
+        return str(value).removeprefix("torch.")
+    return value.name if kind.__module__.startswith("tensorflow.") and kind.__name__ == "DType" else value

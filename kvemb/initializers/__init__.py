@@ -26,6 +26,7 @@ from kvemb.checks.numeric import is_number
 from kvemb.errors import UnsupportedFormat
 from kvemb.initializers.base import Initializer, Random
 from kvemb.initializers.fixed import Constant, Ones, Row, Zeros
+from kvemb.initializers.foreign import converted
 from kvemb.initializers.random import GlorotUniform, RandomNormal, RandomUniform, TruncatedNormal
 
 __all__ = [
@@ -68,8 +69,8 @@ def as_initializer(spec: Any, dim: int, dtype: npt.DTypeLike) -> Initializer:
     """Return the initializer of an `initializer` argument, checked for rows of this dim and dtype.
 
     Args:
-        spec: None (zeros), a real number (a constant), a list, tuple or array of shape (dim,) (a default row), or an
-            Initializer.
+        spec: None (zeros), a real number (a constant), a list, tuple or array of shape (dim,) (a default row), an
+            Initializer, or one of TensorFlow or Keras of constants, or of one uniform or normal distribution.
         dim: The number of columns of a row.
         dtype: The dtype of a row.
 
@@ -86,6 +87,8 @@ def as_initializer(spec: Any, dim: int, dtype: npt.DTypeLike) -> Initializer:
         found = spec
     elif isinstance(spec, (list, tuple)) or (isinstance(spec, np.ndarray) and spec.ndim):
         found = _row(spec, dim)
+    elif (foreign := converted(spec)) is not None:
+        found = foreign
     elif is_number(spec) or isinstance(spec, (np.ndarray, np.generic)):
         found = Constant(spec[()] if isinstance(spec, np.ndarray) else spec)  # type: ignore[arg-type]
     else:

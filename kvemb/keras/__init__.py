@@ -18,9 +18,11 @@ try:
     from kvemb.keras.distributed import DistributedEmbedding
     from kvemb.keras.embedding import Embedding
     from kvemb.keras.embedding_bag import EmbeddingBag
+    from kvemb.keras.field_wise import FieldWiseEmbedding
     from kvemb.keras.keys import split_keys
     from kvemb.keras.learning_rate import LearningRate
     from kvemb.keras.prefetching import prefetching
+    from kvemb.keras.raised import cause_of
     from kvemb.keras.rows_state import dense_only
     from kvemb.keras.servable import export
 except ImportError as error:
@@ -34,7 +36,9 @@ __all__ = [
     "DistributedEmbedding",
     "Embedding",
     "EmbeddingBag",
+    "FieldWiseEmbedding",
     "LearningRate",
+    "cause_of",
     "dense_only",
     "export",
     "prefetching",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -10,13 +11,24 @@ import numpy as np
 
 from kvemb import optimizers
 from kvemb.checks.brief import brief
-from kvemb.initializers import Constant, Initializer, Ones, RandomNormal, RandomUniform, TruncatedNormal, Zeros
+from kvemb.initializers import Initializer, RandomNormal, RandomUniform, TruncatedNormal
+from kvemb.initializers.foreign import converted
 from kvemb.optimizers import Optimizer
 
 # What Keras' optimizers have and rows cannot: for each the value that means "not used".
 _REFUSED = {"global_clipnorm": None, "use_ema": False, "loss_scale_factor": None, "gradient_accumulation_steps": None}
 # By which the variance of a normal distribution shrinks when it is cut at two standard deviations.
 _TRUNCATED = 0.87962566103423978
+
+
+def converted_arguments(arguments: Mapping[str, Any], dim: Any, table: Any) -> dict[str, Any]:
+    """Return arguments of get_variable with an optimizer and an initializer of kvemb in place of those of Keras."""
+    found = dict(arguments)
+    if isinstance(found.get("optimizer"), (str, Mapping, keras.optimizers.Optimizer)):
+        found["optimizer"] = kvemb_optimizer(found["optimizer"], str(table))
+    if isinstance(found.get("initializer"), (str, Mapping, keras.initializers.Initializer)):
+        found["initializer"] = kvemb_initializer(found["initializer"], None, dim, str(table))
+    return found
 
 
 def kvemb_optimizer(given: Any, table: str) -> Optimizer:
@@ -74,22 +86,11 @@ def kvemb_initializer(given: Any, vocabulary: Any, dim: Any, table: str) -> Init
     if isinstance(given, Initializer):
         return given
     found = keras.initializers.get(given)
-    seed = found.seed if isinstance(getattr(found, "seed", None), int) else None
-    kinds = keras.initializers
-    if isinstance(found, kinds.Zeros):
-        return Zeros()
-    if isinstance(found, kinds.Ones):
-        return Ones()
-    if isinstance(found, kinds.Constant) and isinstance(found.value, (int, float)):
-        return Constant(found.value)
-    if isinstance(found, kinds.RandomUniform):
-        return RandomUniform(found.minval, found.maxval, seed)
-    if isinstance(found, kinds.RandomNormal):
-        return RandomNormal(found.mean, found.stddev, seed)
-    if isinstance(found, kinds.TruncatedNormal):
-        return TruncatedNormal(found.mean, found.stddev, seed)
-    if isinstance(found, kinds.VarianceScaling):
-        return _scaled(found, vocabulary, dim, seed, table)
+    if (alike := converted(found)) is not None:
+        return alike
+    if isinstance(found, keras.initializers.VarianceScaling):
+        seed = found.get_config()["seed"]  # found.seed is drawn anew in each process
+        return _scaled(found, vocabulary, dim, seed if isinstance(seed, int) else None, table)
     raise ValueError(f"the initializer of table {table!r}, {brief(given)}, is not converted; give one of kvemb")
 
 

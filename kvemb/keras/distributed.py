@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import keras
+import numpy as np
 
 from kvemb.checks.brief import brief
 from kvemb.keras.configs import config_of, find
@@ -13,6 +14,7 @@ from kvemb.keras.keys import check_ids, warn_of_short_ids
 from kvemb.keras.layer import RowsLayer
 from kvemb.keras.pooled import Wanted
 from kvemb.keras.requests import Request
+from kvemb.keras.shapes import as_ragged, padded
 from kvemb.keras.tables import Feature, at, features_of, with_leaves
 from kvemb.shared_docs import described_as
 from kvemb.store import Store
@@ -91,12 +93,34 @@ class DistributedEmbedding(RowsLayer):
         """The tables' variables by name."""
         return {each.variable.name: each.variable for each in self.features}
 
+    def get_embedding_tables(self) -> dict[str, Any]:
+        """Return the rows of the tables, as keras-rs' layer does. They are read into memory.
+
+        Returns:
+            A dict from a table's name to an array (vocabulary_size, dim): the rows of keys from 0, of which some may
+            have only their initial row.
+
+        Raises:
+            ValueError: A table has no ``vocabulary_size``; read its rows with ``tables[name].export()``.
+            KvembError: What ``kvemb.Variable.lookup`` raises.
+        """
+        sizes = {each.variable: each.vocabulary for each in self.features}
+        found = {}
+        for variable, size in sizes.items():
+            if size is None:
+                raise ValueError(
+                    f"the table {variable.name!r} has no vocabulary_size, which says which rows to return; read those "
+                    f"that it has with layer.tables[{variable.name!r}].export()"
+                )
+            found[variable.name] = variable.lookup(np.arange(size).astype(variable.key_dtype), touch=False)
+        return found
+
     def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
         """Look up the features and pool them, with one call of the store.
 
         Args:
-            inputs: Ids in the structure of ``feature_configs``: integers (batch, n), pooled over n, or (batch,). Or
-                what ``preprocess`` returned.
+            inputs: Ids in the structure of ``feature_configs``: integers (batch, n), pooled over n, or (batch,). With
+                TensorFlow also a RaggedTensor or a SparseTensor of bags. Or what ``preprocess`` returned.
             weights: Floats in the same structure and of the same shapes. None: 1.
             training: Whether uses of rows are recorded. ``fit`` passes True.
 
@@ -109,13 +133,17 @@ class DistributedEmbedding(RowsLayer):
             KvembError: What ``kvemb.Store.lookup`` raises.
         """
         wanted = []
-        for feature, ids, weight in self._given(*_unpacked(inputs, weights)):
+        for feature, given, weight in self._given(*_unpacked(inputs, weights)):
+            ids, weight = as_ragged(given, weight)
             shape = check_ids(ids, f"ids of {feature.name!r}", split=False, least_rank=1)
             combiner = feature.combiner if len(shape) > 1 else None
             if combiner is None and feature.combiner != "sum":
                 weight = None  # a mean of one row is that row
             request = Request(feature.variable, combiner, dtype=self._dtype_for(feature.variable))
-            wanted.append(Wanted(request, ids, weight))
+            there = None
+            if weight is not None:
+                ids, weight, there = padded(ids, weight)
+            wanted.append(Wanted(request, ids, weight, there))
         found = self._found(wanted, training)
         return with_leaves(self.structure, dict(zip([each.path for each in self.features], found, strict=True)))
 

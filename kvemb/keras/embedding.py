@@ -8,6 +8,7 @@ import keras
 
 from kvemb.keras.pooled import Wanted
 from kvemb.keras.requests import Request
+from kvemb.keras.shapes import check_sparse, is_ragged
 from kvemb.keras.table_layer import TableLayer
 
 
@@ -27,13 +28,15 @@ class Embedding(TableLayer):
         store: The store of a variable that is given by name. None: the default store.
         mask_zero: Whether later layers mask the places of key 0, as after keras.layers.Embedding.
         padding_idx: A key whose row is zeros. It is not looked up, created or trained.
+        max_norm: The L2 norm to which longer rows are scaled down; the table does not change. None: no bound.
         split_keys: Whether keys are pairs of int32, as ``kvemb.keras.split_keys`` makes them.
         name: The layer's name in a model, which is also the variable's if ``variable`` is not given. None: made from
             the class's name.
         dtype: The dtype, or the policy of mixed precision, of results. None: Keras' default. The dtype of the rows in
             the store is ``value_dtype``.
         trainable: Whether the rows are trained.
-        **arguments: Other arguments of ``kvemb.Store.get_variable``, such as ``optimizer`` and ``initializer``.
+        **arguments: Other arguments of ``kvemb.Store.get_variable``, such as ``optimizer`` and ``initializer``, also
+            those of Keras: SGD, Adagrad, Adam, AdamW and Ftrl, and initializers of a constant or of one distribution.
             Without an initializer, new rows are uniform in ±0.05, as those of keras.layers.Embedding are.
 
     Raises:
@@ -54,21 +57,23 @@ class Embedding(TableLayer):
         """Return the rows of keys.
 
         Args:
-            ids: Keys, integers of any shape.
+            ids: Keys, integers of any shape. With TensorFlow also a RaggedTensor.
             training: Whether uses of rows are recorded for the variable's policy. ``fit`` passes True.
 
         Returns:
-            Rows of shape ``ids.shape + (dim,)``, in the layer's compute dtype.
+            Rows of shape ``ids.shape + (dim,)``, in the layer's compute dtype; a RaggedTensor of them for such ids.
 
         Raises:
             TypeError: If ``ids`` are not integers.
             ValueError: If the rows are to be trained and the variable has no optimizer.
             KvembError: What ``kvemb.Variable.lookup`` raises.
         """
+        check_sparse(ids, "ids")
         self._check(ids)
         request = Request(self.variable, None, self.padding_idx, self.split_keys, self._dtype_for(self.variable))
-        (rows,) = self._found([Wanted(request, ids)], training)
-        return rows
+        flat = ids.flat_values if is_ragged(ids) else ids
+        (rows,) = self._found([Wanted(request, flat, max_norm=self.max_norm)], training)
+        return ids.with_flat_values(rows) if is_ragged(ids) else rows
 
     def compute_mask(self, ids: Any, mask: Any = None) -> Any:
         """Return which ids are not 0, if ``mask_zero``.

@@ -7,8 +7,9 @@ from typing import Any
 import keras
 
 from kvemb.keras.embedding import Embedding
-from kvemb.keras.pooled import Wanted
+from kvemb.keras.pooled import EXTREMES, Wanted
 from kvemb.keras.requests import Request
+from kvemb.keras.shapes import as_ragged, is_ragged, padded
 from kvemb.keras.table_layer import TableLayer
 from kvemb.pooling.arguments import check_combiner
 from kvemb.shared_docs import described_as
@@ -20,7 +21,8 @@ from kvemb.variable import Variable
 class EmbeddingBag(TableLayer):
     """Pool bags of rows: the last axis of the ids is a bag.
 
-    Without weights, a bag is pooled in the store's memory, and only the result becomes a tensor. ``predict``,
+    A bag without weights, of a sum or a mean, is pooled in the store's memory, and only the result becomes a tensor;
+    otherwise the backend pools the rows of all ids. ``predict``,
     ``evaluate`` and calls without ``training=True`` insert nothing and record no use.
 
     A backward pass takes one step of the variable's own optimizer. Gradients of a key that occurs several times, or in
@@ -29,6 +31,7 @@ class EmbeddingBag(TableLayer):
     Args:
         combiner: How the rows of a bag are pooled. ``"sum"``: the sum of weight * row. ``"mean"``: that sum divided by
             the sum of the weights. ``"sqrtn"``: that sum divided by the square root of the sum of the squared weights.
+            ``"max"``, ``"min"``: the largest and the smallest elements of weight * row.
         mask_zero: Whether key 0 is left out of bags: it is neither looked up nor trained.
         padding_idx: A key that is left out of bags.
 
@@ -48,7 +51,7 @@ class EmbeddingBag(TableLayer):
     """
 
     _pools = True
-    _options = ("combiner", "mask_zero", "padding_idx", "split_keys")
+    _options = ("combiner", "mask_zero", "padding_idx", "max_norm", "split_keys")
 
     def __init__(
         self,
@@ -59,13 +62,14 @@ class EmbeddingBag(TableLayer):
         store: Store | None = None,
         mask_zero: bool = False,
         padding_idx: int | None = None,
+        max_norm: float | None = None,
         split_keys: bool = False,
         name: str | None = None,
         dtype: Any = None,
         trainable: bool = True,
         **arguments: Any,
     ) -> None:
-        how = check_combiner(combiner)
+        how = check_combiner(combiner, EXTREMES)
         if mask_zero is True and padding_idx not in (None, 0):
             raise ValueError(f"mask_zero leaves key 0 out of bags, padding_idx={padding_idx}, too; give one of them")
         super().__init__(
@@ -74,6 +78,7 @@ class EmbeddingBag(TableLayer):
             store=store,
             mask_zero=mask_zero,
             padding_idx=padding_idx,
+            max_norm=max_norm,
             split_keys=split_keys,
             name=name,
             dtype=dtype,
@@ -87,9 +92,9 @@ class EmbeddingBag(TableLayer):
 
         Args:
             ids: Keys, integers of shape (..., n): each of the last axis is a bag. With TensorFlow also a RaggedTensor
-                (bags, None).
-            weights: Floats of the shape of ``ids``, by which the rows are multiplied. They may have a gradient. None:
-                1.
+                (bags, None), or a SparseTensor (bags, n) whose indices are in order.
+            weights: Floats of the shape of ``ids``, and ragged or sparse as they are, by which the rows are multiplied.
+                They may have a gradient. None: 1.
             mask: Which ids count, bools of the shape of ``ids``. Keras passes the mask of an earlier layer. None: all.
             training: Whether uses of rows are recorded for the variable's policy. ``fit`` passes True.
 
@@ -101,10 +106,17 @@ class EmbeddingBag(TableLayer):
             ValueError: For a wrong shape, or if the rows are to be trained and the variable has no optimizer.
             KvembError: What ``kvemb.embedding_lookup_sparse`` raises.
         """
+        ids, weights = as_ragged(ids, weights)
+        if mask is not None and is_ragged(ids):
+            raise ValueError("ragged ids have no mask: leave out the ids that do not count")
         self._check(ids)
         padding = 0 if self.mask_zero else self.padding_idx
         request = Request(self.variable, self.combiner, padding, self.split_keys, self._dtype_for(self.variable))
-        (bags,) = self._found([Wanted(request, ids, weights, mask)], training)
+        wanted = Wanted(request, ids, weights, mask, self.max_norm)
+        if wanted.from_rows:
+            ids, weights, there = padded(ids, weights)
+            wanted = wanted._replace(ids=ids, weights=weights, mask=mask if there is None else there)
+        (bags,) = self._found([wanted], training)
         return bags
 
     def compute_mask(self, ids: Any, previous_mask: Any = None) -> None:

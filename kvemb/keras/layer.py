@@ -34,7 +34,7 @@ REFUSED = {
 
 
 # The arrays of the state of a table's rows, in saved weights.
-_STATE = ("state", "keys", "rows")
+_STATE = ("state", "keys", "rows", "mark")
 # How keras.layers.Embedding begins: "uniform".
 INITIAL = RandomUniform(-0.05, 0.05)
 
@@ -109,14 +109,14 @@ class RowsLayer(keras.layers.Layer):
             store: Where Keras saves arrays by name.
 
         Raises:
-            ValueError: A callback of Keras saves the weights to restore them later, without the rows.
+            ValueError: A callback of Keras saves the weights to restore them later, and the rows cannot be marked.
         """
         for number, variable in enumerate(self.variables_of_rows):
             for what, array in zip(_STATE, saved_state(variable), strict=True):
                 store[f"{what}_{number}"] = array
 
     def load_own_variables(self, store: Any) -> None:
-        """Check that the rows are in the states to which the weights belong.
+        """Check that the rows are in the states to which the weights belong, or take them back there.
 
         Args:
             store: What ``save_own_variables`` filled.
@@ -137,7 +137,8 @@ class RowsLayer(keras.layers.Layer):
     def _check_states(self, saved: Any, what: str) -> None:
         for number, variable in enumerate(self.variables_of_rows):
             if f"{_STATE[0]}_{number}" in saved:  # weights of earlier versions have none
-                check_saved_state(variable, [saved[f"{each}_{number}"] for each in _STATE], what)
+                there = [f"{each}_{number}" for each in _STATE]
+                check_saved_state(variable, [saved[each] for each in there if each in saved], what)
 
     def _found(self, wanted: Sequence[Wanted], training: bool | None) -> list[Any]:
         """Return a tensor for each, in the layer's compute dtype. A backward pass trains the rows.

@@ -18,9 +18,10 @@ from tensorflow.python.eager import record
 from kvemb.keras.calls import Call
 from kvemb.keras.exporting import check_not_exported
 from kvemb.keras.gates import Gate, gates_of, tapped
+from kvemb.keras.raised import told
 from kvemb.keras.requests import Ids, Request, in_parts, shape_of
 from kvemb.keras.requests import look_up as host_look_up
-from kvemb.keras.steps import begin, collect, seal, take, told
+from kvemb.keras.steps import begin, collect, seal, take
 from kvemb.variable import Variable
 
 

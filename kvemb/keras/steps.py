@@ -10,13 +10,12 @@ looked at changes nothing. What nobody takes is dropped. Thread-safe.
 
 from __future__ import annotations
 
-import logging
 import math
 import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -49,10 +48,6 @@ _numbers = count(1)
 _waiting: WeakKeyDictionary[Variable, dict[int, Gradients]] = WeakKeyDictionary()
 _sealed: WeakKeyDictionary[Variable, dict[float, Step]] = WeakKeyDictionary()
 _tokens = random.Random()  # of its own: users' seeds stay as they are
-_logger = logging.getLogger("kvemb")
-
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
 
 
 def begin(variables: Sequence[Variable], anchors: Sequence[float]) -> int:
@@ -131,19 +126,6 @@ def take(variable: Variable, token: float) -> None:
     if step.run is not None:
         step.run()
         count_step(variable, step.keys)
-
-
-def told(call: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Return a function for a backend's thread, which logs an error that the backend would hide in its own."""
-
-    def logged(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        try:
-            return call(*args, **kwargs)
-        except Exception as error:
-            _logger.error("%s: %s", type(error).__name__, error)
-            raise
-
-    return logged
 
 
 Key = TypeVar("Key")

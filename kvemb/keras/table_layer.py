@@ -8,8 +8,10 @@ import keras
 
 from kvemb.frameworks.variables import check_padding, variable_of
 from kvemb.keras.configs import config_of, find
+from kvemb.keras.converted import converted_arguments
 from kvemb.keras.keys import check_flag, check_ids, warn_of_narrow_input, warn_of_short_ids
 from kvemb.keras.layer import INITIAL, REFUSED, RowsLayer
+from kvemb.pooling.arguments import max_norm_of
 from kvemb.store import Store
 from kvemb.variable import Variable
 
@@ -19,7 +21,7 @@ class TableLayer(RowsLayer):
 
     # Whether the last axis of ids is a bag; the arguments that a config has besides the variable.
     _pools = False
-    _options: tuple[str, ...] = ("mask_zero", "padding_idx", "split_keys")
+    _options: tuple[str, ...] = ("mask_zero", "padding_idx", "max_norm", "split_keys")
 
     def __init__(
         self,
@@ -29,6 +31,7 @@ class TableLayer(RowsLayer):
         store: Store | None = None,
         mask_zero: bool = False,
         padding_idx: int | None = None,
+        max_norm: float | None = None,
         split_keys: bool = False,
         name: str | None = None,
         dtype: Any = None,
@@ -38,10 +41,13 @@ class TableLayer(RowsLayer):
         masking, split = check_flag(mask_zero, "mask_zero"), check_flag(split_keys, "split_keys")
         padding = check_padding(padding_idx)
         named = name if variable is None else variable
+        most = None if max_norm is None else max_norm_of(max_norm)
+        arguments = converted_arguments(arguments, dim, named)
         self.variable: Variable = variable_of(named, dim, store, arguments, REFUSED, INITIAL)
         super().__init__([self.variable], name=name, dtype=dtype, trainable=trainable)
         self.mask_zero: bool = masking
         self.padding_idx: int | None = padding
+        self.max_norm: float | None = most
         self.split_keys: bool = split
         self.supports_masking: bool = masking or self._pools
         if not split:
@@ -77,7 +83,8 @@ class TableLayer(RowsLayer):
         self._check(ids)
         if not self.split_keys:
             warn_of_narrow_input(ids, self.variable)
-        return keras.KerasTensor(self.compute_output_shape(ids.shape), dtype=self.compute_dtype)
+        ragged = {"ragged": True} if getattr(ids, "ragged", False) and not self._pools else {}
+        return keras.KerasTensor(self.compute_output_shape(ids.shape), dtype=self.compute_dtype, **ragged)
 
     def get_config(self) -> dict[str, Any]:
         """Return what ``from_config`` takes.

@@ -100,10 +100,10 @@ def check_floats(table: Table, what: str) -> None:
         raise ValueError(f"{what} needs rows of floats; variable {table.name!r} has {table.schema.value_dtype.name}")
 
 
-def check_combiner(combiner: Any) -> str:
-    """Return the combiner. Raises ValueError."""
-    if combiner not in COMBINERS:
-        raise ValueError(f"combiner must be one of {', '.join(COMBINERS)}, got {brief(combiner)}")
+def check_combiner(combiner: Any, others: tuple[str, ...] = ()) -> str:
+    """Return the combiner. others: also allowed. Raises ValueError."""
+    if combiner not in (*COMBINERS, *others):
+        raise ValueError(f"combiner must be one of {', '.join([*COMBINERS, *others])}, got {brief(combiner)}")
     return str(combiner)
 
 

@@ -6,6 +6,8 @@ import json
 import math
 import statistics
 import struct
+import subprocess
+import sys
 from dataclasses import fields
 
 import numpy as np
@@ -311,3 +313,48 @@ def test_initializers_are_frozen_and_abstract():
         RandomNormal().seed = 3  # type: ignore[misc]
     with pytest.raises(TypeError, match="abstract"):
         Initializer()
+
+
+def of_a_framework(name, **config):
+    """An object as TensorFlow's and Keras' initializers are: a class of that name, with get_config()."""
+    return type(name, (), {"get_config": lambda self: config})()
+
+
+def test_initializers_of_tensorflow_and_keras_are_converted():
+    found = {
+        Zeros(): of_a_framework("Zeros", dtype="float32"),
+        Ones(): of_a_framework("Ones"),
+        Constant(0.5): of_a_framework("Constant", value=0.5),
+        Row([1.0, 2.0]): of_a_framework("Constant", value=[1.0, 2.0]),
+        RandomUniform(-1, 2, 7): of_a_framework("RandomUniform", minval=-1, maxval=2, seed=7),
+        RandomUniform(0, 1): of_a_framework("RandomUniform", minval=0, maxval=None, seed=None),
+        RandomNormal(0.0, 0.1): of_a_framework("RandomNormal", mean=0.0, stddev=0.1, seed={"class_name": "Generator"}),
+        TruncatedNormal(1, 2): of_a_framework("TruncatedNormal", mean=1, stddev=2),
+    }
+    for expected, given in found.items():
+        assert as_initializer(given, 2, "float32").to_json() == expected.to_json()
+    for given in (of_a_framework("GlorotUniform", seed=None), type("Zeros", (), {"get_config": dict})):
+        with pytest.raises(TypeError, match=r"use one of kvemb\.initializers"):
+            as_initializer(given, 2, "float32")
+
+
+@pytest.mark.slow
+@pytest.mark.needs("tensorflow")
+def test_they_are_so_called_in_tensorflow():
+    code = """
+import tensorflow as tf, kvemb
+v1, kinds = tf.compat.v1, kvemb.initializers
+for given, kind in [
+    (tf.zeros_initializer(), kinds.Zeros), (tf.ones_initializer(), kinds.Ones),
+    (tf.constant_initializer(2.0), kinds.Constant), (tf.constant_initializer([1.0, 2.0]), kinds.Row),
+    (tf.random_normal_initializer(0.0, 0.1), kinds.RandomNormal),
+    (tf.random_uniform_initializer(-1, 1), kinds.RandomUniform),
+    (v1.random_normal_initializer(0.0, 0.1, seed=3), kinds.RandomNormal),
+    (v1.random_uniform_initializer(), kinds.RandomUniform),
+    (v1.truncated_normal_initializer(), kinds.TruncatedNormal), (v1.constant_initializer(1), kinds.Constant),
+    (tf.keras.initializers.RandomNormal(0.0, 0.1), kinds.RandomNormal),
+    (tf.keras.initializers.TruncatedNormal(), kinds.TruncatedNormal), (tf.keras.initializers.Zeros(), kinds.Zeros),
+]:
+    assert isinstance(kinds.as_initializer(given, 2, "float32"), kind), given
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)

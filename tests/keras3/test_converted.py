@@ -52,6 +52,31 @@ def test_what_is_not_converted_is_said():
         kvemb_initializer("glorot_uniform", None, 4, "ads")
 
 
+def test_layers_take_what_keras_has(store):
+    layer = kk.Embedding(
+        "words",
+        4,
+        store=store,
+        optimizer=keras.optimizers.Adagrad(0.5),
+        initializer=keras.initializers.RandomNormal(0.0, 0.1),
+        key_dtype="int32",
+    )
+    rule = kvemb.optimizers.Adagrad(0.5, initial_accumulator_value=0.1, epsilon=1e-7)
+    assert (layer.variable.optimizer, layer.variable.initializer.stddev) == (rule, 0.1)
+    # Keras draws a seed for each object; the variable's is that of its name.
+    again = kk.EmbeddingBag("words", store=store, initializer=keras.initializers.RandomNormal(0.0, 0.1))
+    assert again.variable is layer.variable
+    bags = kk.EmbeddingBag("bags", 4, store=store, optimizer="sgd", initializer="ones", key_dtype="int32")
+    assert (bags.variable.optimizer, bags.variable.lookup([5]).tolist()) == (kvemb.optimizers.SGD(0.01), [[1, 1, 1, 1]])
+    with pytest.raises(ValueError, match="table 'tags' depends on vocabulary_size"):
+        kk.Embedding("tags", 4, store=store, initializer="glorot_uniform")
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        layer = kk.Embedding("halves", 4, store=store, key_dtype=tf.int32, value_dtype=tf.float16)
+        assert (layer.variable.key_dtype.name, layer.variable.value_dtype.name) == ("int32", "float16")
+
+
 @pytest.mark.parametrize("name", ["zeros", "ones", "random_uniform", "random_normal", "truncated_normal",
                                   "glorot_uniform", "he_normal", "lecun_uniform"])  # fmt: skip
 def test_initializers_have_the_distributions_of_keras(store, name):

@@ -152,6 +152,33 @@ def test_the_example_of_keras_rs_runs_with_the_import_changed(store, caplog):
     assert tables["movie_table"].optimizer == adam
 
 
+def test_tables_are_returned_as_keras_rs_does(store):
+    ads, people = tables(store, kvemb.optimizers.SGD(0.1))
+    layer = kk.DistributedEmbedding({"a": {"table": {**ads, "vocabulary_size": 7}}}, store=store)
+    layer.tables["ads"].upsert([3], np.ones((1, layer.tables["ads"].dim), np.float32))
+    (rows,) = layer.get_embedding_tables().values()
+    np.testing.assert_array_equal(rows, layer.tables["ads"].lookup(np.arange(7, dtype=np.int32)))
+    layer = kk.DistributedEmbedding({"a": {"table": people | {"vocabulary_size": None}}}, store=store)
+    with pytest.raises(ValueError, match="has no vocabulary_size"):
+        layer.get_embedding_tables()
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="does not apply: ragged tensors are TensorFlow's")
+def test_features_may_be_ragged_or_sparse(store):
+    import tensorflow as tf
+
+    ads, _ = tables(store, kvemb.optimizers.SGD(0.1))
+    layer = kk.DistributedEmbedding({"a": {"table": ads}}, store=store)
+    ragged = tf.ragged.constant([[5, 7], [], [9]], dtype=tf.int32)
+    rows = layer.tables["ads"].lookup([5, 7, 9])
+    weights = tf.ragged.constant([[1.0, 3.0], [], [2.0]])
+    for given, weighted in ((ragged, weights), (ragged.to_sparse(), weights.to_sparse())):
+        found = layer({"a": given})["a"]
+        np.testing.assert_allclose(found, [rows[:2].mean(axis=0), np.zeros(rows.shape[1]), rows[2]], atol=1e-6)
+        found = layer({"a": given}, {"a": weighted})["a"]
+        np.testing.assert_allclose(found[0], (rows[0] + 3 * rows[1]) / 4, atol=1e-6)
+
+
 def test_wrong_configs_and_inputs_are_said(store):
     ads, people = tables(store, kvemb.optimizers.SGD(0.1))
 

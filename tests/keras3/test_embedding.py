@@ -222,3 +222,21 @@ def test_keys_that_jax_would_cut_are_said(store):
             kk.Embedding("long", 2, store=store)
     else:
         kk.Embedding("long", 2, store=store)
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="does not apply: ragged tensors are TensorFlow's")
+def test_ragged_ids_have_ragged_rows(words):
+    import tensorflow as tf
+
+    ids = tf.ragged.constant([[5, 7], [], [9]], dtype=tf.int32)
+    layer = kk.Embedding(words)
+    found = layer(ids)
+    np.testing.assert_array_equal(found.flat_values, words.lookup([5, 7, 9]))
+    np.testing.assert_array_equal(found.row_splits, ids.row_splits)
+    model = keras.Sequential([keras.Input((None,), dtype="int32", ragged=True), layer])
+    assert model.layers[0].output.ragged
+    before = words.lookup([5, 7, 9])
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(ids, training=True).flat_values)
+    keras.optimizers.SGD().apply(tape.gradient(loss, layer.trainable_variables), layer.trainable_variables)
+    np.testing.assert_allclose(words.lookup([5, 7, 9]), before - 0.5, atol=1e-6)

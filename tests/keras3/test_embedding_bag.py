@@ -73,6 +73,99 @@ def test_keys_that_are_left_out_get_no_rows(words):
     assert words.size() == size + 3
 
 
+def extreme(rows, kept, pick):
+    """The largest or smallest elements of the rows that count (bags, n, dim); zeros for a bag without any."""
+    last = -np.inf if pick is np.max else np.inf
+    found = pick(np.where(kept[..., None], rows, last), axis=-2)
+    return np.where(kept.any(axis=-1)[..., None], found, 0)
+
+
+@pytest.mark.parametrize("combiner", ["max", "min"])
+def test_the_largest_and_the_smallest_elements(words, combiner):
+    pick = {"max": np.max, "min": np.min}[combiner]
+    rows, all_of_them = words.lookup(IDS), np.ones(IDS.shape, bool)
+
+    def bag(*arguments, **options):
+        return keras.ops.convert_to_numpy(kk.EmbeddingBag(words, combiner=combiner, **options)(*arguments))
+
+    np.testing.assert_allclose(bag(IDS), extreme(rows, all_of_them, pick))
+    np.testing.assert_allclose(bag(IDS, mask_zero=True), extreme(rows, IDS != 0, pick))
+    weights = np.array([[0.5, 2, 1], [1, -1, 1], [3, 0, 0]], np.float32)
+    found = bag(IDS, weights, IDS != 7)
+    np.testing.assert_allclose(found, extreme(rows * weights[..., None], IDS != 7, pick), rtol=1e-6)
+    layer = kk.EmbeddingBag(words, combiner=combiner, mask_zero=True)
+    classifier(layer).train_on_batch(IDS, np.ones((3, 1), np.float32))
+    changed = (words.lookup(IDS) != rows).any(axis=-1)
+    assert changed[:2].any(axis=1).all()
+    assert not changed[2].any()
+
+
+def test_rows_are_clipped_to_a_norm_through_which_they_are_trained(words):
+    """Against the gradient of the clipped rows, by differences."""
+    words.upsert([5, 7, 9], np.array([[3, 0, 4, 0], [0.1, 0.2, 0, 0], [0, 0, 0, 0]], np.float32))
+    ids, before = np.array([[5, 7, 9]], np.int32), words.lookup([5, 7, 9]).astype(np.float64)
+
+    def clipped(rows):
+        norms = np.linalg.norm(rows, axis=-1, keepdims=True)
+        return rows * np.minimum(1, 1 / np.maximum(norms, 1e-9))
+
+    layer = kk.EmbeddingBag(words, combiner="mean", max_norm=1.0)
+    rows = keras.ops.convert_to_numpy(kk.Embedding(words, max_norm=1.0)(ids))
+    np.testing.assert_allclose(rows[0], clipped(before), atol=1e-6)
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(layer(ids))[0], clipped(before).mean(axis=0), atol=1e-6)
+    model = keras.Sequential([keras.Input((3,), dtype="int32"), layer])
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    target = np.array([[1, 1, 0, 0]], np.float32)
+    model.train_on_batch(ids, target)
+
+    def loss(rows):
+        return ((clipped(rows).mean(axis=0) - target[0]) ** 2).mean()
+
+    gradient, step = np.zeros((3, 4)), 1e-6
+    for place in np.ndindex(3, 4):
+        moved = before.copy()
+        moved[place] += step
+        gradient[place] = (loss(moved) - loss(before)) / step
+    np.testing.assert_allclose(words.lookup([5, 7, 9]), before - 0.5 * gradient, atol=1e-4)
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="does not apply: ragged and sparse tensors are TensorFlow's")
+@pytest.mark.parametrize("options", [{}, {"combiner": "max"}, {"max_norm": 0.1}, {"padding_idx": 5}])
+def test_ragged_and_sparse_bags_are_those_of_padded_ids(words, options):
+    import tensorflow as tf
+
+    ragged = tf.ragged.constant([[5, 7], [], [9, 500, 5]], dtype=tf.int32)
+    weights = tf.ragged.constant([[0.5, 1.5], [], [1.0, 2.0, 3.0]], dtype=tf.float32)
+    there = tf.sequence_mask(ragged.row_lengths())
+    layer = kk.EmbeddingBag(words, **options)
+    expected = layer(ragged.to_tensor(), None, there)
+    np.testing.assert_allclose(layer(ragged), expected, atol=1e-6)
+    np.testing.assert_allclose(layer(ragged.to_sparse()), expected, atol=1e-6)
+    expected = layer(ragged.to_tensor(), weights.to_tensor(), there)
+    np.testing.assert_allclose(layer(ragged, weights), expected, atol=1e-6)
+    np.testing.assert_allclose(layer(ragged.to_sparse(), weights.to_sparse()), expected, atol=1e-6)
+    with pytest.raises(ValueError, match="ragged ids have no mask"):
+        layer.call(ragged, None, there)
+
+
+def test_sparse_ids_that_no_layer_takes_are_refused(words):
+    if BACKEND == "torch":
+        import torch
+
+        ids = torch.sparse_coo_tensor([[0], [1]], [5], (2, 2), dtype=torch.int32)
+    elif BACKEND == "jax":
+        from jax.experimental.sparse import BCOO
+
+        ids = BCOO.fromdense(IDS)
+    else:
+        import tensorflow as tf
+
+        ids = tf.sparse.from_dense(np.stack([IDS, IDS]))
+    for layer in (kk.EmbeddingBag(words), kk.Embedding(words)):
+        with pytest.raises(TypeError, match="ids must be dense, got a sparse"):
+            layer.call(ids)
+
+
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="does not apply: ragged tensors are TensorFlow's")
 def test_ragged_bags(words):
     import tensorflow as tf
@@ -98,7 +191,9 @@ def test_wrong_arguments_are_said(words):
         bag(IDS, np.ones(3, np.float32))
     with pytest.raises(ValueError, match="mask must have the shape of ids"):
         bag(IDS, None, np.ones(3, bool))
-    with pytest.raises(ValueError, match="combiner must be one of mean, sum, sqrtn"):
-        kk.EmbeddingBag(words, combiner="max")
+    with pytest.raises(ValueError, match="combiner must be one of mean, sum, sqrtn, max, min, got 'std'"):
+        kk.EmbeddingBag(words, combiner="std")
+    with pytest.raises(ValueError, match="max_norm must be above 0"):
+        kk.EmbeddingBag(words, max_norm=0)
     with pytest.raises(ValueError, match="mask_zero leaves key 0 out"):
         kk.EmbeddingBag(words, mask_zero=True, padding_idx=3)

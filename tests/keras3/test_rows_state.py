@@ -1,4 +1,4 @@
-"""What restores the dense weights of an earlier state raises, because rows do not go back with them."""
+"""What restores the dense weights of an earlier state takes the rows back, too, or raises."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from keras_models import classifier, losses
 
+import kvemb
 import kvemb.keras as kk
 
 CALLBACKS = keras.callbacks
@@ -53,24 +54,100 @@ def test_rows_of_another_process_are_compared(words, clicks, open_store, tmp_pat
         keras.saving.load_model(tmp_path / "model.keras")
 
 
+class Seen(CALLBACKS.Callback):
+    """Keeps the rows and the weights at the end of each epoch. fails: the epoch after which it raises."""
+
+    def __init__(self, words, fails=None):
+        super().__init__()
+        self.words, self.fails, self.rows, self.weights = words, fails, [], []
+
+    def on_epoch_end(self, epoch, logs=None):
+        with kk.dense_only():
+            self.weights.append([each for each in self.model.get_weights() if each.ndim])
+        self.rows.append(self.words.export())
+        if epoch == self.fails:
+            raise InterruptedError
+
+    def check(self, model, epoch, words=None):
+        """Both are those of an epoch."""
+        for found, expected in zip((words or self.words).export(), self.rows[epoch], strict=True):
+            np.testing.assert_array_equal(found, expected)
+        with kk.dense_only():
+            dense = [each for each in model.get_weights() if each.ndim]
+        for found, expected in zip(dense, self.weights[epoch], strict=True):
+            np.testing.assert_array_equal(found, expected)
+
+
+# The best epoch is the first one.
+BEST = {"monitor": "loss", "mode": "max"}
+
+
+def test_early_stopping_goes_back_to_the_best_epoch_with_its_rows(words, clicks):
+    model, seen = classifier(kk.Embedding(words), kk.EmbeddingBag(words)), Seen(words)
+    stopping = CALLBACKS.EarlyStopping(patience=2, restore_best_weights=True, **BEST)
+    losses(model, clicks, epochs=5, callbacks=[stopping, seen])
+    assert len(seen.rows) == 3
+    seen.check(model, 0)
+    losses(model, clicks, epochs=1)  # training goes on
+    with pytest.raises(AssertionError):
+        seen.check(model, 0)
+
+
 @pytest.mark.filterwarnings("ignore:Skipping nested container")
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda place: CALLBACKS.EarlyStopping("loss", restore_best_weights=True),
-        lambda place: CALLBACKS.ModelCheckpoint(str(place / "best.keras"), "loss", save_best_only=True),
-        lambda place: CALLBACKS.BackupAndRestore(str(place / "backup")),
-    ],
-    ids=["EarlyStopping", "ModelCheckpoint", "BackupAndRestore"],
-)
-def test_callbacks_that_restore_weights_raise_after_the_first_epoch(words, clicks, tmp_path, make):
-    model, callback = classifier(kk.Embedding(words)), make(tmp_path)
-    name = type(callback).__name__
-    with pytest.raises(ValueError, match=f"{name} would restore .* but not the rows of 'words'.*save_best_only=True"):
-        losses(model, clicks, epochs=2, callbacks=[callback])
+def test_the_best_checkpoint_is_loaded_with_its_rows(words, clicks, open_store, tmp_path):
+    store, path = words.resource_handle[0], tmp_path / "best.keras"
+    model, seen = classifier(kk.Embedding(words)), Seen(words)
+    losses(model, clicks, callbacks=[CALLBACKS.ModelCheckpoint(str(path), save_best_only=True, **BEST), seen])
+    model.load_weights(path)
+    seen.check(model, 0)
+    losses(model, clicks, epochs=1)
+    store.close()
+    with open_store(store.path) as again, again.as_default():  # as in another process
+        loaded = keras.saving.load_model(path)
+        seen.check(loaded, 0, again.variables["words"])
+        for mark in again.marks:
+            again.drop_mark(mark)
+        losses(loaded, clicks, epochs=1)
+        with pytest.raises(ValueError, match="are not those of the saved weights"):
+            loaded.load_weights(path)
+
+
+def test_a_fit_that_was_interrupted_goes_on_from_its_backup(words, clicks, open_store, tmp_path):
+    store = words.resource_handle[0]
+    other = store.get_variable("other", dim=4, key_dtype="int32", optimizer=words.optimizer)
+    other.upsert(*words.export())
+    expected = losses(classifier(kk.Embedding(other)), clicks, epochs=4)
+
+    def backup():
+        return CALLBACKS.BackupAndRestore(str(tmp_path / "backup"))
+
+    with pytest.raises(InterruptedError):  # after the backup of the second epoch, and more steps
+        losses(classifier(kk.Embedding(words)), clicks, epochs=4, callbacks=[backup(), Seen(words, fails=1)])
+    words.upsert([1, 2], np.ones((2, 4), np.float32))
+    store.close()
+    with open_store(store.path) as again:
+        model = classifier(kk.Embedding(again.variables["words"]))
+        found = losses(model, clicks, epochs=4, callbacks=[backup()])
+        np.testing.assert_allclose(found, expected[2:], rtol=1e-5)
+    assert not (tmp_path / "backup").exists()
+
+
+def test_rows_that_no_mark_has_are_refused_before_training_for_nothing(store, clicks, tmp_path):
+    rule = kvemb.optimizers.SGD(0.5)
+    memory = store.get_variable("m", dim=4, key_dtype="int32", optimizer=rule, kv_creator=kvemb.MemoryCreator())
+    model = classifier(kk.Embedding(memory))
+    for callback in (
+        CALLBACKS.EarlyStopping("loss", restore_best_weights=True),
+        CALLBACKS.ModelCheckpoint(str(tmp_path / "best.keras"), "loss", save_best_only=True),
+        CALLBACKS.BackupAndRestore(str(tmp_path / "backup")),
+    ):
+        name = type(callback).__name__
+        with pytest.raises(ValueError, match=f"{name} would restore .* but not the rows of 'm'.*save_best_only=True"):
+            losses(model, clicks, epochs=2, callbacks=[callback])
+    assert not (tmp_path / "backup").exists()  # half of one was left, and the next fit loaded it
     losses(model, clicks, epochs=1, callbacks=[CALLBACKS.EarlyStopping("loss")])
     with kk.dense_only():
-        losses(model, clicks, epochs=1, callbacks=[make(tmp_path / "again")])
+        losses(model, clicks, epochs=1, callbacks=[CALLBACKS.EarlyStopping("loss", restore_best_weights=True)])
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="does not apply: TensorFlow's checkpoints")
