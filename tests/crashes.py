@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -19,19 +20,24 @@ def copy_of_open(store: Path, target: Path) -> Path:
 
 
 def killed_at_each(calls: list[str], run: Callable[[], Any], path: Path, copies: Path) -> list[Path]:
-    """What a kill before each of these calls of os leaves at a path, each in a new folder below copies."""
+    """What a kill before each of these calls of os leaves at a path, each in a new folder below copies.
+
+    While a copy is made, calls of other threads wait.
+    """
     left: list[Path] = []
-    copying: list[bool] = []
+    copying, lock = list[bool](), threading.RLock()
+
+    def copy(name: str) -> None:
+        copying.append(True)
+        left.append(copy_of_open(path, copies / name / "store"))
+        copying.clear()
 
     def recorded(call: Any) -> Any:
         def record(*arguments: Any, **how: Any) -> Any:
-            if copying:
+            with lock:
+                if not copying and path.exists():
+                    copy(str(len(left)))
                 return call(*arguments, **how)
-            copying.append(True)
-            if path.exists():
-                left.append(copy_of_open(path, copies / str(len(left)) / "store"))
-            copying.clear()
-            return call(*arguments, **how)
 
         return record
 
@@ -39,7 +45,9 @@ def killed_at_each(calls: list[str], run: Callable[[], Any], path: Path, copies:
         for name in calls:
             patch.setattr(os, name, recorded(getattr(os, name)))
         run()
-    return [*left, copy_of_open(path, copies / "ended" / "store")]
+        with lock:
+            copy("ended")
+    return left
 
 
 def _copy_if_there(source: str, target: str) -> None:
