@@ -138,7 +138,9 @@ def main() -> None:
             print(f"accuracy     {equal:.3f}")
             print(f"most common  {classes[last:].mean(axis=0).max():.3f}")
             if keras.backend.backend() == "tensorflow":
-                signature = {name: keras.InputSpec("int64", (None,), name=name) for name in ids}
+                signature = {
+                    name: keras.InputSpec("int64", (None,), name=name) for name in ids
+                }
                 path = options.place / f"served-{options.epochs}"
                 kk.export(model, path, input_signature=[signature], verbose=False)
                 same = served(path, unseen).tobytes() == found.tobytes()

@@ -60,5 +60,7 @@ def test_uses_that_are_told_are_those_of_repeated_keys(make, policy):
         everything = np.arange(80)
         scores = [inside(table).operations.scores(everything) for table in tables]
         assert np.array_equal(*scores, equal_nan=True)
-    seen = [(table.stats.hits, table.stats.misses, table.stats.absent) for table in tables]
+    seen = [(table.stats.hits + table.stats.misses, table.stats.absent) for table in tables]
     assert seen[0] == seen[1]
+    if len(inside(tables[0]).storage.hot_tables.tables) == 1:  # else a thread moves rows up meanwhile
+        assert tables[0].stats.hits == tables[1].stats.hits
