@@ -42,6 +42,8 @@ class Damped(kvemb.RestrictPolicy):
 POLICIES = [None, kvemb.FrequencyRestrictPolicy(), kvemb.TimestampRestrictPolicy("steps"), Damped()]
 
 
+# No row is written: an unused one that waits for it becomes hot again, one that was written only by its score.
+@pytest.mark.limits(min_slot_rows=1000)
 @pytest.mark.parametrize("policy", POLICIES, ids=["none", "frequency", "last use", "custom"])
 def test_uses_that_are_told_are_those_of_repeated_keys(make, policy):
     """Of keys that are hot, cold and missing."""
@@ -60,7 +62,5 @@ def test_uses_that_are_told_are_those_of_repeated_keys(make, policy):
         everything = np.arange(80)
         scores = [inside(table).operations.scores(everything) for table in tables]
         assert np.array_equal(*scores, equal_nan=True)
-    seen = [(table.stats.hits + table.stats.misses, table.stats.absent) for table in tables]
+    seen = [(table.stats.hits, table.stats.misses, table.stats.absent) for table in tables]
     assert seen[0] == seen[1]
-    if len(inside(tables[0]).storage.hot_tables.tables) == 1:  # else a thread moves rows up meanwhile
-        assert tables[0].stats.hits == tables[1].stats.hits
