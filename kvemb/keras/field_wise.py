@@ -9,7 +9,6 @@ import keras
 
 from kvemb.checks.brief import brief
 from kvemb.checks.numeric import as_int
-from kvemb.keras.configs import find
 from kvemb.keras.embedding_bag import EmbeddingBag
 from kvemb.keras.shapes import check_sparse, is_ragged
 from kvemb.shared_docs import described_as
@@ -152,9 +151,8 @@ class FieldWiseEmbedding(EmbeddingBag):
         Raises:
             StoreNotFound: If no store is open that has the variable; the message says what to open.
         """
-        rest = {name: value for name, value in config.items() if name not in ("variable", "dim", "store")}
-        slot_map_fn = keras.saving.deserialize_keras_object(rest.pop("slot_map_fn"))
-        return cls(find(config, cls.__name__), slot_map_fn=slot_map_fn, **rest)
+        slot_map_fn = keras.saving.deserialize_keras_object(config["slot_map_fn"])
+        return super().from_config({**config, "slot_map_fn": slot_map_fn})
 
 
 keras.saving.register_keras_serializable(package="kvemb")(FieldWiseEmbedding)

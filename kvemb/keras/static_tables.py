@@ -56,7 +56,9 @@ class StaticTable:
         keys = self._keys(ids.ids, split=request.split)
         counts = None if ids.mask is None else ops.cast(ids.mask, "bool")
         if request.padding is not None:
-            other = ops.not_equal(keys, request.padding)
+            # Keys of uint64 are the int64 of the same bits.
+            padding = request.padding - (1 << 64) * (request.padding >= 1 << 63)
+            other = ops.not_equal(keys, padding)
             counts = other if counts is None else ops.logical_and(counts, other)
         rows = ops.reshape(self._rows(ops.reshape(keys, (-1,))), (*ops.shape(keys), self.dim))
         if counts is not None:

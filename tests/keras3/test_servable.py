@@ -98,6 +98,41 @@ def test_a_process_without_kvemb_predicts_the_same_bits(words, store, ids, tmp_p
     assert len(model.trainable_variables) == 6  # as before: the anchors, and the dense part's
 
 
+@keras.saving.register_keras_serializable("tests")
+def thirds(ids):
+    return ids % 3
+
+
+@pytest.mark.needs("tensorflow")
+@pytest.mark.filterwarnings("ignore")
+def test_rows_that_the_backend_pools_are_exported(words, ids, tmp_path):
+    layers = [
+        kk.EmbeddingBag(words, combiner="max", padding_idx=3),
+        kk.EmbeddingBag(words, combiner="min"),
+        kk.EmbeddingBag(words, combiner="mean", max_norm=0.5),
+        kk.Embedding(words, max_norm=0.5),
+        kk.FieldWiseEmbedding(words, nslots=3, slot_map_fn=thirds, combiner="mean"),
+    ]
+    model = classifier(*layers)
+    model.fit(ids, (ids.sum(1) % 2)[:, None], epochs=1, verbose=0)
+    expected = model.predict(ids, batch_size=len(ids), verbose=0)
+    np.testing.assert_allclose(served(exported(model, tmp_path), ids, tmp_path), expected, atol=1e-6)
+
+
+@pytest.mark.needs("tensorflow")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="does not apply: other backends have no uint64")
+def test_a_padding_that_only_uint64_holds_is_left_out(store, tmp_path):
+    keys = np.array([[1, 2**63 + 5], [2**63 + 5, 2**63 + 6]], np.uint64)
+    large = store.get_variable("large", dim=2, key_dtype="uint64", optimizer=kvemb.optimizers.SGD(0.5))
+    large.upsert(keys, np.arange(8, dtype=np.float32).reshape(2, 2, 2) + 1)
+    layer = kk.Embedding(large, padding_idx=2**63 + 5)
+    model = keras.Sequential([keras.Input((2,), dtype="uint64"), layer])
+    expected = model.predict(keys, verbose=0)
+    assert (expected[0, 1] == 0).all()
+    np.testing.assert_array_equal(served(exported(model, tmp_path), keys, tmp_path), expected)
+
+
 @pytest.mark.needs("tensorflow")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.skipif(not LONG, reason="does not apply: JAX draws no rows without 64-bit numbers")
