@@ -231,7 +231,7 @@ FAULTS = [
     Fault(
         "a removed row is missing in the delta",
         "kvemb/durability/delta.py",
-        "removed = old_rows.select(~exists[existed])",
+        "removed = old_rows.select(gone)",
         "removed = RowBlock(schema, 0)",
         ("durability/test_delta.py",),
     ),

@@ -233,3 +233,14 @@ def test_modules_and_layers_take_no_variable_of_strings(store: kvemb.Store):
     words = store.get_variable("words", **WHAT)
     with pytest.raises(ValueError, match="variable 'words' has string keys, but tensors of integers are needed here"):
         variable_of(words, None, None, {}, {})
+
+
+def test_a_string_whose_place_another_of_its_hash_took_is_told_as_removed(tmp_path: Path) -> None:
+    with kvemb.open(tmp_path / "store") as store:
+        words = store.get_variable("words", **WHAT)
+        words.upsert([FIRST, "same"], np.ones((2, 2), np.float32))
+        before = store.checkpoint(tmp_path / "before")
+        words.remove([FIRST])
+        words.upsert([SECOND], np.ones((1, 2), np.float32))
+        (change,) = store.checkpoint(tmp_path / "after").changes(before)
+        assert (change.keys.tolist(), change.removed.tolist()) == ([SECOND], [FIRST])

@@ -95,7 +95,10 @@ def differences(
             else:
                 old_rows, existed = old.read(keys)
                 changed = rows.select(~_unchanged(rows, exists, old_rows, existed)) if was == schema else rows
-                removed = old_rows.select(~exists[existed])
+                gone = ~exists[existed]
+                if schema.name_bytes:
+                    gone[exists[existed]] = _of_other_names(rows, exists, old_rows, existed)
+                removed = old_rows.select(gone)
             if len(changed) or len(removed):
                 yield _change(name, changed, removed)
 
@@ -131,6 +134,12 @@ def _unchanged(rows: RowBlock, exists: Mask, old: RowBlock, existed: Mask) -> Ma
         & (rows.steps[new_index] == old.steps[old_index])
     )
     return same
+
+
+def _of_other_names(rows: RowBlock, exists: Mask, old: RowBlock, existed: Mask) -> Mask:
+    """Return which of the keys with a row in `rows` and in `old` are those of two strings of one hash."""
+    both = exists & existed
+    return np.asarray(keys_of(rows.select(both[exists])) != keys_of(old.select(both[existed])), np.bool_)
 
 
 def _change(name: str, rows: RowBlock, removed: RowBlock) -> Change:

@@ -181,6 +181,9 @@ class Points:
             layout.set_current(self.store, described.point, logged=logged)
         before, self.live = self.live, live
         self.current, self.adopted_sightings = described, {}
+        if before != self.store / layout.LIVE:
+            return [before]
+        # The files of rollbacks are below those with which the store was opened.
         return [before / folder for folder in (layout.ROWS, layout.CHANGES, layout.HOT, layout.SIGHTINGS)]
 
     def begin_log(self) -> None:

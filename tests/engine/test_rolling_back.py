@@ -15,6 +15,7 @@ from marked import MarkedHistory
 
 import kvemb
 from kvemb.errors import CheckpointNotFound, Closed, Corruption, MarkNotFound, ReadOnly
+from kvemb.handle import inside
 
 # How many random histories, and how many calls each has.
 HISTORIES, STEPS = int(os.environ.get("KVEMB_MARK_HISTORIES", "3")), int(os.environ.get("KVEMB_MARK_STEPS", "25"))
@@ -263,6 +264,16 @@ def test_a_damaged_mark_changes_nothing(store):
     file.write_bytes(sound)
     store.rollback(mark)
     assert (table.lookup(range(100))[:, 0] == 1).all()
+
+
+def test_rollbacks_leave_the_files_of_the_last_one_alone(store):
+    fill(store, range(10), 1)
+    mark = store.mark(block=True)
+    for value in range(2, 5):
+        fill(store, range(10), value)
+        store.rollback(mark)
+    inside(store).spiller.submit(lambda: None).result()
+    assert len(list((store.path / "live").iterdir())) == 1
 
 
 @pytest.mark.slow
