@@ -12,41 +12,16 @@ from typing import Any
 import numpy as np
 
 from kvemb.errors import UnsupportedFormat
-from kvemb.kernels.compiling import inlined, kernel
+from kvemb.kernels.compiling import kernel
+from kvemb.kernels.crc32c import TABLES, checksum, masked_crc
 
 BLOCK_BYTES = 32 << 10
 _HEAD = struct.Struct("<IHB")  # checksum, payload bytes, kind
 _WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4  # on disk; do not renumber
-_POLYNOMIAL = 0x82F63B78  # of CRC-32C (Castagnoli), reflected
-
-
-def _table() -> Any:
-    rest = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        rest = (rest >> np.uint32(1)) ^ np.where(rest & np.uint32(1), np.uint32(_POLYNOMIAL), np.uint32(0))
-    return rest
-
-
-_TABLE = _table()
-
-
-@inlined
-def _masked_crc(data: Any, table: Any, begin: int, end: int) -> Any:
-    """Return the checksum of bytes. RocksDB masks it, because a record may contain checksums itself."""
-    rest = np.uint32(0xFFFFFFFF)
-    for at in range(begin, end):
-        rest = table[(rest ^ np.uint32(data[at])) & np.uint32(0xFF)] ^ (rest >> np.uint32(8))
-    rest ^= np.uint32(0xFFFFFFFF)
-    return np.uint32(((rest >> np.uint32(15)) | (rest << np.uint32(17))) + np.uint32(0xA282EAD8))
 
 
 @kernel
-def _checksum(data: Any, table: Any) -> Any:
-    return _masked_crc(data, table, 0, len(data))
-
-
-@kernel
-def _first_damaged(data: Any, table: Any) -> int:
+def _first_damaged(data: Any, tables: Any) -> int:
     """Return the byte of the first part that is cut off or has another checksum, -1 if there is none."""
     at = 0
     while at < len(data):
@@ -62,7 +37,7 @@ def _first_damaged(data: Any, table: Any) -> int:
         known = np.uint32(0)
         for byte in range(4):
             known |= np.uint32(data[at + byte]) << np.uint32(8 * byte)
-        if known != _masked_crc(data, table, at + 6, end):
+        if known != masked_crc(data, tables, at + 6, end):
             return at
         at = end
     return -1
@@ -70,7 +45,7 @@ def _first_damaged(data: Any, table: Any) -> int:
 
 def records(data: bytes) -> Iterator[bytes]:
     """Yield the records of a log. Raises ValueError, naming the byte, if one is damaged; UnsupportedFormat."""
-    if (damaged := _first_damaged(np.frombuffer(data, np.uint8), _TABLE)) >= 0:
+    if (damaged := _first_damaged(np.frombuffer(data, np.uint8), TABLES)) >= 0:
         raise ValueError(f"its record at byte {damaged:,} is cut off, or has another checksum")
     at, parts = 0, list[bytes]()
     while at < len(data):
@@ -102,8 +77,7 @@ def framed(record: bytes, at: int) -> bytes:
         part, rest = rest[: left - _HEAD.size], rest[left - _HEAD.size :]
         kind = (_FIRST if rest else _WHOLE) if kind == _WHOLE else (_MIDDLE if rest else _LAST)
         kind_and_part = bytes([kind]) + part
-        checksum = int(_checksum(np.frombuffer(kind_and_part, np.uint8), _TABLE))
-        out += _HEAD.pack(checksum, len(part), kind) + part
+        out += _HEAD.pack(checksum(np.frombuffer(kind_and_part, np.uint8)), len(part), kind) + part
         if not rest:
             return bytes(out)
 

@@ -194,6 +194,7 @@ def test_tools_use_only_public_names():
         "kvemb.installed",
         "kvemb.masking",
         "kvemb.checks.machine",  # whether memory can hold a table
+        "kvemb.kernels.crc32c",
         "kvemb.limits",  # the argument `limits` of kvemb.open
         "kvemb.cluster",
         "kvemb.torch",

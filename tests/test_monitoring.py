@@ -421,5 +421,5 @@ def test_a_line_of_the_wrong_kind_is_refused(store):
     with pytest.raises(TypeError, match="source must be a store or a variable, got"):
         ProgressLine("store")
     for wrong in (-1, float("nan")):
-        with pytest.raises(ValueError, match="every_seconds must be at least 0, got"):
+        with pytest.raises(ValueError, match=r"every_seconds must be a number of seconds, at least 0, .* got"):
             ProgressLine(store, every_seconds=wrong)

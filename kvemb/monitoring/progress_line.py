@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from kvemb.checks.seconds import as_seconds
 from kvemb.errors import KvembError
 from kvemb.monitoring.scalars import Counted, check_source
 from kvemb.threads.interrupts import uninterrupted
@@ -24,7 +25,7 @@ class ProgressLine:
         clock: A function that returns the time in seconds.
 
     Raises:
-        TypeError: If source has no `stats`.
+        TypeError: If source has no `stats`, or every_seconds is no number.
         ValueError: If every_seconds is negative.
         KvembError: What `source.stats` raises, such as ShardLost.
 
@@ -43,10 +44,9 @@ class ProgressLine:
     def __init__(
         self, source: Counted, *, every_seconds: float = 1.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        if not every_seconds >= 0:
-            raise ValueError(f"every_seconds must be at least 0, got {every_seconds!r}")
+        self._every = as_seconds(every_seconds, "every_seconds", least=0)
         self._before, self._then = check_source(source), clock()
-        self._source, self._every, self._clock = source, every_seconds, clock
+        self._source, self._clock = source, clock
         self._lock = threading.Lock()
         self._text = ""
 

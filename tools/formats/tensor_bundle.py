@@ -11,13 +11,12 @@ import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
 
+from kvemb.kernels.crc32c import checksum
 from kvemb.tools.failures import BadInput
 from kvemb.tools.numbers import bfloat16
 
@@ -80,7 +79,7 @@ class Bundle:
                 f"{name!r} of {self.prefix} has {entry.size:,} bytes, which are not {entry.shape} of {dtype}"
             )
         data = self._bytes(entry, name)
-        if _checksum(data) != entry.checksum:
+        if checksum(data) != entry.checksum:
             raise BadInput(f"{name!r} in {self._shard(entry.shard)} is damaged: its checksum differs; get it again")
         return data.view(dtype).reshape(entry.shape)
 
@@ -142,7 +141,7 @@ def _block(data: bytes, handle: tuple[int, int]) -> Iterator[tuple[bytes, bytes]
     if len(trailer) < _TRAILER_BYTES or trailer[0]:
         raise ValueError("a block is cut short or compressed")
     whole = np.frombuffer(block + trailer[:1], np.uint8)
-    if _checksum(whole) != struct.unpack_from("<I", trailer, 1)[0]:
+    if checksum(whole) != struct.unpack_from("<I", trailer, 1)[0]:
         raise ValueError("the checksum of a block differs")
     end, at, key = size - 4 - 4 * struct.unpack_from("<I", block, size - 4)[0], 0, b""
     while at < end:
@@ -200,54 +199,3 @@ def _entry(data: bytes) -> Entry:
     sizes = tuple(_number(_fields(each), 1) for each in shape.get(2, []))
     shard, offset, size, checksum = (_number(fields, number) for number in (3, 4, 5, 6))
     return Entry(_number(fields, 1), sizes, shard, offset, size, checksum, sliced=7 in fields)
-
-
-def _checksum(data: Any) -> int:
-    """Return the CRC-32C of bytes, masked as LevelDB stores it."""
-    crc = int(_compiled()(data, _crc_table()))
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-@cache
-def _compiled() -> Any:
-    return numba.njit(nogil=True)(_crc32c)
-
-
-def _crc32c(data: Any, table: Any) -> int:
-    """Return the CRC-32C (Castagnoli) of bytes, of eight at a time (Kounavis, Berry 2005). table: uint32 (8, 256)."""
-    c = np.uint32(0xFFFFFFFF)
-    whole = len(data) // 8 * 8
-    for i in range(0, whole, 8):
-        low = c ^ (
-            np.uint32(data[i])
-            | np.uint32(data[i + 1]) << np.uint32(8)
-            | np.uint32(data[i + 2]) << np.uint32(16)
-            | np.uint32(data[i + 3]) << np.uint32(24)
-        )
-        c = np.uint32(
-            table[7, low & np.uint32(255)]
-            ^ table[6, (low >> np.uint32(8)) & np.uint32(255)]
-            ^ table[5, (low >> np.uint32(16)) & np.uint32(255)]
-            ^ table[4, low >> np.uint32(24)]
-            ^ table[3, data[i + 4]]
-            ^ table[2, data[i + 5]]
-            ^ table[1, data[i + 6]]
-            ^ table[0, data[i + 7]]
-        )
-    for i in range(whole, len(data)):
-        c = table[0, (c ^ np.uint32(data[i])) & np.uint32(255)] ^ (c >> np.uint32(8))
-    return int(c ^ np.uint32(0xFFFFFFFF))
-
-
-@cache
-def _crc_table() -> Any:
-    """Return the CRCs of each byte that is followed by 0 to 7 zeros, uint32 (8, 256)."""
-    table = np.zeros((8, 256), np.uint32)
-    for byte in range(256):
-        c = byte
-        for _ in range(8):
-            c = c >> 1 ^ (0x82F63B78 if c & 1 else 0)
-        table[0, byte] = c
-    for zeros in range(1, 8):
-        table[zeros] = table[0, table[zeros - 1] & 255] ^ (table[zeros - 1] >> 8)
-    return table
