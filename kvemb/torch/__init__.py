@@ -18,6 +18,7 @@ try:
     from kvemb.torch.embedding import Embedding
     from kvemb.torch.embedding_bag import EmbeddingBag
     from kvemb.torch.launching import distributed
+    from kvemb.torch.module import ignore_clipping
     from kvemb.torch.optimizer import Optimizer
     from kvemb.torch.prefetching import prefetching
 except ImportError as error:
@@ -25,4 +26,12 @@ except ImportError as error:
         raise
     raise BackendUnavailable(f"kvemb.torch needs PyTorch; install it: {pip_install('torch')}") from error
 
-__all__ = ["Embedding", "EmbeddingBag", "EmbeddingBagCollection", "Optimizer", "distributed", "prefetching"]
+__all__ = [
+    "Embedding",
+    "EmbeddingBag",
+    "EmbeddingBagCollection",
+    "Optimizer",
+    "distributed",
+    "ignore_clipping",
+    "prefetching",
+]

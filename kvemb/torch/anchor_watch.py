@@ -22,6 +22,7 @@ class AnchorWatch:
     """Watches the gradient of one module's anchor. A copy watches nothing yet."""
 
     def __init__(self) -> None:
+        self.ignored = False  # whether a program said that what is done to all gradients is not meant for the rows
         self._anchor: weakref.ref[torch.Tensor] | None = None
         self._seen: list[Any] = []  # the gradient as the last backward pass left it, and how often it had changed
 
@@ -39,9 +40,9 @@ class AnchorWatch:
 
     @property
     def changed(self) -> bool:
-        """Whether the gradient was changed in place since the last backward pass."""
+        """Whether the gradient was changed in place since the last backward pass, and the program is to be told."""
         anchor = None if self._anchor is None else self._anchor()
-        if anchor is None or not self._seen:
+        if self.ignored or anchor is None or not self._seen:
             return False
         grad, version = self._seen
         return anchor.grad is grad and grad._version != version

@@ -30,6 +30,10 @@ _ABSENT = {
 }
 # The state of a module whose rows are those of a given weight.
 _TAKEN: Any = object()
+_MEASURED = (
+    "If the gradients were only measured, as transformers' Trainer does with max_grad_norm=0, call "
+    "kvemb.torch.ignore_clipping(model) once"
+)
 _OUTPUTS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
@@ -37,6 +41,38 @@ def processes() -> int:
     """Return how many processes of torch.distributed (DDP) train together."""
     distributed = torch.distributed
     return int(distributed.get_world_size()) if distributed.is_available() and distributed.is_initialized() else 1
+
+
+def ignore_clipping(*modules: torch.nn.Module) -> None:
+    """Let rows take their steps as they are, whatever is done to the gradients of ``model.parameters()``.
+
+    A step raises an error if those gradients were changed in place, as by ``clip_grad_norm_``, and the rows' were not.
+    Some trainers call it to measure a norm, with no limit: transformers' ``Trainer`` does with ``max_grad_norm=0``.
+
+    Args:
+        modules: Models with modules of kvemb.torch. It holds for their present modules, in this process.
+
+    Raises:
+        TypeError: For an argument that is not a module.
+        ValueError: If there is no module of kvemb.torch.
+    """
+    for module in (found := rows_modules(modules, "ignore_clipping(model)")):
+        module.watch.ignored = True
+    if not found:
+        raise ValueError("the model has no module of kvemb.torch, so there are no rows that clipping would miss")
+
+
+def rows_modules(modules: Iterable[Any], usage: str) -> list[RowsModule]:
+    """Return the modules over variables in these models, each once.
+
+    Args:
+        modules: The models; what is not a module raises TypeError.
+        usage: A right call, for that error.
+    """
+    for module in modules:
+        if not isinstance(module, torch.nn.Module):
+            raise TypeError(f"expected modules, as in {usage}, got {brief(module)}")
+    return list(dict.fromkeys(each for module in modules for each in module.modules() if isinstance(each, RowsModule)))
 
 
 class RowsModule(torch.nn.Module):
@@ -64,7 +100,7 @@ class RowsModule(torch.nn.Module):
         self.pending: PendingGradients = PendingGradients(bool(fused), bool(check_finite))
         trainable = any(variable.trainable for variable in variables)
         self.anchor: torch.nn.Parameter = torch.nn.Parameter(torch.zeros(1), requires_grad=trainable)
-        self._watch = AnchorWatch()
+        self.watch = AnchorWatch()
         if fused:
             check_before_steps(self)
         # Where load_state_dict writes the weights of torch.nn's module, by their names there.
@@ -88,7 +124,7 @@ class RowsModule(torch.nn.Module):
         trained = self.training and torch.is_grad_enabled() and not self.frozen
         if trained and any(variable.trainable for variable in self.variables):
             self._check_can_train()
-            self._watch.watch(self.anchor)
+            self.watch.watch(self.anchor)
         if self.pending.fused and not self.frozen and torch.is_grad_enabled() and _in_backward():
             raise RuntimeError(
                 f"a {type(self).__name__} with fused=True was called during a backward pass, as activation "
@@ -167,12 +203,13 @@ class RowsModule(torch.nn.Module):
         Raises:
             RuntimeError: They missed it.
         """
-        if self.pending.waiting and self._watch.changed and processes() == 1:
+        if self.pending.waiting and self.watch.changed and processes() == 1:
             raise RuntimeError(
                 "gradients of the model's parameters were changed since the backward pass, as by clip_grad_norm_, but "
                 f"those of the rows of {self._names()} were not: pass optimizer.leaves of the kvemb.torch.Optimizer, "
                 "too, as in clip_grad_norm_([*model.parameters(), *optimizer.leaves], 1.0). In a trainer that clips "
-                "model.parameters(), turn that off, and give clip_norm= to the optimizers of the variables"
+                "model.parameters(), turn that off, and give clip_norm= to the optimizers of the variables. "
+                f"{_MEASURED}"
             )
 
     def before_step(self, parameters: Iterable[torch.Tensor]) -> None:
@@ -184,7 +221,7 @@ class RowsModule(torch.nn.Module):
         Raises:
             RuntimeError: They do.
         """
-        changed, held = self._watch.changed and processes() == 1, any(each is self.anchor for each in parameters)
+        changed, held = self.watch.changed and processes() == 1, any(each is self.anchor for each in parameters)
         if not self.pending.passes or not (changed or held):
             return
         passes, self.pending.passes = self.pending.passes, 0
@@ -193,7 +230,7 @@ class RowsModule(torch.nn.Module):
                 "gradients of the model's parameters were changed since the backward pass, as by clip_grad_norm_, but "
                 f"the rows of {self._names()} had taken their step with fused=True: make the module without it and "
                 "train it with a kvemb.torch.Optimizer, or leave its anchor out of what is changed, and give "
-                "clip_norm= to the optimizer of the variable"
+                f"clip_norm= to the optimizer of the variable. {_MEASURED}"
             )
         if passes > 1:
             raise RuntimeError(

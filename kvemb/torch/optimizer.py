@@ -22,7 +22,7 @@ from kvemb.checks.seconds import as_seconds
 from kvemb.torch.eager import never_compiled
 from kvemb.torch.gradients import Gradient, check_step, merged, take_step
 from kvemb.torch.in_step import InStep, in_step_with
-from kvemb.torch.module import RowsModule
+from kvemb.torch.module import RowsModule, rows_modules
 from kvemb.torch.rates import Rates
 
 # How long a rank waits for the others by default: as long as NCCL's collectives.
@@ -103,11 +103,7 @@ class Optimizer(torch.optim.Optimizer):
                 f"dense must be an optimizer of torch.optim, such as torch.optim.AdamW(model.parameters()), got "
                 f"{brief(dense)}; rows of several models go into one Optimizer(first, second)"
             )
-        found: dict[RowsModule, None] = {}
-        for module in modules:
-            if not isinstance(module, torch.nn.Module):
-                raise TypeError(f"expected modules, as in Optimizer(model, lr=0.1), got {brief(module)}")
-            found |= dict.fromkeys(each for each in module.modules() if isinstance(each, RowsModule))
+        found = rows_modules(modules, "Optimizer(model, lr=0.1)")
         # The variable of a frozen module, such as from_pretrained makes, needs no optimizer.
         variables = dict.fromkeys(
             each

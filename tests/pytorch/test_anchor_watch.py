@@ -54,6 +54,32 @@ def test_a_step_refuses_gradients_that_missed_what_was_done_to_all_others(model,
 
 
 @pytest.mark.parametrize("model", [False], indirect=True)
+def test_ignore_clipping_takes_the_gradients_of_rows_as_they_are(model):
+    kt.ignore_clipping(model)
+    optimizer, before = kt.Optimizer(model), rows(model)
+    backward(model)
+    (gradient,) = [leaf.grad.clone() for leaf in optimizer.leaves]
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-6)
+    optimizer.step()
+    assert rows(model) == pytest.approx(before - 0.5 * gradient.numpy())
+
+
+@pytest.mark.parametrize("model", [True], indirect=True)
+def test_ignore_clipping_is_for_fused_rows_too(model):
+    kt.ignore_clipping(model)
+    backward(model)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-6)
+    torch.optim.SGD(model[1].parameters(), 0.1).step()
+
+
+def test_ignore_clipping_of_no_rows_raises():
+    with pytest.raises(ValueError, match=r"no module of kvemb\.torch"):
+        kt.ignore_clipping(torch.nn.Linear(2, 1))
+    with pytest.raises(TypeError, match=r"as in ignore_clipping\(model\), got 3"):
+        kt.ignore_clipping(3)
+
+
+@pytest.mark.parametrize("model", [False], indirect=True)
 def test_gradients_that_were_clipped_with_the_others_are_taken(model):
     dense, optimizer = torch.optim.SGD(model.parameters(), 0.1), kt.Optimizer(model)
     whole = kt.Optimizer(model, dense=torch.optim.SGD(model[1].parameters(), 0.1))
