@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from stress.lockstep import LockstepChecker
+from stress.model import Model
 
 import kvemb
-from kvemb.tools.stress.lockstep import LockstepChecker
-from kvemb.tools.stress.model import Model
 
 
 def small_spill(rows: int) -> dict[str, int]:

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from faults import Promise, Trial
 from histories import small_spill
+from stress.lockstep import Difference, LockstepChecker
+from stress.model import Model
 
 import kvemb
 from kvemb.errors import KvembError, Poisoned
 from kvemb.handle import inside
 from kvemb.limits import Limits
-from kvemb.tools.stress.lockstep import Difference, LockstepChecker
-from kvemb.tools.stress.model import Model
 
 BUDGET = "4MiB"
 LIMITS = Limits(**small_spill(32))

@@ -16,12 +16,12 @@ import pytest
 from crashes import copy_of_open
 from deltas import told
 from histories import change, checker_of
+from stress.lockstep import LockstepChecker
+from stress.model import Model
 
 import kvemb
 from kvemb import bulk
 from kvemb.errors import CheckpointNotFound, Closed
-from kvemb.tools.stress.lockstep import LockstepChecker
-from kvemb.tools.stress.model import Model
 
 NAMES = ["table", "other", "late"]
 State = dict[str, Model]

@@ -181,9 +181,8 @@ def test_backends_stand_on_contracts_and_know_no_tiers():
             assert top(module) != "kvemb" or layer_of(module) in below, f"{path.name} imports {module}"
 
 
-# They kill shards, clients and ranks in the middle of calls, which nothing public does. The last one measures the data
-# plane alone.
-_INSIDE_A_CLUSTER = "stress.places", "stress.victims", "stress.traps", "bench.cluster.exchange"
+# One kills the process of a shard, and one measures the data plane alone, which nothing public does.
+_INSIDE_A_CLUSTER = "demos.run_cluster", "bench.cluster.exchange"
 INSIDE_A_CLUSTER = tuple(f"kvemb.tools.{name}" for name in _INSIDE_A_CLUSTER)
 
 

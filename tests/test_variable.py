@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 import pytest
+from stress.lockstep import LockstepChecker
+from stress.model import Model
 
 from kvemb import FrequencyRestrictPolicy, RandomUniform, RestrictPolicy, TimestampRestrictPolicy
 from kvemb.optimizers import SGD, Adagrad, Ftrl
 from kvemb.rows.schema import dtype_of
-from kvemb.tools.stress.lockstep import LockstepChecker
-from kvemb.tools.stress.model import Model
 
 HOT = 16  # cells; tests use more rows, so that both tiers work
 KEYS = 200

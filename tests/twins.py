@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from stress.lockstep import LockstepChecker
+from stress.model import Model
 
 import kvemb
-from kvemb.tools.stress.lockstep import LockstepChecker
-from kvemb.tools.stress.model import Model
 
 # What depends on every step and on when each was taken.
 ADAM = kvemb.optimizers.Adam(0.5, bias_correction="global")

@@ -24,7 +24,6 @@ from kvemb.tools.commands.restore import restore
 from kvemb.tools.commands.verify import repair, verify
 from kvemb.tools.demos.command import demo
 from kvemb.tools.failures import INTERRUPTED, OK, READER_LEFT, explain
-from kvemb.tools.stress.command import app as stress
 
 app = typer.Typer(
     name="kvemb",
@@ -41,7 +40,6 @@ for command in (demo, *_INSPECTING, *_MOVING, *_MAINTAINING):
     settings = {"ignore_unknown_options": command is peek}
     app.command(command.__name__.rstrip("_"), context_settings=settings)(command)
 app.add_typer(bench, name="bench")
-app.add_typer(stress, name="stress")
 app.add_typer(cluster, name="cluster")
 
 

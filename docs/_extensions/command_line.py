@@ -1,7 +1,7 @@
 """Directives that describe commands of `kvemb` from the commands themselves, when the site is built.
 
 `{commands} info ls` makes a section for each command: usage, help, arguments and options. A command of a group is named
-with it: `stress/crash`. `{command-table} bench` makes a table of a group's commands, each with the first line of its
+with it: `cluster/status`. `{command-table} bench` makes a table of a group's commands, each with the first line of its
 help.
 """
 

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from stress.lockstep import LockstepChecker
 from twins import train, twin_of
 
 import kvemb
@@ -28,7 +29,6 @@ from kvemb.cluster.transport import Unanswered
 from kvemb.errors import BackendUnavailable, CheckpointNotFound, Locked, SchemaMismatch, ShardLost
 from kvemb.handle import inside
 from kvemb.installed import pip_install
-from kvemb.tools.stress.lockstep import LockstepChecker
 
 KEYS = np.arange(-50, 250)
 HOW = {"memory_budget": "4MiB"}

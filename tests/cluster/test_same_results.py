@@ -17,12 +17,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from stress.lockstep import check_same
 from twins import Fading
 
 import kvemb
 import kvemb.cluster
 from kvemb.limits import Limits
-from kvemb.tools.stress.lockstep import check_same
 from tests.histories import small_spill
 
 EXAMPLES = int(os.environ.get("KVEMB_EXAMPLES", 3))

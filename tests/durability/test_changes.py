@@ -13,6 +13,8 @@ import pytest
 from deltas import fill, open_store_from, told
 from histories import SMALL_PILES
 from quick import quick
+from stress.lockstep import LockstepChecker
+from stress.model import Model
 
 import kvemb
 from kvemb.durability import changes
@@ -23,8 +25,6 @@ from kvemb.durability.keyfile import read_keys
 from kvemb.durability.manifest import Epoch
 from kvemb.errors import CheckpointNotFound, Closed
 from kvemb.limits import Limits
-from kvemb.tools.stress.lockstep import LockstepChecker
-from kvemb.tools.stress.model import Model
 from tests.histories import DIM, change, checker_of
 
 # Buffers, files and batches so small that every boundary is met.

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from histories import SMALL_PILES
 from quick import quick
+from stress.lockstep import LockstepChecker
+from stress.model import Model
 from waiting import wait_until
 
 import kvemb
@@ -20,8 +22,6 @@ from kvemb.durability import inventory
 from kvemb.durability.checkpoint import Checkpoint, DirectoryDraft
 from kvemb.handle import inside
 from kvemb.tiers.snapshot import DirtySnapshot, GrowingFile
-from kvemb.tools.stress.lockstep import LockstepChecker
-from kvemb.tools.stress.model import Model
 from tests.histories import DIM, KEYS, change, checker_of
 
 

@@ -16,6 +16,8 @@ import pytest
 from crashes import copy_of_open
 from histories import SMALL_PILES
 from quick import quick
+from stress.lockstep import LockstepChecker
+from stress.model import Model
 from waiting import wait_until
 
 import kvemb
@@ -23,8 +25,6 @@ from kvemb.durability import inventory, journal
 from kvemb.durability.journal_segments import ENTRY, MARK, ROWS
 from kvemb.errors import ColdStoreError, Corruption, Poisoned
 from kvemb.handle import inside
-from kvemb.tools.stress.lockstep import LockstepChecker
-from kvemb.tools.stress.model import Model
 from tests.histories import DIM, change, checker_of
 
 BUDGET = "4MiB"

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stress.lockstep import LockstepChecker
+from stress.model import Model
 
 import kvemb
-from kvemb.tools.stress.lockstep import LockstepChecker
-from kvemb.tools.stress.model import Model
 
 Opener = Callable[..., kvemb.Store]
 KEYS = np.arange(-3000, 3000) * 1_000_003

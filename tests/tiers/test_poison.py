@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stress.lockstep import LockstepChecker, check_same
+from stress.model import Model
 from waiting import wait_until
 
 import kvemb
@@ -19,8 +21,6 @@ from kvemb.errors import Closed, ColdStoreError, Corruption, Poisoned
 from kvemb.handle import inside
 from kvemb.limits import Limits
 from kvemb.rows.block import RowBlock
-from kvemb.tools.stress.lockstep import LockstepChecker, check_same
-from kvemb.tools.stress.model import Model
 from tests.histories import small_spill
 
 DIM = 4

@@ -25,14 +25,14 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from stress.lockstep import LockstepChecker
+from stress.model import Model
 
 import kvemb
 from kvemb import registry
 from kvemb.handle import inside
 from kvemb.limits import Limits
 from kvemb.rows.schema import value_dtype
-from kvemb.tools.stress.lockstep import LockstepChecker
-from kvemb.tools.stress.model import Model
 from tests.histories import small_spill
 
 KEYS = 160

@@ -204,10 +204,9 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
         run(["demo", *TINY])
 
 
-@pytest.mark.parametrize("group", ["bench", "stress"])
-def test_a_group_without_a_command_says_what_is_missing(group, capsys):
-    assert run([group]) == 2
-    assert capsys.readouterr().err.splitlines()[-1] == f"kvemb: name a command (see kvemb {group} --help)"
+def test_a_group_without_a_command_says_what_is_missing(capsys):
+    assert run(["bench"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == "kvemb: name a command (see kvemb bench --help)"
 
 
 def test_all_commands_name_a_variable_and_a_store_in_one_way():

@@ -7,6 +7,8 @@ loss.
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,14 +18,15 @@ import numpy as np
 
 import kvemb
 import kvemb.cluster
+from kvemb.cluster.ray_transport import ray_package
 from kvemb.errors import ShardLost
+from kvemb.handle import inside
 from kvemb.tools.demos.click_log import Clicks
 from kvemb.tools.demos.factorisation import Factorisation
 from kvemb.tools.demos.figures import FIRST_NOTE
 from kvemb.tools.demos.run_clicks import ClickRun
 from kvemb.tools.local_ray import start_ray
 from kvemb.tools.screen import Screen
-from kvemb.tools.stress.places import kill_process
 
 
 def run(
@@ -95,7 +98,9 @@ def run(
 
 def _kill(cluster: kvemb.cluster.Store) -> None:
     """Kill the process of the last shard, and wait until that is noticed."""
-    kill_process(cluster, cluster.shards - 1)
+    transport: Any = inside(cluster).session.calls.transport
+    process = ray_package().get(transport.actors[-1].__ray_call__.remote(lambda _: os.getpid()), timeout=60)
+    os.kill(process, signal.SIGKILL)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         cluster.check()  # raises ShardLost

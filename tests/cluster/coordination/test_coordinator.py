@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from faulty import FaultyCluster
+from stress.lockstep import LockstepChecker
 from twins import ADAM, train, twin_of
 
 import kvemb
@@ -16,7 +17,6 @@ import kvemb.cluster
 from kvemb.cluster.durability.checkpointing import Checkpointing
 from kvemb.errors import BackendUnavailable, ShardLost, TransferError
 from kvemb.handle import inside
-from kvemb.tools.stress.lockstep import LockstepChecker
 
 KEYS = np.arange(200)
 ONES = np.ones((200, 2), np.float32)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from faulty import FaultyCluster
+from stress.lockstep import check_same
 from twins import ADAM, Fading, train, twin_of
 
 import kvemb
@@ -40,7 +41,6 @@ from kvemb.errors import (
 )
 from kvemb.handle import inside
 from kvemb.offline.transfer import Remote
-from kvemb.tools.stress.lockstep import check_same
 
 KEYS = np.arange(-50, 250)
 

@@ -1,4 +1,4 @@
-"""The load of `kvemb stress cluster`: calls that can be counted in the rows afterwards.
+"""The load of `python tests/stress cluster`: calls that can be counted in the rows afterwards.
 
 The keys are in groups, each with rows on all shards. A call adds 1 to one column of all rows of a group. Each client
 has a column; a seed determines the group of each of its calls. So the rows show how many calls of each client they
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 import kvemb
-from kvemb.tools.stress.lockstep import Difference
+from stress.lockstep import Difference
 
 GROUPS, ROWS = 20, 12
 KEYS = np.arange(GROUPS * ROWS).reshape(GROUPS, ROWS)

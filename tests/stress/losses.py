@@ -1,4 +1,4 @@
-"""`kvemb stress cluster`: lose a shard, a client or a rank at a random instant under load, recover, compare every row.
+"""`python tests/stress cluster`: lose shards, clients and ranks at random instants under load, and compare every row.
 
 Several clients make calls, and compare what they return. One writes checkpoints. All go on until they get ShardLost.
 Then the cluster must be at a complete checkpoint: the last acknowledged one, or the one in progress. It must contain
@@ -24,10 +24,10 @@ import numpy as np
 import kvemb
 import kvemb.cluster
 from kvemb.errors import ColdStoreError, KvembError, ShardLost
-from kvemb.tools.stress.groups import KEYS, NAME, calls_by_group, calls_in, gradients, group_of, table_of
-from kvemb.tools.stress.lockstep import Difference, check_same
-from kvemb.tools.stress.places import PLACES, Place
-from kvemb.tools.stress.rounds import Run, counts
+from stress.groups import KEYS, NAME, calls_by_group, calls_in, gradients, group_of, table_of
+from stress.lockstep import Difference, check_same
+from stress.places import PLACES, Place
+from stress.rounds import Run, counts
 
 # A loss occurs after at most MAX_SECONDS, but not before MIN_CALLS calls, however busy the machine is; every client
 # must get ShardLost at most MAX_UNHEARD seconds after it. There are at most MAX_PAUSE seconds between checkpoints.
@@ -225,7 +225,7 @@ def run(
     rounds: int, seed: int, shards: int, clients: int, transport: str | None, *, quiet: bool, as_json: bool
 ) -> bool:
     """Run `rounds` rounds, half on each transport unless one is given, and print. Returns whether nothing was wrong."""
-    replay = f"kvemb stress cluster --rounds {rounds} --seed {seed} --shards {shards} --clients {clients}"
+    replay = f"python tests/stress cluster --rounds {rounds} --seed {seed} --shards {shards} --clients {clients}"
     replay += "" if transport is None else f" --transport {transport}"
     made: list[LossRounds] = []
 

@@ -1,4 +1,4 @@
-"""A run of `kvemb stress`: rounds in each mode until one finds a difference, and the closing lines."""
+"""A run of `python tests/stress`: rounds in each mode until one finds a difference, and the closing lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from kvemb.tools.screen import Screen
-from kvemb.tools.stress.lockstep import Difference
+from stress.lockstep import Difference
 
 
 class Rounds(Protocol):

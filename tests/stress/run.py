@@ -1,4 +1,4 @@
-"""`kvemb stress random`: draws a table and calls at random, makes the calls on table and model, and prints the outcome.
+"""`python tests/stress random`: draw a table and calls at random, make the calls on table and model, tell the outcome.
 
 The seed determines everything: the table's dtypes, policy, optimizer and devices, and every call. One thread draws and
 makes the calls; prefetches and spills run in the background.
@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 import kvemb
-from kvemb.tools.stress.load import LIMITS
-from kvemb.tools.stress.lockstep import Difference, LockstepChecker
-from kvemb.tools.stress.model import Keys, Model
-from kvemb.tools.stress.rounds import Run
+from stress.load import LIMITS
+from stress.lockstep import Difference, LockstepChecker
+from stress.model import Keys, Model
+from stress.rounds import Run
 
 BUDGET = "64MiB"
 DIM = 8
@@ -228,7 +228,7 @@ _BETWEEN: list[Callable[[Stress, Keys], None]] = [
 
 def run(ops: int, seed: int, hot: float, keys: int, batch: int, *, quiet: bool, as_json: bool) -> bool:
     """Make calls with `ops` keys in total, and print the outcome. Returns whether table and model agreed."""
-    replay = f"kvemb stress random --ops {ops} --seed {seed} --hot {hot} --keys {keys} --batch {batch}"
+    replay = f"python tests/stress random --ops {ops} --seed {seed} --hot {hot} --keys {keys} --batch {batch}"
     made = Run(replay, "equal to the model, bit for bit", quiet=quiet, as_json=as_json)
     difference = None
     with tempfile.TemporaryDirectory(prefix="kvemb-stress-") as folder:

@@ -1,4 +1,4 @@
-"""`kvemb stress crash`: kill -9 a process at a random instant, open the store, compare every row, repeat.
+"""`python tests/stress crash`: kill -9 a process at a random instant, open the store, compare every row, repeat.
 
 After each kill the store must hold what it promised. With durability="checkpoint" this is exactly the state of the last
 acknowledged flush or checkpoint, or of one that was in progress. With "write" it is every acknowledged call; for the
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 import kvemb
-from kvemb.tools.stress.load import (
+from stress.load import (
     BUDGET,
     DURABLE,
     LIMITS,
@@ -35,9 +35,9 @@ from kvemb.tools.stress.load import (
     open_variables,
     work,
 )
-from kvemb.tools.stress.lockstep import Difference
-from kvemb.tools.stress.model import Model
-from kvemb.tools.stress.rounds import Run, counts
+from stress.lockstep import Difference
+from stress.model import Model
+from stress.rounds import Run, counts
 
 Models = dict[str, Model]
 # A process is killed at most MAX_SECONDS after it reported a random number of steps, up to MAX_STEPS, so that a busy
@@ -65,7 +65,7 @@ class CrashRounds:
         self.folder, self.durability, self.about = folder, durability, f"durability={durability!r}"
         self._chance = random.Random(seed)
         self._processes = multiprocessing.get_context("forkserver")
-        self._processes.set_forkserver_preload(["kvemb.tools.stress.load", "kvemb.tools.stress.warm"])
+        self._processes.set_forkserver_preload(["stress.load", "stress.warm"])
         self.totals: Counter[str] = Counter()
         with kvemb.open(folder / "store", memory_budget=BUDGET, limits=LIMITS) as store:
             self.models: Models = {name: model_of(variable) for name, variable in open_variables(store).items()}
@@ -185,7 +185,7 @@ def _same(one: Model, other: Model) -> Any:
 def run(rounds: int, seed: int, durability: str | None, *, quiet: bool, as_json: bool) -> bool:
     """Run `rounds` rounds, half in each mode unless one is given, and print. Returns whether nothing was lost."""
     modes = ["checkpoint", "write"] if durability is None else [durability]
-    replay = f"kvemb stress crash --rounds {rounds} --seed {seed}"
+    replay = f"python tests/stress crash --rounds {rounds} --seed {seed}"
     replay += "" if durability is None else f" --durability {durability}"
     made = Run(replay, "every row as promised, after every kill", quiet=quiet, as_json=as_json)
     totals, difference = made.rounds(rounds, modes, lambda at: nullcontext(CrashRounds(at, at.name, seed)))

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb import Variable
-from kvemb.tools.stress.model import Keys, Model, Values
+from stress.model import Keys, Model, Values
 
 
 class Difference(AssertionError):

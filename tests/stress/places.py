@@ -1,4 +1,4 @@
-"""Clusters for `kvemb stress cluster`, in this process and on Ray, and the ways in which they lose shards.
+"""Clusters for `python tests/stress cluster`, in this process and on Ray, and the ways in which they lose shards.
 
 On Ray, two nodes run on this machine: the first has the coordinator, and the second can be killed.
 """
@@ -29,9 +29,9 @@ from kvemb.cluster.local import DirectTransport, LocalTransport, make_in_process
 from kvemb.cluster.messages import ChangeRequest
 from kvemb.cluster.transport import GateClosed, Unanswered, failed
 from kvemb.handle import inside
-from kvemb.tools.stress.groups import GROUPS, KEYS, NAME, gradients
-from kvemb.tools.stress.traps import MAX_PASSED, OF_CLIENTS, OF_SHARDS, spring
-from kvemb.tools.stress.victims import Victims
+from stress.groups import GROUPS, KEYS, NAME, gradients
+from stress.traps import MAX_PASSED, OF_CLIENTS, OF_SHARDS, spring
+from stress.victims import Victims
 
 BUDGET = "4MiB"
 # How long a cut waits here for the rest of a dead client's call; short, so that a round is short.

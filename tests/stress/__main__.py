@@ -1,10 +1,12 @@
-"""`kvemb stress`: random operations and crashes on a real table on disk, compared with a model.
+"""`python tests/stress`: random operations and crashes on a real table on disk, compared with a model.
 
 It is not a benchmark: it stops at the first difference, and prints the command that reproduces it.
 """
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -38,7 +40,7 @@ def random_operations(
 
     At the first difference, prints the command that replays it and exits with 1.
     """
-    from kvemb.tools.stress.run import run
+    from stress.run import run
 
     if not run(ops, seed, hot, keys, batch, quiet=quiet, as_json=as_json):
         raise typer.Exit(1)
@@ -61,7 +63,7 @@ def crashes(
 
     Exits with 1 at the first row that is not as promised.
     """
-    from kvemb.tools.stress.crash import run
+    from stress.crash import run
 
     if not run(rounds, seed, durability, quiet=quiet, as_json=as_json):
         raise typer.Exit(1)
@@ -89,7 +91,12 @@ def losses(
 
     Exits with 1 at the first row that is not as the last checkpoint has it.
     """
-    from kvemb.tools.stress.losses import run
+    from stress.losses import run
 
     if not run(rounds, seed, shards, clients, transport, quiet=quiet, as_json=as_json):
         raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).parents[1])  # Python puts this folder there, and modules import `stress`
+    app()

@@ -1,21 +1,23 @@
-"""`kvemb stress cluster`: losses in this process leave whole checkpoints; and it would see half of a call."""
+"""`python tests/stress cluster`: losses in this process leave whole checkpoints; and it would see half of a call."""
 
 from __future__ import annotations
 
+import json
+
 import pytest
-from told import json_of
 
 import kvemb
-from kvemb.tools.stress.groups import GROUPS, KEYS, ROWS, calls_in, gradients, group_of, table_of
-from kvemb.tools.stress.lockstep import Difference
-from kvemb.tools.stress.losses import LossRounds
-from kvemb.tools.stress.places import LocalPlace
+from stress import losses
+from stress.groups import GROUPS, KEYS, ROWS, calls_in, gradients, group_of, table_of
+from stress.lockstep import Difference
+from stress.losses import LossRounds
+from stress.places import LocalPlace
 
 
 @pytest.mark.slow
 def test_losses_leave_whole_checkpoints(capsys):
-    told = json_of(capsys, "stress", "cluster", "--rounds", "6", "--transport", "local")
-    assert told["agreed"]
+    assert losses.run(6, 0, 3, 4, "local", quiet=False, as_json=True)
+    told = json.loads(capsys.readouterr().out)
     assert told["rounds"] == 6
     assert told["losses"].keys() == {"local: shard", "local: disk", "local: half a call"}
     assert told["calls"] > 100

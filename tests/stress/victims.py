@@ -1,4 +1,4 @@
-"""Processes of `kvemb stress cluster` that are killed: clients, and ranks that take their steps together."""
+"""Processes of `python tests/stress cluster` that are killed: clients, and ranks that take their steps together."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from kvemb.cluster import ray_transport
 from kvemb.cluster.cluster import StepPart
 from kvemb.cluster.in_step.client import RankClient, RankPart
 from kvemb.handle import inside
-from kvemb.tools.stress.groups import GROUPS, KEYS, NAME, RANKS, gradients, table_of
-from kvemb.tools.stress.lockstep import Difference
-from kvemb.tools.stress.traps import MAX_PASSED, spring
+from stress.groups import GROUPS, KEYS, NAME, RANKS, gradients, table_of
+from stress.lockstep import Difference
+from stress.traps import MAX_PASSED, spring
 
 # A process whose trap has not ended it by then never comes to it.
 MAX_SECONDS = 30.0

@@ -1,4 +1,4 @@
-"""The load of `kvemb stress crash`: the calls, and the process that makes them until it is killed.
+"""The load of `python tests/stress crash`: the calls, and the process that makes them until it is killed.
 
 A seed determines the calls, so that the process under test and the one that checks it draw the same ones. The former
 reports through a pipe which calls it begins and which were acknowledged; the latter applies them to a model.
@@ -17,8 +17,8 @@ import numpy as np
 
 import kvemb
 from kvemb.limits import Limits
-from kvemb.tools.stress.lockstep import LockstepChecker
-from kvemb.tools.stress.model import Keys, Model, Values
+from stress.lockstep import LockstepChecker
+from stress.model import Keys, Model, Values
 
 BUDGET = "8MiB"
 LIMITS = Limits()

@@ -1,0 +1,1 @@
+"""`python tests/stress`: random operations and crashes on a real table, compared with a model in plain arrays."""

@@ -1,1 +1,0 @@
-"""`kvemb stress`: random operations and crashes on a real table, compared with a model in plain arrays."""
