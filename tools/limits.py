@@ -28,10 +28,3 @@ def no_nan(value: float | None) -> float | None:
     if value is not None and math.isnan(value):
         raise typer.BadParameter("nan is not a number")
     return value
-
-
-def no_nans(values: list[float] | None) -> list[float] | None:
-    """As no_nan(), for an option that may be given several times."""
-    for value in values or ():
-        no_nan(value)
-    return values

@@ -26,7 +26,6 @@ from kvemb.tools.bench.hot import features, keras, lookup, pool, small, strings,
 from kvemb.tools.bench.measure import compile_seconds
 from kvemb.tools.bench.options import AsJson
 from kvemb.tools.bench.results import Report
-from kvemb.tools.bench.tier import command as tier
 
 HOT = {"lookup": lookup, "upsert": upsert, "gpu": gpu, "pool": pool, "small": small, "torch": torch}
 KEYS = {"strings": strings}
@@ -34,7 +33,6 @@ FITTED = {"keras": keras}
 MANY = {"features": features, "tables": tables, "spent": spent, "cluster": cluster, "reshard": reshard}
 COLD = {
     "train": train,
-    "tier": tier,
     "cold": cold,
     "disk": disk,
     "larger": larger,

@@ -9,7 +9,7 @@ def _named(text: str) -> dict[str, str]:
     return {name: colour for name, _, colour in (each.partition("=") for each in text.split())}
 
 
-# Colours by name, of the page and of pictures beside Markdown (docs/_pages/pictures.py).
+# Colours by name.
 LIGHT = _named(
     """
     back=#f7f7f5 card=#ffffff text=#1f2328 faint=#636c76 grid=#e3e6ea edge=#d8dce1 link=#2559a8 bad=#b3261e
