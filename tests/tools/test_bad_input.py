@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import shutil
 import tempfile
 from pathlib import Path
@@ -20,28 +19,15 @@ ENDLESS = "9" * 5000
 ADVICE = "; a variable is named with --variable NAME (see kvemb {} --help)\n"
 CASES = {
     "demo": [
-        ("--triples nowhere", 1, "nowhere: No such file or directory"),
-        ("--triples .", 1, "Is a directory"),
-        ("--triples plain.txt.gz", 1, "plain.txt.gz: not a gzip file"),
-        ("--triples cut.gz", 1, "cut.gz: damaged gzip file"),
-        ("--triples line.txt", 1, "line.txt, line 2: expected head"),
         ("--dir full", 1, "not empty"),
         ("--budget plenty", 1, "memory_budget must be text"),
         ("--budget 1KiB", 1, "memory_budget must be at least"),
-        ("--triples", 2, "--triples needs at least one FILE"),
-        ("line.txt", 2, "files are read with --triples"),
-        ("--triples line.txt --clicks 100", 2, "--clicks cannot be used with --triples"),
-        ("--epochs 1", 2, "--epochs can only be used with --triples"),
         ("--dlrm --clicks 100", 2, "--clicks cannot be used with --dlrm"),
-        ("--dlrm --epochs 1", 2, "--epochs can only be used with --triples"),
         ("--kill-at 3", 2, "--kill-at can only be used with --dlrm"),
         ("--dlrm --steps 5 --kill-at 5", 2, "--kill-at must be less than the 5 steps, got 5"),
-        ("--dlrm --triples x.txt", 2, "--dlrm cannot be used with --triples"),
-        ("--dlrm x.txt", 2, "files are read with --triples"),
         ("--dim 0", 2, "--dim"),
         ("--frob", 2, "--frob"),
         ("--dir s3://bucket/x", 2, "s3://bucket/x is a URL, but this must be a path on this machine"),
-        ("--triples s3://bucket/x", 2, "s3://bucket/x is a URL, but this must be a path on this machine"),
     ],
     "export": [
         ("nowhere o.parquet", 1, "nowhere does not exist"),
@@ -195,11 +181,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "three.csv": "key,value_0,value_1,value_2\n1,2,3,4\n",
         "half.csv": "key,value_0\n1,\n2,x\n",
         "big.csv": f"key,value_0\n{2**40},0.5\n",
-        "plain.txt.gz": "a\tb\tc\n",
-        "line.txt": "a\tb\tc\na b c\n",
     }.items():
         (folder / name).write_text(text)
-    (folder / "cut.gz").write_bytes(gzip.compress(b"a\tb\tc\n")[:-4])
     for name in ("full/mine", "tmp/mine"):
         (folder / name).parent.mkdir()
         (folder / name).write_text("precious")

@@ -22,18 +22,12 @@ import kvemb as library
 from kvemb.installed import pip_install
 from kvemb.tools.cli import _command, app, run
 
-LITTLE = ["--budget", "8MiB"]
-TINY = ["--clicks", "3000", "--dim", "4", "--batch", "256", *LITTLE]
+TINY = ["--clicks", "3000", "--dim", "4", "--batch", "256", "--budget", "8MiB"]
 PATIENCE = 300  # seconds; a machine's first run compiles
 
 
 def environment(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "TMPDIR": str(tmp_path), "COLUMNS": "100"}
-
-
-def triples(path: Path, text: str = "".join(f"{i}\tnext\t{i + 1}\n" for i in range(60))) -> str:
-    path.write_text(text)
-    return str(path)
 
 
 def test_the_demo_prints_json_and_leaves_nothing(
@@ -80,13 +74,11 @@ def test_on_a_terminal_there_is_a_bar_with_the_hit_rate(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["clicks", "triples"])
 def test_what_the_demo_says_to_type_next_works(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kind: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = tmp_path / "a place"
-    graph = ["--triples", triples(tmp_path / "graph.txt"), "--epochs", "2", "--dim", "4", *LITTLE]
-    demo = ["demo", *(TINY if kind == "clicks" else graph), "--dir", str(here), "--keep"]
+    demo = ["demo", *TINY, "--dir", str(here), "--keep"]
     assert run(demo) == 0
     shown = capsys.readouterr().out
     assert f"kept: {here}\n" in shown
@@ -119,15 +111,6 @@ def test_keep_leaves_a_store_that_opens_and_tells_where(
     assert "next: kvemb demo --keep --dir here" in shown
     assert "half way: held-out AUC" in shown
     assert "\x1b" not in shown, "there is no bar without a terminal"
-
-
-def test_triples_are_trained_and_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = triples(tmp_path / "graph.txt")
-    assert run(["demo", "--triples", path, "--json", "--epochs", "3", "--dim", "8", "--hot", "0.2", *LITTLE]) == 0
-    summary = json.loads(capsys.readouterr().out)
-    assert summary["reopened"] == summary["checkpoint"]
-    assert (summary["entities"], summary["hot_rows"], summary["rows"]) == (61, 12, 61)
-    assert 0 < summary["test"]["mrr"] <= 1
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), pytest.param(15, 143, marks=pytest.mark.slow)])
@@ -192,7 +175,7 @@ def test_commands_load_only_what_they_use(tmp_path: Path) -> None:
     with library.open(tmp_path / "store", memory_budget="8MiB") as store:
         store.get_variable("table", dim=1)
     commands = [["--version"], ["--help"], ["export", "--help"], ["info", "store"], ["ls", "store", "--files"]]
-    heavy = {"numba", "pyarrow", "rocksdict", "multiprocessing", "kvemb.tools.demos.half_way", "kvemb.tools.migrate"}
+    heavy = {"numba", "pyarrow", "rocksdict", "multiprocessing", "kvemb.tools.demos.run_clicks", "kvemb.tools.migrate"}
     code = f"import sys; from kvemb.tools.cli import run; print(*map(run, {commands}), {heavy} & {{*sys.modules}})"
     done = run_python(code, cwd=tmp_path)
     assert done.stdout.splitlines()[-1:] == ["0 0 0 0 0 set()"], (done.stdout, done.stderr)

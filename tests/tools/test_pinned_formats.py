@@ -271,7 +271,3 @@ def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path):
         (tmp_path / name).write_bytes(mark + text)
         import_table(tmp_path / name, tmp_path / "new", variable=name)
         assert (rows_of(tmp_path / "new", name)[0], rows_of(tmp_path / "new", name)[1].tolist()) == ([7], [[0.5]])
-    from kvemb.tools.demos.triple_files import read_triples
-
-    (tmp_path / "graph.txt").write_bytes(mark + b"a\tb\tc\n")
-    assert read_triples(tmp_path / "graph.txt") == [("a", "b", "c")]

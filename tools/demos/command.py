@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from kvemb.tools.demos.workplace import workplace
-from kvemb.tools.limits import MAX_BATCH, MAX_DIM, MAX_ROWS, MAX_RUNS, MAX_SEED, no_nan
+from kvemb.tools.limits import MAX_BATCH, MAX_DIM, MAX_ROWS, MAX_RUNS, MAX_SEED
 from kvemb.tools.screen import Screen, local_path
 
-# Defaults: the memory budget for the click log and for triples, and the steps of --dlrm.
+# Defaults: the memory budget, and the steps of --dlrm.
 BUDGET, STEPS = "64MiB", 1000
 
 
 def demo(
-    files: Annotated[
-        list[Path] | None,
-        typer.Argument(parser=local_path, metavar="FILE", help="With --triples: the files of triples."),
-    ] = None,
-    triples: Annotated[
-        bool,
-        typer.Option(
-            "--triples", help="Train on knowledge-graph triples: head<TAB>relation<TAB>tail, plain or gzipped."
-        ),
-    ] = False,
-    model: Annotated[
-        Literal["distmult", "complex"] | None,
-        typer.Option(show_default="distmult", help="With --triples: the model, DistMult or ComplEx."),
-    ] = None,
     dlrm: Annotated[
         bool,
         typer.Option("--dlrm", help="Train a DLRM with 26 tables, and the same model in plain PyTorch. Needs PyTorch."),
@@ -53,10 +38,6 @@ def demo(
             help="Train over this many shards on Ray and kill one half way. The rows must equal those of one store.",
         ),
     ] = None,
-    epochs: Annotated[
-        int | None,
-        typer.Option(min=1, max=MAX_RUNS, show_default="15", help="With --triples: passes over the training triples."),
-    ] = None,
     steps: Annotated[
         int | None, typer.Option(min=1, max=MAX_RUNS, show_default="1000", help="With --dlrm: number of steps.")
     ] = None,
@@ -68,22 +49,13 @@ def demo(
             help="With --dlrm: train again, kill -9 after this many steps, and resume. The result must be equal.",
         ),
     ] = None,
-    hot: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            max=1.0,
-            callback=no_nan,
-            show_default="0.1",
-            help="With --triples: hot rows as a share of the entities.",
-        ),
-    ] = None,
     dim: Annotated[
-        int | None, typer.Option(min=1, max=MAX_DIM, show_default="32, 200 or 16", help="Elements of an embedding.")
+        int | None,
+        typer.Option(min=1, max=MAX_DIM, show_default="32; with --dlrm 16", help="Elements of an embedding."),
     ] = None,
     batch: Annotated[
         int | None,
-        typer.Option(min=1, max=MAX_BATCH, show_default="8192, 512 or 1024", help="Lines or triples per step."),
+        typer.Option(min=1, max=MAX_BATCH, show_default="8192; with --dlrm 1024", help="Lines per step."),
     ] = None,
     budget: Annotated[
         str | None,
@@ -101,38 +73,20 @@ def demo(
     as_json: Annotated[bool, typer.Option("--json", help="Print only the closing figures, as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the closing lines.")] = False,
 ) -> None:
-    """Train tables larger than their memory budget, on generated data or on files of yours.
+    """Train tables larger than their memory budget on a generated click log.
 
-    Without options: matrix factorisation on a generated click log. With --triples: embeddings of a knowledge graph.
-    With --dlrm: a deep model with 26 tables.
+    Without options: matrix factorisation. With --dlrm: a deep model with 26 tables.
     """
-    if triples and not files:
-        raise typer.BadParameter("--triples needs at least one FILE")
-    if files and not triples:
-        raise typer.BadParameter(f"files are read with --triples: kvemb demo --triples {' '.join(map(str, files))}")
-    _refuse(triples, {"--clicks": clicks, "--dlrm": dlrm or None}, "cannot be used with --triples")
-    _refuse(dlrm, {"--clicks": clicks}, "cannot be used with --dlrm")
-    _refuse(triples or dlrm, {"--shards": shards}, "is for the click log alone")
+    _refuse(dlrm, {"--clicks": clicks, "--shards": shards}, "cannot be used with --dlrm")
     _refuse(shards is not None, {"--keep": keep or None}, "cannot be used with --shards")
     _refuse(not dlrm, {"--steps": steps, "--kill-at": kill_at}, "can only be used with --dlrm")
     if kill_at is not None and kill_at >= (steps or STEPS):
         raise typer.BadParameter(f"--kill-at must be less than the {steps or STEPS} steps, got {kill_at}")
-    if model == "complex" and dim is not None and dim % 2:
-        raise typer.BadParameter(f"--dim must be even with --model complex, got {dim}")
-    _refuse(not triples, {"--model": model, "--epochs": epochs, "--hot": hot}, "can only be used with --triples")
-    from kvemb.tools.demos import run_clicks, run_cluster, run_dlrm, run_triples
-    from kvemb.tools.demos.bilinear import TUNINGS
+    from kvemb.tools.demos import run_clicks, run_cluster, run_dlrm
 
     with workplace(directory, keep) as folder:
         screen, kept, checkpoint = Screen(quiet, as_json), folder if keep else None, folder / "checkpoint"
-        if triples:
-            name = model or "distmult"
-            usual = TUNINGS[name]
-            tuning = replace(usual, dim=dim or usual.dim, batch=batch or usual.batch, epochs=epochs or usual.epochs)
-            share = 0.1 if hot is None else hot
-            graph_run = run_triples.TripleRun(tuple(files or ()), name, share, tuning, budget or BUDGET, seed)
-            run_triples.run(graph_run, folder, screen, kept)
-        elif dlrm:
+        if dlrm:
             dlrm_run = run_dlrm.DlrmRun(steps or STEPS, batch or 1024, dim or 16, budget, seed, kill_at)
             checkpoint = run_dlrm.run(dlrm_run, folder, screen, kept)
         else:
@@ -142,7 +96,7 @@ def demo(
                 run_cluster.run(click_run, shards, folder, screen)
                 return
             run_clicks.run(click_run, folder, screen, kept)
-    _suggest_commands(screen, kept, checkpoint, "entity" if triples else "field00" if dlrm else "item")
+    _suggest_commands(screen, kept, checkpoint, "field00" if dlrm else "item")
 
 
 def _suggest_commands(screen: Screen, kept: Path | None, checkpoint: Path, variable: str) -> None:

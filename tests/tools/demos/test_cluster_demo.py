@@ -47,4 +47,4 @@ def test_a_value_or_a_key_that_differs_is_counted(tmp_path):
 
 def test_what_does_not_go_together_is_refused(capsys):
     assert command(["demo", "--shards", "2", "--dlrm"]) == 2
-    assert "is for the click log alone" in capsys.readouterr().err
+    assert "--shards cannot be used with --dlrm" in capsys.readouterr().err

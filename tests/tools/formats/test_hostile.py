@@ -236,8 +236,8 @@ def limited(arguments: list[str], cwd: Path, max_bytes: int) -> subprocess.Compl
 def test_a_small_gzip_does_not_exhaust_the_memory(tmp_path, line):
     # A file of many members is the text of all of them.
     member = gzip.compress(line * ((1 << 20) // len(line)), 1)
-    (tmp_path / "train.txt.gz").write_bytes(member * 300)
-    done = limited(["demo", "--triples", "train.txt.gz"], tmp_path, 1 << 30)
+    (tmp_path / "train.csv.gz").write_bytes(member * 300)
+    done = limited(["import", "train.csv.gz", "new"], tmp_path, 1 << 30)
     assert done.returncode == 1, done.stderr
-    assert "train.txt.gz" in done.stderr
+    assert "train.csv.gz" in done.stderr
     assert done.stderr.count("\n") == 1
