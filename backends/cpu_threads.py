@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from concurrent.futures import wait
 from functools import cache
 from typing import Any
 
@@ -44,7 +43,8 @@ def run_parts(work: InParts, *arguments: Any) -> None:
         work(0, number, part_count(), arguments)
     finally:
         begun = [other for other in others if not other.cancel()]
-        wait(begun)
+        for other in begun:
+            other.exception()  # waits
     for other in begun:
         other.result()
 

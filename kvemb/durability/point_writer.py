@@ -14,8 +14,8 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import Executor, Future, wait
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import Executor, Future
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -171,7 +171,8 @@ class PointWriter:
                     self._counted[part.name] = part.sightings.frozen()
         while not self._base.done():
             self._relieve(self._snapshots)
-            wait([self._base], PACE_SECONDS)
+            with suppress(TimeoutError):
+                self._base.exception(PACE_SECONDS)
         epochs = self._base.result()
         # Before the rows change in the open database: if a later step fails, the next delta must contain them.
         for part, snapshot in self._snapshots:
@@ -280,7 +281,7 @@ class PointWriter:
     def _abandon(self) -> None:
         self._end_snapshots()
         if self._base is not None and not self._base.cancel():
-            wait([self._base])  # it writes into the draft
+            self._base.exception()  # waits: it writes into the draft
         self._draft.discard()
         if self._checkpoint is not None:
             self._checkpoint.discard()

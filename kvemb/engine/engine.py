@@ -34,7 +34,8 @@ from kvemb.memory.budgets import Budgets
 from kvemb.options import format_time, parse_budget, parse_device_memory
 from kvemb.rows.codec import Ordered
 from kvemb.store_state import StoreState
-from kvemb.threads.interrupts import UninterruptedLock, result_of
+from kvemb.threads.interrupts import result_of
+from kvemb.threads.locks import Event, Held, Lock
 from kvemb.threads.pool import Threads
 from kvemb.tiers.ahead import reading_threads
 
@@ -81,7 +82,7 @@ class Engine:
         self.state = StoreState(str(self.path), read_only=read_only)
         bytes_here, of_devices = parse_budget(memory_budget), parse_device_memory(device_memory)
         self.budgets = Budgets(bytes_here, of_devices, check_giving=self.state.check_sound)
-        self.lock = UninterruptedLock()
+        self._lock = Lock()
         self.tables: dict[str, Table] = {}
         self.collections: dict[str, list[Any]] = {}
         self.recovery: Recovery | None = None
@@ -107,7 +108,7 @@ class Engine:
                     undo.callback(self.log.close)
                     self.points.begin_log()
                 self.checkpointer = self._checkpointer_with(self.log)
-            self.closing, self.hot_rows = threading.Event(), self._count_hot() if warm else {}
+            self.closing, self.hot_rows = Event(), self._count_hot() if warm else {}
             self._undo = undo.pop_all()
 
     def _open_view(self) -> None:
@@ -194,6 +195,11 @@ class Engine:
         for name, collection in self.collections.items():
             # By identity, because a regularizer's result may compare elementwise.
             self.collections[name] = [each for each in collection if each is not table.variable]
+
+    @property
+    def lock(self) -> Held:
+        """A block with the store's lock, which calls on the store as a whole take. Reentrant."""
+        return Held(self._lock)
 
     # Durable points.
 

@@ -56,26 +56,6 @@ class uninterrupted:  # noqa: N801 -- as contextlib.suppress
             _handlers.due |= due
 
 
-class UninterruptedLock:
-    """A reentrant lock. Signal handlers are deferred while the main thread has it, but not while it waits for it."""
-
-    def __init__(self) -> None:
-        self._lock, self._blocks = threading.RLock(), list[uninterrupted]()
-
-    def __enter__(self) -> None:
-        block = uninterrupted()
-        block.__enter__()
-        while not self._lock.acquire(timeout=TURN_SECONDS):
-            block.__exit__()
-            block.__enter__()
-        self._blocks.append(block)
-
-    def __exit__(self, *failure: object) -> None:
-        block = self._blocks.pop()
-        self._lock.release()
-        block.__exit__()
-
-
 class _Handlers:
     """The process' signal handlers. Only the main thread changes them.
 

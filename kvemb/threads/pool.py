@@ -14,11 +14,12 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, wait
+from concurrent.futures import Executor, wait
 from queue import Empty, SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
 from kvemb.threads.interrupts import uninterrupted
+from kvemb.threads.locks import Future
 from kvemb.threads.native import end_native_code
 
 Given = ParamSpec("Given")
@@ -45,7 +46,7 @@ class Threads(Executor):
     ) -> None:
         self._most, self._name, self._initializer = most, thread_name_prefix, initializer
         self._queue: SimpleQueue[Work] = SimpleQueue()
-        self._idle = threading.Semaphore(0)
+        self._idle: SimpleQueue[None] = SimpleQueue()  # an item for each thread that waits for work
         self._threads: list[threading.Thread] = []
         self._given: set[Future[Any]] = set()  # that is not done
         self._lock, self._ended = threading.Lock(), _program_ended
@@ -68,14 +69,22 @@ class Threads(Executor):
             with uninterrupted(), self._lock:
                 if self._ended:
                     raise RuntimeError(f"the threads {self._name!r} have ended, at close() or as the program ends")
-                taken = self._idle.acquire(blocking=False) or len(self._threads) == self._most
-                if taken or self._start() or self._threads:
+                if self._has_idle() or len(self._threads) == self._most or self._start() or self._threads:
+                    self._queue.put((future, lambda: fn(*args, **kwargs)))
+                    # Afterwards, as another thread's exception may come here: what is never done is waited for.
                     self._given.add(future)
                     future.add_done_callback(self._given.discard)
-                    self._queue.put((future, lambda: fn(*args, **kwargs)))
                     return future
             _do((future, lambda: fn(*args, **kwargs)))
         return future
+
+    def _has_idle(self) -> bool:
+        """Whether a thread waits for work; it is counted as one that does not, from now on."""
+        try:
+            self._idle.get_nowait()
+        except Empty:
+            return False
+        return True
 
     def _start(self) -> bool:
         """Start one more thread; return whether it could be started. REQUIRES: the lock."""
@@ -101,14 +110,14 @@ class Threads(Executor):
                 thread.join()
 
 
-def _work(queue: SimpleQueue[Work], idle: threading.Semaphore, initializer: Callable[[], object] | None) -> None:
+def _work(queue: SimpleQueue[Work], idle: SimpleQueue[None], initializer: Callable[[], object] | None) -> None:
     if initializer is not None:
         initializer()
     while True:
         try:
             work = queue.get_nowait()
         except Empty:
-            idle.release()
+            idle.put(None)
             work = queue.get()
         if work is None:
             queue.put(None)  # for the next thread

@@ -20,6 +20,7 @@ from kvemb.errors import ColdStoreError
 from kvemb.stats import Timed
 from kvemb.store_state import StoreState
 from kvemb.threads.interrupts import TURN_SECONDS, uninterrupted, wait_for
+from kvemb.threads.locks import Event
 
 
 class InFlight(Protocol):
@@ -47,9 +48,9 @@ class TableAccess:
         self.acquisitions = 0
         # Reentrant, because such a lock knows its thread; no thread takes it twice.
         self._lock, self._owner, self._handlers_run = threading.RLock(), 0, False
-        self._room = threading.Event()
+        self._room = Event()
         self._room.set()
-        self._no_snapshot = threading.Event()
+        self._no_snapshot = Event()
         self._no_snapshot.set()
 
     def held(self, *, rows: bool = True) -> Held:

@@ -55,8 +55,8 @@ def test_as_many_threads_start_as_are_needed() -> None:
     assert of_pool("some") == []
     for _ in range(5):
         pool.submit(int).result(PATIENCE)
-        assert pool._idle.acquire(timeout=PATIENCE), "its thread waits for work"
-        pool._idle.release()
+        pool._idle.get(timeout=PATIENCE)  # its thread waits for work
+        pool._idle.put(None)
     assert len(of_pool("some")) == 1
     futures = [pool.submit(release.wait, PATIENCE) for _ in range(9)]
     assert len(of_pool("some")) == 3
