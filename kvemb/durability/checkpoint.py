@@ -229,17 +229,21 @@ class DirectoryDraft:
 
     def publish(self) -> None:
         """Sync it and rename it to its target. Raises ColdStoreError."""
-        self.sync()
+        self._sync_content()
         self.rename()
 
     def sync(self) -> None:
         """Wait until it is on disk under its temporary name; its files must be. Raises ColdStoreError."""
+        self._sync_content()
         with layout.as_cold_store_error(f"write {self.target}"):
-            fresh_files.sync_tree(self.path)
             fresh_files.sync_directory(self.path.parent)
 
+    def _sync_content(self) -> None:
+        with layout.as_cold_store_error(f"write {self.target}"):
+            fresh_files.sync_tree(self.path)
+
     def rename(self) -> None:
-        """Rename it to its target, durably. Raises ColdStoreError; then target does not exist. REQUIRES: sync()."""
+        """Rename it to its target, durably. Raises ColdStoreError; then target is not there. REQUIRES: it is synced."""
         with layout.as_cold_store_error(f"write {self.target}"):
             os.rename(self.path, self.target)
             try:

@@ -263,13 +263,18 @@ def unpack(checkpoint: Path, target: Path, files: Collection[str]) -> None:
     try:
         (target / ROWS).mkdir(parents=True)
         _link_files(checkpoint / ROWS, target / ROWS)
-        for folder in {name.rpartition("/")[0] for name in files}:
-            (target / folder).mkdir(exist_ok=True)
-        for name in files:
-            fresh_files.link_or_copy(f"{checkpoint}/{name}", f"{target}/{name}")
+        link(checkpoint, target, files)
     except OSError as error:
         shutil.rmtree(target, ignore_errors=True)
         raise ColdStoreError(f"cannot copy {checkpoint} to {target}: {error}") from error
+
+
+def link(checkpoint: Path, target: Path, files: Collection[str]) -> None:
+    """Make hard links to some files of a checkpoint, paths below it, in a directory that exists. Raises OSError."""
+    for folder in {name.rpartition("/")[0] for name in files}:
+        (target / folder).mkdir(exist_ok=True)
+    for name in files:
+        fresh_files.link_or_copy(f"{checkpoint}/{name}", f"{target}/{name}")
 
 
 def _link_files(source: Path, target: Path) -> None:

@@ -156,8 +156,8 @@ class Points:
         number = self._last_number = (layout.history(self._last_number) + 1) * layout.POINTS_OF_HISTORY
         described = replace(described, id=uuid.uuid4().hex, point=number)
         with atomic_directory(layout.point(self.store, number)) as point:
-            layout.unpack(kept, point, described.named_files | described.attached)
-            described = complete(point, described, kept, same_names=True)
+            layout.link(kept, point, described.files)  # all of them: no file of a point ever changes
+            described = complete(point, described, kept, described.files, same_names=True)
         live = self.store / layout.LIVE / f"{number}"
         try:
             layout.unpack(layout.point(self.store, number), live, described.named_files)

@@ -276,6 +276,19 @@ def test_rollbacks_leave_the_files_of_the_last_one_alone(store):
     assert len(list((store.path / "live").iterdir())) == 1
 
 
+def test_the_point_of_a_rollback_has_the_files_of_the_mark(store):
+    fill(store, range(100), 1)
+    mark = store.mark("best", files={"dense.bin": b"weights"}, block=True)
+    fill(store, range(10), 2)
+    store.rollback(mark)
+    point = kvemb.Checkpoint.at(store.path)
+    assert point.inventory == kvemb.Checkpoint(mark.path).inventory
+    assert all(os.path.samefile(point.path / name, mark.path / name) for name in point.inventory)
+    fill(store, range(20), 3)
+    store.flush()
+    assert kvemb.verify(mark.path, deep=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("durability", ["write", "checkpoint"])
 def test_a_kill_at_any_instant_leaves_one_of_both_states(open_store, tmp_path, durability):

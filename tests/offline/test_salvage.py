@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from damage import BUDGET, KEYS, damages, values_of
+from deltas import fill
 
 import kvemb
 from kvemb.durability import manifest
@@ -46,6 +47,59 @@ def test_repair_saves_rows_outside_the_gaps_and_none_that_is_older(places, tmp_p
                 saved_some += 0 < saved.lost < len(model) // 2
             assert kvemb.verify(out, deep=True)
     assert saved_some
+
+
+@pytest.fixture
+def marked(open_store, tmp_path):
+    """A store that is closed: rows of 1 in a mark, rows of 2 in another, and after a rollback rows of 3 in the log."""
+    with open_store(tmp_path / "marked", durability="write") as store:
+        fill(store, range(100), 1)
+        first = store.mark("first", block=True)
+        fill(store, range(50), 2)
+        second = store.mark("second", block=True)
+        store.rollback(first)
+        fill(store, range(10), 3)
+        store.close(flush=False)
+    return first, second
+
+
+def values_in(path: Path) -> list[float]:
+    with kvemb.open(path, memory_budget=BUDGET) as store:
+        assert store.marks == []
+        return store.variables["table"].lookup(range(100))[:, 0].tolist()
+
+
+def test_a_store_with_marks_is_repaired_as_it_is_and_each_mark_like_a_checkpoint(marked, tmp_path, open_store):
+    first, second = marked
+    done = kvemb.repair(tmp_path / "marked", tmp_path / "out")
+    assert (done.damages, done.logged) == ([], 10)
+    assert values_in(tmp_path / "out") == [3] * 10 + [1] * 90
+    for mark, values in ((first, [1] * 100), (second, [2] * 50 + [1] * 50)):
+        assert kvemb.repair(mark.path, tmp_path / mark.name).damages == []
+        assert values_in(tmp_path / mark.name) == values
+    with open_store(tmp_path / "marked", durability="write") as store:
+        assert store.marks == [first, second]
+        store.rollback(second)
+        assert store.variables["table"].lookup([5])[0, 0] == 2
+
+
+def test_what_is_damaged_of_marks_does_not_concern_the_store(marked, tmp_path):
+    """Of several points, the newest is that of the last rollback, also without CURRENT."""
+    _, second = marked
+    store = tmp_path / "marked"
+    for file in (store / "marks").iterdir():
+        file.write_bytes(b"{")
+    (store / "CURRENT").unlink()
+    (own,) = [file for file in second.path.glob("rows/*.sst") if file.stat().st_nlink == 1]
+    own.write_bytes(own.read_bytes()[:-1])
+    with pytest.raises(Corruption, match="CURRENT is missing"):
+        kvemb.open(store, memory_budget=BUDGET)
+    done = kvemb.repair(store, tmp_path / "out")
+    assert done.damages == [f"{store / 'CURRENT'} is missing"]
+    assert values_in(tmp_path / "out") == [3] * 10 + [1] * 90
+    done = kvemb.repair(second.path, tmp_path / "second")
+    assert len(done.damages) == 1
+    assert str(own) in done.damages[0]
 
 
 def test_repair_does_without_what_can_be_made_again(places, tmp_path):

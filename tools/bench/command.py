@@ -20,7 +20,7 @@ import typer
 from kvemb.tools.bench.cluster import reshard
 from kvemb.tools.bench.cluster import shards as cluster
 from kvemb.tools.bench.cold import cold, disk, hitrate, larger, memory, prefetch, spent, tables, train
-from kvemb.tools.bench.disk import checkpoint, export, follow, series, serve
+from kvemb.tools.bench.disk import checkpoint, export, follow, marks, series, serve
 from kvemb.tools.bench.gpu import run as gpu
 from kvemb.tools.bench.hot import features, keras, lookup, pool, small, strings, torch, upsert
 from kvemb.tools.bench.measure import compile_seconds
@@ -40,7 +40,7 @@ COLD = {
     "hitrate": hitrate,
     "memory": memory,
 }
-DISK = {"checkpoint": checkpoint, "series": series, "follow": follow, "serve": serve, "export": export}
+DISK = {"checkpoint": checkpoint, "marks": marks, "series": series, "follow": follow, "serve": serve, "export": export}
 
 app = typer.Typer(help="Measure kvemb and a peer, in turns in the same run.", no_args_is_help=True)
 

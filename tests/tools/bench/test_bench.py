@@ -65,6 +65,7 @@ TINY: dict[str, tuple[str, int, set[str]]] = {
         f"{TABLE} --hot-mib 1 --dirty-rows 300 --variables 3 --runs 1",
         *(12, {f"{what}, {how}" for what in ("longest call without one", "until it is complete") for how in PARTS}),
     ),
+    "marks": ("--rows 3000 --dim 8 --runs 2", 8, set()),
     "torch": (f"{TABLE} --steps 2 --runs 2", 3, {*OF_TORCH, "fbgemm", "rows_compared"}),
     "features": ("--tables 3 --rows 400 --batch 64 --steps 2 --runs 2", 3, {*OF_TORCH, "rows_compared"}),
     "prefetch": (f"{TABLE} --hot-rows 500 --steps 2 --runs 2", 1, {*OF_TORCH, "model_ms", "rows_compared"}),
@@ -72,8 +73,8 @@ TINY: dict[str, tuple[str, int, set[str]]] = {
 }
 NEEDS_CXX = pytest.mark.skipif(which("g++") is None, reason="needs g++, which runs the GPU's kernels here")
 # They start processes, which import everything anew.
-SLOW = {"disk", "larger", "memory", "follow", "checkpoint", "train"}
-NEEDING = {"checkpoint": ["torch"], "torch": ["torch"], "features": ["torch"], "prefetch": ["torch"]}
+SLOW = {"disk", "larger", "memory", "follow", "checkpoint", "marks", "train"}
+NEEDING = {each: ["torch"] for each in ("checkpoint", "marks", "torch", "features", "prefetch")}
 NEEDING |= {"keras": ["keras", "torch"]}
 
 
