@@ -26,6 +26,7 @@ from kvemb import bulk
 from kvemb.errors import ColdStoreError, KvembError, Poisoned
 from kvemb.limits import Limits
 from kvemb.tools import migrate
+from kvemb.tools.failures import BadInput
 
 BUDGET = "4MiB"
 # Several table files in a merge and in a point, from few rows.
@@ -111,12 +112,16 @@ Calling = Callable[[Path], Any]  # of the root: a context manager, of a function
 
 
 class Call(NamedTuple):
-    """One call. needs: what of `ready` it needs. made: what it makes, which then has the rows of a state."""
+    """One call. needs: what of `ready` it needs. made: what it makes, which then has the rows of a state.
+
+    columns: those that are then the state's; none: all.
+    """
 
     calling: Calling
     needs: str
     made: str
     state: str
+    columns: tuple[str, ...] = ()
 
 
 def simple(call: Callable[[Path], object]) -> Calling:
@@ -167,9 +172,26 @@ def save(store: kvemb.Store, root: Path) -> None:
         series.save(store, files={"dense": lambda file: file.write(bytes(5000))})
 
 
+@contextmanager
+def rolled_back(root: Path) -> Iterator[Callable[[], object]]:
+    """Go back to a mark, from a state that is durable, too."""
+    with opened(root / "store") as store:
+        if not store.marks:
+            store.mark("then", block=True)
+        store.variables["table"].upsert([9999], np.ones((1, DIM), np.float32))
+        store.flush()
+        yield lambda: store.rollback("then")
+
+
 def migrated(root: Path) -> None:
     """Copy the table with another policy, into a new store."""
     migrate.migrate(migrate.plan(root / "store", root / "out", policy="frequency"))
+
+
+def migrated_in_place(root: Path) -> None:
+    """Give the table another policy, in its store, unless it has it."""
+    with suppress(BadInput):
+        migrate.migrate(migrate.plan(root / "store", None, policy="frequency"))
 
 
 def load(store: kvemb.Store, root: Path) -> None:
@@ -178,6 +200,8 @@ def load(store: kvemb.Store, root: Path) -> None:
         bulk.load(store.variables["table"], list(bulk.scan(source.variables["table"])))
 
 
+# Of a table that gets a policy.
+WITHOUT_SCORES = ("keys", "values", "accumulator")
 HOW: dict[str, Any] = {"memory_budget": BUDGET, "limits": LIMITS}
 
 
@@ -209,6 +233,8 @@ def to_third(store: kvemb.Store, root: Path) -> None:
 CALLS = {
     "open": Call(simple(lambda root: kvemb.open(root / "store", **HOW)), "store", "store", "store"),
     "flush": Call(of_store("store", lambda store, _: store.flush()), "store", "store", "store+"),
+    "mark": Call(of_store("store", lambda store, _: store.mark("kept", block=True)), "store", "store", "store+"),
+    "rollback": Call(rolled_back, "store", "store", "store"),
     "checkpoint": Call(of_store("store", lambda store, root: store.checkpoint(root / "out")), "store", "out", "store+"),
     "save": Call(of_store("store", save), "store series", "series/00000004", "store+"),
     "compact": Call(of_store("store", lambda store, _: bulk.compact(store)), "store", "store", "store+"),
@@ -224,7 +250,8 @@ CALLS = {
     "restore_far": Call(restored("far-2"), "far-2", "out", "series-3"),
     "resume": Call(of_series("series", resume), "store series", "store", "series-3"),
     "resume_new": Call(of_series("series", resume), "series", "store", "series-3"),
-    "migrate": Call(simple(migrated), "store", "out", "store"),
+    "migrate": Call(simple(migrated), "store", "out", "store", WITHOUT_SCORES),
+    "migrate_in_place": Call(simple(migrated_in_place), "store", "store", "store", WITHOUT_SCORES),
     "repair": Call(repaired("near/00000001"), "near", "out", "series-1"),
     "repair_far": Call(repaired("far-2"), "far-2", "out", "series-3"),
 }
@@ -303,7 +330,7 @@ def _check(call: Call, root: Path, ready: Path, *, tidy: bool) -> None:
     if call.state.endswith("+"):
         assert found["keys"][-1] == np.int64(9999).tobytes()
         found = {name: column[:-1] for name, column in found.items()}
-    for name in wanted if call.made != "out" or call.state != "store" else ["keys", "values", "accumulator"]:
+    for name in call.columns or wanted:
         assert found[name] == wanted[name], name
     marks = [".", "kvemb-"] if tidy else ["."]
     left = [path for path in root.rglob("*") if path.name.startswith(tuple(marks)) or path.suffix in (".tmp", ".part")]
