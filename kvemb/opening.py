@@ -114,10 +114,10 @@ def open_at(path: Path, how: OpenArguments) -> Store:
             memory_budget=how.memory_budget,
             device_memory=how.device_memory,
             read_only=how.reads,
-            follow=bool(how.follow),
+            follow=how.follow,
             durability=how.durability,
             limits=how.limits,
-            warm=bool(how.warm),
+            warm=how.warm,
             keep_marks=how.keep_marks,
         )
     store = Store(engine)

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from kvemb.checks.brief import brief
-from kvemb.checks.numeric import as_int
+from kvemb.checks.numeric import as_bool, as_int
 from kvemb.durability.marks.kept import KEEP_MARKS, MAX_MARKS
 from kvemb.engine.periodic_flush import as_flush_every
 from kvemb.limits import DEFAULT, Limits
@@ -32,6 +32,8 @@ class OpenArguments:
     keep_marks: int = KEEP_MARKS
 
     def __post_init__(self) -> None:
+        for flag in ("read_only", "follow", "warm"):
+            as_bool(getattr(self, flag), flag)
         parse_budget(self.memory_budget)
         parse_device_memory(self.device_memory)
         if self.durability not in ("checkpoint", "write"):
@@ -49,7 +51,7 @@ class OpenArguments:
     @property
     def reads(self) -> bool:
         """Whether the store is only read."""
-        return bool(self.read_only or self.follow)
+        return self.read_only or self.follow
 
 
 def as_names(variables: Collection[str] | None) -> set[str] | None:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from kvemb import opening
 from kvemb.durability import fresh_files, layout, paths
 from kvemb.durability.installing import check_is_new, check_names
+from kvemb.durability.marks.kept import KEEP_MARKS
 from kvemb.engine.open_arguments import OpenArguments, as_names
 from kvemb.limits import Limits
 from kvemb.masking import masked
@@ -36,6 +37,7 @@ def restore(
     options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     limits: Limits = Limits(),  # noqa: B008 -- a frozen value
+    keep_marks: int = KEEP_MARKS,
 ) -> Store:
     """Make a new store at a path from a checkpoint, and open it. The checkpoint never changes.
 
@@ -85,6 +87,7 @@ def restore(
         durability=durability,
         flush_every=flush_every,
         limits=limits,
+        keep_marks=keep_marks,
     )
     names, target = as_names(variables), paths.local(path)
     place = Place(checkpoint, options, what="checkpoint")

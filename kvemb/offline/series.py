@@ -18,6 +18,7 @@ from kvemb.durability.attachments import Attachments, Extra, Files
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.checkpointer import PendingCheckpoint
 from kvemb.durability.layout import series_name
+from kvemb.durability.marks.kept import KEEP_MARKS
 from kvemb.engine.open_arguments import OpenArguments, as_names
 from kvemb.handle import inside
 from kvemb.limits import DEFAULT, Limits
@@ -201,6 +202,7 @@ class CheckpointManager(NumberedCheckpoints):
         durability: Literal["checkpoint", "write"] = "checkpoint",
         flush_every: None = None,
         limits: Limits = DEFAULT,
+        keep_marks: int = KEEP_MARKS,
     ) -> tuple[Store, Checkpoint | None]:
         """Open a store in the state of the newest checkpoint, or of another one, to continue training from it.
 
@@ -245,7 +247,12 @@ class CheckpointManager(NumberedCheckpoints):
         if flush_every is not None:
             raise ValueError("flush_every has no effect with resume, which goes back to a checkpoint; call save_if_due")
         how = OpenArguments(
-            memory_budget=memory_budget, device_memory=device_memory, warm=warm, durability=durability, limits=limits
+            memory_budget=memory_budget,
+            device_memory=device_memory,
+            warm=warm,
+            durability=durability,
+            limits=limits,
+            keep_marks=keep_marks,
         )
         store, names = paths.local(path), as_names(variables)
         paths.check_series_root(self.root)

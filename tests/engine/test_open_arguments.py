@@ -17,6 +17,10 @@ from kvemb.limits import DEFAULT
         ({"durability": "write", "follow": True}, ValueError, "durability='write' needs a writable store"),
         ({"flush_every": 0}, ValueError, "flush_every must be a number of seconds"),
         ({"flush_every": 1, "read_only": True}, ValueError, "flush_every needs a writable store"),
+        ({"read_only": "false"}, TypeError, "read_only must be True or False, got str 'false'"),
+        ({"follow": 1}, TypeError, "follow must be True or False, got int 1"),
+        ({"warm": None}, TypeError, "warm must be True or False"),
+        ({"keep_marks": 1.5}, TypeError, "keep_marks must be an int"),
         ({"limits": None}, TypeError, r"limits must be a kvemb\.limits\.Limits, got None"),
     ],
 )

@@ -198,6 +198,8 @@ WRONG = [
     ({"variables": "users"}, TypeError, r"variables must be a list of names such as \['users'\], got 'users'"),
     ({"variables": ["users", 3]}, TypeError, "variables must be a list of names .* got 3 in it"),
     ({"variables": 3}, TypeError, "variables must be a list of names"),
+    ({"warm": "no"}, TypeError, "warm must be True or False, got str 'no'"),
+    ({"keep_marks": -1}, ValueError, "keep_marks must be"),
     ({"limits": "large"}, TypeError, r"limits must be a kvemb\.limits\.Limits, got 'large'"),
 ]
 WRONG_FOR_RESUME = [
@@ -234,9 +236,9 @@ def trained(tmp_path_factory):
 
 def test_the_wrong_arguments_are_of_all_that_there_are():
     told = {name for case in (*WRONG, *WRONG_FOR_RESUME) for name in case[0]}
-    assert set(inspect.signature(kvemb.CheckpointManager.resume).parameters) - {"self", "path", "warm"} <= told
+    assert set(inspect.signature(kvemb.CheckpointManager.resume).parameters) - {"self", "path"} <= told
     told = {name for case in (*WRONG, *WRONG_FOR_RESTORE) for name in case[0]}
-    assert set(inspect.signature(kvemb.restore).parameters) - {"checkpoint", "path", "warm", "progress"} <= told
+    assert set(inspect.signature(kvemb.restore).parameters) - {"checkpoint", "path", "progress"} <= told
 
 
 @pytest.mark.parametrize(("wrong", "error", "message"), [*WRONG, *WRONG_FOR_RESUME])
