@@ -65,8 +65,8 @@ def open(
             flushes make uses durable and keep the log short. None: the store is flushed only when you call ``flush()``.
             A cluster has no ``flush_every``; use ``checkpoint(block=False)`` there.
         limits: How much one internal step processes at a time (``kvemb.limits.Limits``).
-        keep_marks: How many marks without a name the store keeps, the newest ones (``Store.mark``), as those that a
-            ``state_dict`` has.
+        keep_marks: How many marks without a name the store keeps, the newest ones (``Store.mark``), such as those of
+            a ``state_dict`` that was saved to a file. Those of one that lives do not count.
 
     Returns:
         The store. Use it in a ``with`` block, which flushes and closes it, or call ``close()``.

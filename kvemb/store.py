@@ -350,7 +350,8 @@ class Store(ManyTables[Engine]):
 
         Args:
             name: A name, under which the mark stays until it is dropped or another mark gets the name. None: the mark
-                stays until there are ``keep_marks`` newer ones without a name (``kvemb.open``).
+                stays until there are ``keep_marks`` newer ones without a name (``kvemb.open``). That of a
+                ``state_dict`` also stays as long as this lives.
             files: Other files that belong to this state, as of ``checkpoint``.
             extra: A dict of JSON values, as of ``checkpoint``.
             block: Whether to wait until the mark is complete. With False, an error is raised by the next

@@ -1,9 +1,10 @@
 """The rows in a state_dict: a mark of each store, to which load_state_dict takes the store back.
 
 A state_dict has a small tensor for each module of kvemb.torch: bytes of JSON, because some frameworks save tensors
-alone. All modules of a call of state_dict() have the same marks. load_state_dict() of any torch.nn.Module, which
-importing kvemb.torch replaces by one that does this beside, finds all marks before it loads anything, and moves rows
-only once the dense part is loaded: so neither is loaded without the other.
+alone. All modules of a call of state_dict() have the same marks, which are kept at least as long as the tensors or
+copies of them live. load_state_dict() of any torch.nn.Module, which importing kvemb.torch replaces by one that does
+this beside, finds all marks before it loads anything, and moves rows only once the dense part is loaded: so neither is
+loaded without the other.
 """
 
 from __future__ import annotations
@@ -85,8 +86,12 @@ def saved(variables: list[Variable]) -> torch.Tensor:
     """Return what a state_dict has for the rows of variables: a tensor of bytes, uint8 (n,)."""
     if not _calls.saving:
         _calls.marked, _calls.destination = {}, None
-    text = json.dumps({variable.name: _saved(variable) for variable in variables})
-    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+    parts = {variable.name: _saved(variable) for variable in variables}
+    state = torch.frombuffer(bytearray(json.dumps(parts).encode()), dtype=torch.uint8)
+    # PyTorch copies the attributes of a tensor with it.
+    holds = [engine.points.marks.hold(told["mark"]) for engine, told in _calls.marked.items()]
+    state.kvemb_holds = holds  # type: ignore[attr-defined]
+    return state
 
 
 def _saved(variable: Variable) -> dict[str, Any]:

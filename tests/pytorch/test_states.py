@@ -75,6 +75,26 @@ def test_an_early_stopping_loop_gets_its_best_model_back(model, store, copied):
     assert copied is dict or loss_of(model) == loss
 
 
+def test_a_state_dict_that_lives_can_be_loaded_however_many_are_saved_to_files(open_store, tmp_path):
+    torch.manual_seed(0)
+    store = open_store(tmp_path / "store", keep_marks=2)
+    model = Model(store)
+    train(model, 2)
+    best, loss = copy.deepcopy(model.state_dict()), loss_of(model)
+    for epoch in range(4):
+        train(model, 1, epoch)
+        torch.save(model.state_dict(), tmp_path / f"{epoch}.pt")
+    assert len(store.marks) == 3
+    model.load_state_dict(best)
+    assert loss_of(model) == loss
+    model.load_state_dict(torch.load(tmp_path / "3.pt", weights_only=True))
+    with pytest.raises(MarkNotFound, match="Nothing was loaded"):
+        model.load_state_dict(torch.load(tmp_path / "0.pt", weights_only=True))
+    del best
+    model.state_dict()
+    assert len(store.marks) == 2
+
+
 def test_all_modules_of_a_store_share_one_mark_of_a_call(model, store):
     state = model.state_dict()
     assert state.keys() >= {"users._extra_state", "tower.items._extra_state", "head.weight"}

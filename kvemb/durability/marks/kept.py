@@ -7,13 +7,16 @@ the current one, is deleted with the next one. FORMAT.md, "A store", specifies t
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 import uuid
+from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
+from weakref import WeakValueDictionary
 
 from kvemb.checks.brief import brief
 from kvemb.checks.fields import OMITTED, Id, as_json, integer, number, read, text
@@ -29,6 +32,7 @@ SUFFIX, TEMPORARY = ".json", ".tmp"
 MAX_NAME, MAX_BYTES = 200, 1 << 16
 # How many marks without a name a store keeps, unless it is opened with keep_marks=.
 KEEP_MARKS, MAX_MARKS = 16, 10**6
+_logger = logging.getLogger("kvemb")
 
 
 @dataclass(frozen=True)
@@ -48,11 +52,30 @@ def read_marks(store: Path) -> list[Mark]:
     return [_mark(store, entry) for entry in _read_all(store / layout.MARKS)]
 
 
+class Hold:
+    """As long as one lives, its mark is kept, however many others are made. A copy is the same hold."""
+
+    def __copy__(self) -> Hold:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Hold:
+        return self
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        """In a file it holds nothing. torch.load(weights_only=True) reads this type, and none of kvemb's."""
+        return OrderedDict, ()
+
+
 class Marks:
-    """The marks of a store that is open for writing. most: how many without a name are kept, the newest ones."""
+    """The marks of a store that is open for writing.
+
+    most: how many without a name are kept, the newest ones, beside those that are held.
+    """
 
     def __init__(self, store: Path, most: int) -> None:
         self._store, self._most, self._lock = store, most, threading.Lock()
+        self._holds: WeakValueDictionary[str, Hold] = WeakValueDictionary()
+        self._told = False
         self._entries = {entry.id: entry for entry in _read_all(store / layout.MARKS)}
         for left in (store / layout.MARKS).glob(f"*{TEMPORARY}"):
             left.unlink()
@@ -88,6 +111,13 @@ class Marks:
             f"{names}. Give marks that you need later a name, or open the store with a larger keep_marks="
         )
 
+    def hold(self, mark: str) -> Hold:
+        """Return what keeps the mark with this id."""
+        with uninterrupted(), self._lock:
+            hold = self._holds.get(mark) or Hold()
+            self._holds[mark] = hold
+            return hold
+
     def new(self, name: str | None, identity: str, point: int) -> Mark:
         """Return a mark that is not on disk yet. point: the number of its durable point."""
         return Mark(uuid.uuid4().hex, identity, name, manifest.created_now(), layout.point(self._store, point))
@@ -95,7 +125,8 @@ class Marks:
     def keep(self, mark: Mark) -> None:
         """Write a mark's file: from now on its durable point, which is complete, is kept. Raises ColdStoreError.
 
-        It replaces a mark of the same name. Beyond the marks without a name that are kept, the oldest are dropped.
+        It replaces a mark of the same name. Beyond the marks without a name that are kept, the oldest that nothing
+        holds are dropped.
         """
         with uninterrupted(), self._lock:
             last = max((entry.number for entry in self._entries.values()), default=0)
@@ -112,8 +143,19 @@ class Marks:
                 fresh_files.sync_directory(folder)
             replaced = [each.id for each in self._entries.values() if entry.name and each.name == entry.name]
             self._entries[mark.id] = entry
-            unnamed = [each.id for each in self._entries.values() if not each.name]
-            self._drop([*replaced, *unnamed[: max(0, len(unnamed) - self._most)]])
+            unnamed = [each for each in self._entries.values() if not each.name and each.id not in self._holds]
+            dropped = unnamed[: max(0, len(unnamed) - self._most)]
+            self._drop([*replaced, *(each.id for each in dropped)])
+        if dropped and not self._told:
+            self._told = True
+            _logger.warning(
+                "%s does not keep its mark of %s any more, and will drop others: it keeps the newest %d without a "
+                "name. A state_dict in a file that was saved then cannot be loaded; to keep more, open the store with "
+                "keep_marks=",
+                self._store,
+                format_time(dropped[0].created),
+                self._most,
+            )
 
     def drop(self, mark: Mark) -> None:
         """Delete a mark's file; the caller then deletes its durable point. Raises ColdStoreError."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,25 @@ def test_the_oldest_without_a_name_are_dropped(tmp_path):
     assert marks.all() == read_marks(tmp_path) == [named, *unnamed[1:]]
     marks.drop(named)
     assert read_marks(tmp_path) == unnamed[1:]
+
+
+def test_what_is_held_stays_beside_those_that_are_kept_until_its_last_copy_is_gone(tmp_path, caplog):
+    marks = Marks(tmp_path, 2)
+    first = kept(marks)
+    hold = marks.hold(first.id)
+    assert marks.hold(first.id) is hold
+    copies = [copy.copy(hold), copy.deepcopy([hold])]
+    del hold
+    second, third = kept(marks), kept(marks)
+    assert marks.all() == read_marks(tmp_path) == [first, second, third]
+    assert caplog.messages == []
+    assert pickle.loads(pickle.dumps(copies)) == [{}, [{}]]
+    copies.clear()
+    fourth = kept(marks)
+    assert marks.all() == read_marks(tmp_path) == [third, fourth]
+    kept(marks)
+    (told,) = caplog.messages
+    assert "it keeps the newest 2 without a name" in told
 
 
 def test_a_mark_that_is_dropped_while_marks_are_read_is_left_out(tmp_path, monkeypatch):
