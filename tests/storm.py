@@ -74,6 +74,7 @@ class Storm:
         self.folder, self.way, self.chance = folder, way, chance
         self.model = Model()
         self.saved: list[tuple[Path, list[State]]] = []
+        self.marked: dict[str, State] = {}
         self.calm, self.over = True, False  # attributes, which a handler cannot interrupt as they are set
         self.store = self.open()
         self.thread, self.sending = threading.get_ident(), threading.Lock()
@@ -222,8 +223,8 @@ class Storm:
         values = chance.integers(-8, 8, (len(keys), DIM)).astype(np.float32)
         what = chance.choice(
             ["upsert", "lookup", "many", "step", "steps", "accum", "remove", "flush", "checkpoint", "size", "restrict",
-             "prefetch", "export", "stats", "background", "clear"],
-            p=[0.2, 0.12, 0.08, 0.16, 0.1, 0.08, 0.06, 0.05, 0.03, 0.01, 0.02, 0.03, 0.02, 0.01, 0.02, 0.01],
+             "prefetch", "export", "stats", "background", "clear", "mark", "rollback"],
+            p=[0.18, 0.1, 0.08, 0.16, 0.1, 0.06, 0.06, 0.05, 0.03, 0.01, 0.02, 0.03, 0.02, 0.01, 0.02, 0.01, 0.03, 0.03]
         )  # fmt: skip
 
         def stepped(rows: npt.NDArray[np.float32]) -> None:
@@ -261,6 +262,10 @@ class Storm:
         if what == "background":
             target = self.folder / f"checkpoint{chance.integers(1 << 40)}"
             return self.durably(lambda: self.store.checkpoint(target, block=False), complete=False), then
+        if what == "mark":
+            return self.mark, then
+        if what == "rollback" and self.marked:
+            return self.going_back(str(chance.choice(list(self.marked))))
         if what == "restrict":
             return lambda: variable.restrict(int(KEYS[-1]) + 1), then
         if what == "prefetch":
@@ -268,6 +273,21 @@ class Storm:
         if what == "export":
             return lambda: variable.export(), then
         return lambda: variable.size() if what == "size" else variable.stats, then
+
+    def mark(self) -> None:
+        name = f"{len(self.marked)}"
+        self.durably(lambda: self.store.mark(name, block=True))()
+        self.marked[name] = self.model.now
+
+    def going_back(self, name: str) -> tuple[Callable[[], Any], State]:
+        then = self.marked[name]
+
+        def made() -> None:
+            self.model.points = [*self.model.points, then]
+            self.store.rollback(name)
+            self.model.points = [then]
+
+        return made, then
 
     def durably(self, call: Callable[[], Any], *, complete: bool = True) -> Callable[[], Any]:
         def made() -> None:
