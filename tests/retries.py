@@ -24,6 +24,7 @@ import kvemb
 import kvemb.cluster
 from kvemb import bulk
 from kvemb.errors import ColdStoreError, KvembError, Poisoned
+from kvemb.handle import inside
 from kvemb.limits import Limits
 from kvemb.tools import migrate
 from kvemb.tools.failures import BadInput
@@ -180,7 +181,12 @@ def rolled_back(root: Path) -> Iterator[Callable[[], object]]:
             store.mark("then", block=True)
         store.variables["table"].upsert([9999], np.ones((1, DIM), np.float32))
         store.flush()
-        yield lambda: store.rollback("then")
+
+        def going_back() -> None:
+            store.rollback("then")
+            inside(store).spiller.submit(lambda: None).result()  # what it leaves is deleted
+
+        yield going_back
 
 
 def migrated(root: Path) -> None:
