@@ -34,7 +34,7 @@ def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[faults.Labo
 
 @pytest.fixture(scope="module")
 def ready(laboratory: faults.Laboratory, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = laboratory.run("ready", folder=tmp_path_factory.mktemp("ready"))
+    made = laboratory.run("ready", timeout=600, folder=tmp_path_factory.mktemp("ready"))
     assert made.error == ""
     return made.folder
 
