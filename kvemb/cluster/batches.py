@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from kvemb import registry
 from kvemb.cluster.router import GroupedKeys, Router
-from kvemb.contracts import Mask, Values
+from kvemb.contracts import Mask, RowKernels, Values
 from kvemb.rows.hashing import Keys
 
 
@@ -31,6 +32,11 @@ def divided(
         yield shard, (keys[where], grads[where])
 
 
+@cache
+def _kernels() -> RowKernels:
+    return registry.row_kernels()
+
+
 def summed(grouped: GroupedKeys, grads: Values, dim: int) -> Values:
     """Return the sum of each distinct key's gradients, added in order, as the optimizer's step does.
 
@@ -39,7 +45,7 @@ def summed(grouped: GroupedKeys, grads: Values, dim: int) -> Values:
     if not grouped.repeated:
         return grads.copy() if len(grouped.parts) < 2 else np.take(grads, grouped.sums.first, axis=0, mode="clip")
     out = np.empty((len(grouped.keys), grads.shape[1]), grads.dtype)
-    registry.row_kernels().row_gradients(grouped.sums, np.arange(len(grads)), np.empty(0, grads.dtype), grads, out)
+    _kernels().row_gradients(grouped.sums, np.arange(len(grads)), np.empty(0, grads.dtype), grads, out)
     if grads.shape[1] > dim:
         out[:, dim:] = grads[grouped.sums.first, dim:]
     return out
