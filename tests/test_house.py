@@ -507,6 +507,7 @@ TESTED_BY = {
     "backends/intrinsics.py": "rows/test_random_kernels.py",
     "tools/formats/tensor_bundle.py": "tools/formats/test_tf_checkpoint.py",
     "kvemb/cluster/in_flight": "cluster/test_in_flight.py",
+    "kvemb/cluster/router_kernels.py": "cluster/test_router.py",
     # What a cluster's variable does is compared with what a store's does.
     **{
         f"kvemb/cluster/{name}.py": "cluster/test_same_results.py"

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from kvemb import registry
 from kvemb.cluster.router import GroupedKeys, Router
-from kvemb.contracts import Mask, Values
+from kvemb.contracts import Mask, RowKernels, Values
 from kvemb.rows.hashing import Keys
+from kvemb.rows.schema import Schema
+
+# The bytes to which the rows of a variable are aligned: the size of the largest dtype.
+_ALIGN = 8
 
 
 def divided(
@@ -31,6 +38,11 @@ def divided(
         yield shard, (keys[where], grads[where])
 
 
+@cache
+def _kernels() -> RowKernels:
+    return registry.row_kernels()
+
+
 def summed(grouped: GroupedKeys, grads: Values, dim: int) -> Values:
     """Return the sum of each distinct key's gradients, added in order, as the optimizer's step does.
 
@@ -39,10 +51,24 @@ def summed(grouped: GroupedKeys, grads: Values, dim: int) -> Values:
     if not grouped.repeated:
         return grads.copy() if len(grouped.parts) < 2 else np.take(grads, grouped.sums.first, axis=0, mode="clip")
     out = np.empty((len(grouped.keys), grads.shape[1]), grads.dtype)
-    registry.row_kernels().row_gradients(grouped.sums, np.arange(len(grads)), np.empty(0, grads.dtype), grads, out)
+    _kernels().row_gradients(grouped.sums, np.arange(len(grads)), np.empty(0, grads.dtype), grads, out)
     if grads.shape[1] > dim:
         out[:, dim:] = grads[grouped.sums.first, dim:]
     return out
+
+
+class Packed:
+    """Rows of several variables in one array of bytes. lengths: how many each has. packed: None makes the array."""
+
+    def __init__(self, schemas: Sequence[Schema], lengths: Sequence[int], packed: npt.NDArray[np.uint8] | None = None):
+        sizes = [n * each.width * each.value_dtype.itemsize for n, each in zip(lengths, schemas, strict=True)]
+        ends = list(accumulate(-(-size // _ALIGN) * _ALIGN for size in sizes))
+        self.bytes = np.empty(ends[-1] if ends else 0, np.uint8) if packed is None else packed
+        begins = [0, *ends[:-1]]
+        self.rows: list[Values] = [
+            self.bytes[begin : begin + size].view(schema.value_dtype).reshape(-1, schema.width)
+            for begin, size, schema in zip(begins, sizes, schemas, strict=bool(ends))
+        ]
 
 
 def fill(out: Values, exists: Mask | None, grouped: GroupedKeys, answers: Mapping[int, tuple[Values, Any]]) -> None:

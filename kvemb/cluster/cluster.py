@@ -12,13 +12,15 @@ from concurrent.futures import Future, wait
 from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+
 import kvemb
-from kvemb.cluster.batches import divided, fill
+from kvemb.cluster.batches import Packed, divided, fill
 from kvemb.cluster.calls import ADVICE, Calls
 from kvemb.cluster.client_state import ClientState
 from kvemb.cluster.coordination.recovery import Recovery
 from kvemb.cluster.durability.checkpointing import Checkpoint, CheckpointRequest
-from kvemb.cluster.messages import ChangeRequest, JoinReply, OpenVariable, ReadRequest
+from kvemb.cluster.messages import ChangeRequest, JoinReply, OpenVariable, ReadRequests
 from kvemb.cluster.router import GroupedKeys, Router
 from kvemb.cluster.session import ENDED, ClientVariable, Session
 from kvemb.cluster.transport import Transport
@@ -166,24 +168,29 @@ class Cluster:
         """Fill in rows and existence. A repeated key is sent once, with the number of its uses."""
         session = self.begin_call()
         parts = [(part, self.router.group(part.keys)) for part in wanted]
-        reads: dict[int, list[ReadRequest]] = {}
-        positions: dict[int, list[int]] = {}  # in `wanted`
+        reads: dict[int, list[tuple[int, Keys, Positions | None]]] = {}  # of each shard; first: which of `wanted`
+        tokens: list[str] = []
+        moments: list[tuple[Any, ...]] = []
         for at, (part, grouped) in enumerate(parts):
             opened = session.client_variable(part.table)
-            moment, counts = self._used(part, opened, grouped, touch)
+            when, counts = self._used(part, opened, grouped, touch)
+            tokens.append(opened.token)
+            moments.append(tuple(when))
             for shard, where in grouped.parts:
-                some = None if counts is None else counts[where]
-                reads.setdefault(shard, []).append(ReadRequest(opened.token, grouped.keys[where], some, moment))
-                positions.setdefault(shard, []).append(at)
+                read = at, grouped.keys[where], None if counts is None else counts[where]
+                reads.setdefault(shard, []).append(read)
         exists = any(part.exists is not None for part in wanted)
         with session.noticing_drops([part.table for part in wanted]), session.calls.stamped(reads) as stamp:
-            asked = {shard: (stamp, each, exists, touch) for shard, each in reads.items()}
+            asked = {shard: (stamp, _joined(each, tokens, moments), exists, touch) for shard, each in reads.items()}
             found = session.calls.each("lookup", asked)
-        session.raise_failed(failed for _, failed in found.values())
+        session.raise_failed(failed for _, _, failed in found.values())
         answers: list[dict[int, Any]] = [{} for _ in wanted]
-        for shard, (results, _) in found.items():
-            for at, result in zip(positions[shard], results, strict=True):
-                answers[at][shard] = result
+        for shard, (packed, there, _) in found.items():
+            schemas, end = [wanted[at].table.schema for at, _, _ in reads[shard]], 0
+            rows_of_each = Packed(schemas, [len(keys) for _, keys, _ in reads[shard]], packed).rows
+            for (at, _, _), rows in zip(reads[shard], rows_of_each, strict=True):
+                answers[at][shard] = rows, None if there is None else there[end : end + len(rows)]
+                end += len(rows)
         for (part, grouped), answer in zip(parts, answers, strict=True):
             fill(part.out, part.exists, grouped, answer)
 
@@ -276,6 +283,23 @@ class Cluster:
     def _end_threads(self) -> None:
         self._started.shutdown(wait=True)
         self._waiting.shutdown(wait=True)
+
+
+def _joined(
+    reads: list[tuple[int, Keys, Positions | None]], tokens: list[str], moments: list[tuple[Any, ...]]
+) -> ReadRequests:
+    """Return one message of a shard's reads."""
+    counts = None
+    if any(each is not None for _, _, each in reads):
+        counts = np.concatenate([np.ones(len(keys), np.int64) if each is None else each for _, keys, each in reads])
+    ats, keys = [at for at, _, _ in reads], [keys for _, keys, _ in reads]
+    return ReadRequests(
+        [tokens[at] for at in ats],
+        [len(each) for each in keys],
+        np.concatenate(keys),
+        counts,
+        [moments[at] for at in ats],
+    )
 
 
 def _execute(session: Session, changes: dict[int, list[ChangeRequest]], tokens: list[str]) -> list[Exception | None]:

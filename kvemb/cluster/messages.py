@@ -43,13 +43,18 @@ class JoinReply(NamedTuple):
     opened: dict[str, OpenVariable]
 
 
-class ReadRequest(NamedTuple):
-    """A lookup of one variable. counts: uses of each key; None: one each. moment: of the use."""
+class ReadRequests(NamedTuple):
+    """Lookups of several variables. lengths: how many of the keys (n,) each has, one after the other.
 
-    variable: str
+    counts (n,): uses of each key; None: one each. moments: of the uses, as plain tuples. Many small arrays and named
+    tuples would take several times as long to pickle. The answer has the rows likewise (batches.Packed).
+    """
+
+    variables: list[str]
+    lengths: list[int]
     keys: Keys
     counts: Positions | None
-    moment: Moment
+    moments: list[tuple[Any, ...]]
 
 
 class ChangeRequest(NamedTuple):

@@ -6,6 +6,7 @@ After a loss the coordinator replaces them; they end with it. ray_transport send
 from __future__ import annotations
 
 import math
+import os
 import secrets
 import tempfile
 import time
@@ -34,6 +35,8 @@ CONCURRENT_CALLS = 8
 PROBE_SECONDS = 1.0
 # Timeouts for a shard that is being made: a node may have to be started for it.
 WHEN_MADE = Timeouts(30.0, 270.0)
+# Ray runs its workers with niceness 15. A trainer waits for its shards, and so must not run before them.
+NICENESS = "RAY_worker_niceness"
 
 
 class ShardActor:
@@ -139,7 +142,9 @@ def _made_on_ray(request: OpenRequest, scratch: str | None, meter: Meter, plan: 
 def _made_once(request: OpenRequest, scratch: str | None, meter: Meter, plan: Plan) -> RayTransport:
     ray = ray_here()
     _check_gpus(ray, request.gpus, plan.shards)
-    how = {"max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": "SPREAD", "num_cpus": 0}
+    how: dict[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": "SPREAD", "num_cpus": 0}
+    if NICENESS not in os.environ:  # whoever started Ray has not chosen
+        how["runtime_env"] = {"env_vars": {NICENESS: "0"}}
     shard = ray.remote(concurrency_groups={PINGS: 1})(ShardActor)
     make = shard.options(max_concurrency=CONCURRENT_CALLS, num_gpus=request.gpus, **how)
     token = secrets.token_bytes(32)

@@ -1,35 +1,36 @@
-"""Maps keys to shards: a key's bucket never changes, and a shard has a range of buckets. Pure functions and values.
-
-The bucket is part of the format (FORMAT.md, "A cluster"). It is computed with another hash than the hot table's: if all
-keys of a shard had some bits of that hash in common, the hot table's buckets would fill unevenly.
-"""
+"""Maps keys to shards: a key's bucket never changes, and a shard has a range of buckets. Thread-safe."""
 
 from __future__ import annotations
 
-from collections import deque
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from kvemb.rows.hashing import Keys, Positions, Unique
+from kvemb.rows.hashing import Keys, Positions, Sums, Unique
 
 BUCKETS = 4096  # on disk; do not change
-# How many groupings are kept, and the fewest and most keys of their batches: comparing pays off for long batches.
-MAX_KEPT, MIN_KEPT_KEYS, MAX_KEPT_KEYS = 8, 256, 65_536
-_SHIFT = np.uint64(64 - 12)
+# How many keys the batches have whose groupings are kept, in all, and the fewest of one: grouping a shorter one again
+# takes about as long as finding it.
+MAX_KEPT_KEYS, MIN_KEPT_KEYS = 524_288, 128
+
+
+@cache
+def _kernels() -> Any:
+    from kvemb.cluster import router_kernels
+
+    return router_kernels
 
 
 def buckets_of(keys: Keys) -> npt.NDArray[np.uint16]:
-    """Return the bucket of each key (n,): the high 12 bits of SplitMix64's hash (Steele, Lea, Flood, OOPSLA 2014)."""
-    h = keys.view(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    h ^= h >> np.uint64(30)
-    h *= np.uint64(0xBF58476D1CE4E5B9)
-    h ^= h >> np.uint64(27)
-    h *= np.uint64(0x94D049BB133111EB)
-    h ^= h >> np.uint64(31)
-    return (h >> _SHIFT).astype(np.uint16)
+    """Return the bucket of each key (n,)."""
+    found = np.empty(len(keys), np.uint16)
+    _kernels().buckets(keys, found)
+    return found
 
 
 def first_buckets(shards: int) -> list[int]:
@@ -63,13 +64,15 @@ class GroupedKeys:
     def __init__(self, batch: Keys, split: Callable[[Keys], SplitBatch]) -> None:
         distinct = Unique(batch)
         order, self.parts = split(distinct.keys)
-        self.keys, self.counts, self.sums = distinct.keys, distinct.counts, distinct.sums
-        self.inverse, self.repeated = distinct.inverse, distinct.repeated
-        if len(self.parts) > 1:
-            self.keys, self.counts, self.sums = self.keys[order], self.counts[order], self.sums.of(order)
-            position = np.empty(len(order), np.int64)
-            position[order] = np.arange(len(order))
-            self.inverse = position[self.inverse]
+        self.repeated, self.inverse = distinct.repeated, distinct.inverse
+        if len(self.parts) < 2:
+            self.keys, self.counts, self.sums = distinct.keys, distinct.counts, distinct.sums
+            return
+        position, self.keys, self.counts, first = np.empty((4, len(order)), np.int64)
+        of_each = distinct.keys, distinct.counts, distinct.sums.first
+        _kernels().reorder(order, *of_each, position, self.keys, self.counts, first)
+        self.sums = Sums(first, distinct.sums.following)
+        self.inverse = position[distinct.inverse]
 
     def uses(self, counts: Positions | None) -> Positions:
         """Return the sum of counts (n,) over each key's occurrences (m,). None: each occurrence counts one."""
@@ -82,9 +85,10 @@ class Router:
     """The shards of a table. firsts: first_buckets(shards). Thread-safe."""
 
     def __init__(self, shards: int) -> None:
-        self._latest: deque[tuple[Keys, GroupedKeys]] = deque(maxlen=MAX_KEPT)
         self.shards, self.firsts = shards, first_buckets(shards)
         self._shard_of = np.repeat(np.arange(shards, dtype=np.uint16), np.diff(self.firsts))
+        self._kept: OrderedDict[tuple[int, ...], tuple[Keys, GroupedKeys]] = OrderedDict()  # by a few of their keys
+        self._kept_keys, self._lock = 0, threading.Lock()
 
     def shards_of(self, keys: Keys) -> npt.NDArray[np.uint16]:
         """Return the shard of each key (n,)."""
@@ -92,29 +96,35 @@ class Router:
 
     def split(self, keys: Keys) -> SplitBatch:
         """Divide a batch of keys (n,)."""
+        count = len(keys)
         if self.shards == 1:
-            return SplitBatch(np.arange(len(keys)), [(0, slice(0, len(keys)))] if len(keys) else [])
-        shards = self.shards_of(keys)
-        order = np.argsort(shards, kind="stable")  # a radix sort, as the numbers have 16 bits
-        ends = np.cumsum(np.bincount(shards, minlength=self.shards)).tolist()
-        begins = [0, *ends[:-1]]
-        bounds = zip(range(self.shards), begins, ends, strict=True)
-        return SplitBatch(order, [(shard, slice(begin, end)) for shard, begin, end in bounds if end > begin])
+            return SplitBatch(np.arange(count), [(0, slice(0, count))] if count else [])
+        order, ends = np.empty(count, np.int64), np.empty(self.shards, np.int64)
+        _kernels().divide(keys, self._shard_of, np.empty(count, np.uint16), order, ends)
+        parts, begin = [], 0
+        for shard, end in enumerate(ends.tolist()):
+            if end > begin:
+                parts.append((shard, slice(begin, end)))
+            begin = end
+        return SplitBatch(order, parts)
 
     def group(self, keys: Keys) -> GroupedKeys:
         """Divide the distinct keys of a batch (n,). Keeps the latest: a batch is often looked up, then trained."""
-        for batch, grouped in list(self._latest):
-            if len(batch) == len(keys) and _may_be_equal(batch, keys) and np.array_equal(batch, keys):
-                return grouped
-        keep = MIN_KEPT_KEYS <= len(keys) <= MAX_KEPT_KEYS
-        if keep:
-            keys = keys.copy()  # the caller may change them, and the grouping may refer to this array
+        count = len(keys)
+        if not MIN_KEPT_KEYS <= count <= MAX_KEPT_KEYS:
+            return GroupedKeys(keys, self.split)
+        few = (count, *keys[:: count // 8].tolist())
+        kept = self._kept.get(few)
+        if kept is not None and (kept[0] == keys).all():
+            return kept[1]
+        keys = keys.copy()  # the caller may change them, and the grouping may refer to this array
         grouped = GroupedKeys(keys, self.split)
-        if keep:
-            self._latest.appendleft((keys, grouped))
+        with self._lock:
+            if (same := self._kept.pop(few, None)) is not None:
+                self._kept_keys -= len(same[0])
+            self._kept[few] = keys, grouped
+            self._kept_keys += count
+            while self._kept_keys > MAX_KEPT_KEYS:
+                _, (old, _) = self._kept.popitem(last=False)
+                self._kept_keys -= len(old)
         return grouped
-
-
-def _may_be_equal(batch: Keys, keys: Keys) -> bool:
-    """Compare a few keys, which is enough for most batches that differ."""
-    return bool((batch[:: len(batch) // 8 + 1] == keys[:: len(keys) // 8 + 1]).all())

@@ -16,11 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb import moment
+from kvemb.cluster.batches import Packed
 from kvemb.cluster.durability.shard_checkpoints import ShardCheckpoints
 from kvemb.cluster.in_flight.steps import Accepted, FailedStep, StepsInFlight
 from kvemb.cluster.in_step.parts import Joint, Part, Parts
 from kvemb.cluster.ledger import Ledger, Stamp, StoredCalls, once
-from kvemb.cluster.messages import ChangeCounts, ChangeRequest, PushedPart, ReadRequest
+from kvemb.cluster.messages import ChangeCounts, ChangeRequest, PushedPart, ReadRequests
 from kvemb.cluster.ranking import Ranking
 from kvemb.cluster.scans import Scans
 from kvemb.cluster.transport import ShardFailed
@@ -137,23 +138,23 @@ class Shard:
     # Rows.
 
     def lookup(
-        self, stamp: Stamp, reads: list[ReadRequest], exists: bool, touch: bool
-    ) -> tuple[list[tuple[Values, Mask | None]], list[FailedStep]]:
-        """Return rows (n, dim) for each read, and, if exists, which keys exist (n,); then the client's failed steps.
+        self, stamp: Stamp, reads: ReadRequests, exists: bool, touch: bool
+    ) -> tuple[npt.NDArray[np.uint8], Mask | None, list[FailedStep]]:
+        """Return the rows of all reads (Packed), and, if exists, which keys exist (n,); then the client's failed steps.
 
         touch: whether to record uses.
         """
-        found = []
+        there = np.empty(len(reads.keys), np.bool_) if exists else None
         with self.ledger.using(stamp if touch else None) as first:
-            for read in reads:
-                table = self._table(read.variable)
-                rows = np.empty((len(read.keys), table.schema.width), table.schema.value_dtype)
-                there = np.empty(len(read.keys), np.bool_) if exists else None
-                with moment.at(read.moment):
-                    counts = read.counts if first else None
-                    table.operations.lookup(read.keys, rows, there, touch=first, counts=counts)
-                found.append((rows, there))
-        return found, self._steps.failed(stamp.client)
+            tables = [self._table(token) for token in reads.variables]
+            packed, end = Packed([table.schema for table in tables], reads.lengths), 0
+            for table, rows, when in zip(tables, packed.rows, reads.moments, strict=True):
+                part, end = slice(end, end + len(rows)), end + len(rows)
+                counts = reads.counts[part] if first and reads.counts is not None else None
+                with moment.at(Moment(*when)):
+                    found = None if there is None else there[part]
+                    table.operations.lookup(reads.keys[part], rows, found, touch=first, counts=counts)
+        return packed.bytes, there, self._steps.failed(stamp.client)
 
     @once(changes=True)
     def change(self, changes: list[ChangeRequest]) -> list[Exception | None]:

@@ -32,6 +32,7 @@ class Rates:
         self.warned = False
         self.groups: list[dict[str, Any]] = []
         self._rules: dict[Variable, Rule] = {}
+        self._texts: dict[Variable, tuple[Rule, str]] = {}  # those that checked() returned last
         for variable in variables:
             if variable.optimizer is None:
                 raise ValueError(
@@ -65,16 +66,22 @@ class Rates:
 
     def checked(self) -> list[str]:
         """Return the optimizer of each variable, as text. Raises as set() does."""
-        return [repr(self._rule(variable)) for variable in self.variables]
+        return [self._text(variable, self._rule(variable)) for variable in self.variables]
+
+    def _text(self, variable: Variable, rule: Rule) -> str:
+        last = self._texts.get(variable)
+        if last is None or last[0] is not rule:
+            self._texts[variable] = last = rule, repr(rule)
+        return last[1]
 
     def _rule(self, variable: Variable) -> Rule:
         """Return the optimizer of a variable with the hyperparameters of its group."""
         known = self._rules[variable]
         given = {name: each for name, each in self._group(variable).items() if name not in _BESIDE}
         rate = _number(given.pop("lr"))
-        if variable.optimizer != known:
+        if (now := variable.optimizer) is not known and now != known:
             raise ValueError(
-                f"variable {variable.name!r} now has the optimizer {variable.optimizer!r}, but this "
+                f"variable {variable.name!r} now has the optimizer {now!r}, but this "
                 f"kvemb.torch.Optimizer trains it with {known!r}; change its rate in param_groups; if modules share "
                 "the variable, make one Optimizer for all of them, as in Optimizer(first, second)"
             )

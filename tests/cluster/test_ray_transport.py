@@ -139,6 +139,12 @@ def on(ray, actor, function):
     return ray.get(actor.__ray_call__.remote(function), timeout=60)
 
 
+def test_shards_run_with_the_priority_of_the_process_that_waits_for_them(ray, tmp_path):
+    with kvemb.cluster.open(tmp_path / "series", shards=1, scratch=tmp_path / "scratch", **HOW) as cluster:
+        (shard,) = inside(cluster).session.calls.transport.actors
+        assert on(ray, shard, lambda _: os.getpriority(os.PRIO_PROCESS, 0)) == os.getpriority(os.PRIO_PROCESS, 0)
+
+
 def test_when_the_coordinator_is_killed_every_client_is_told_and_the_cluster_opens_again_at_once(ray, tmp_path):
     """Its URL is no directory for fsspec, so that there is a lease."""
     at = {"url": "dir://series", "options": {"path": str(tmp_path), "target_protocol": "file"}}

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from kvemb.cluster.router import BUCKETS, MIN_KEPT_KEYS, Router, buckets_of, first_buckets
+from kvemb.cluster.router import BUCKETS, MAX_KEPT_KEYS, MIN_KEPT_KEYS, Router, buckets_of, first_buckets
 
 
 def test_the_bucket_of_a_key_never_changes():
@@ -95,3 +95,15 @@ def test_a_caller_who_changes_an_array_of_keys_changes_no_group_of_its_batch(sha
     for batch in (keys, np.arange(MIN_KEPT_KEYS)):
         grouped = router.group(batch)
         assert (grouped.keys[grouped.inverse] == batch).all()
+
+
+def test_the_groups_of_all_tables_of_a_step_are_kept_and_no_more_keys_than_stated():
+    router = Router(2)
+    batches = [np.arange(MIN_KEPT_KEYS) + table for table in range(30)]
+    first = [router.group(batch) for batch in batches]
+    assert all(router.group(batch.copy()) is group for batch, group in zip(batches, first, strict=True))
+    size = MAX_KEPT_KEYS // 3
+    large = [router.group(np.arange(size) + table) for table in range(4)]
+    assert router.group(np.arange(size) + 3) is large[3]
+    for batch, group in ((np.arange(size), large[0]), (batches[0], first[0])):
+        assert router.group(batch) is not group, "the oldest were dropped"

@@ -10,7 +10,7 @@ import pytest
 
 import kvemb
 from kvemb.cluster.ledger import Stamp
-from kvemb.cluster.messages import ChangeRequest, ReadRequest
+from kvemb.cluster.messages import ChangeRequest, ReadRequests
 from kvemb.cluster.shard import Shard
 from kvemb.cluster.transport import ShardFailed
 from kvemb.moment import Moment
@@ -37,7 +37,7 @@ def test_calls_that_its_end_overtakes_say_that_it_is_lost(store):
     shard.close()
     for call in (
         lambda: change(2),
-        lambda: shard.call("lookup", (stamp(3), [ReadRequest("token", KEYS, None, AT)], False, True)),
+        lambda: shard.call("lookup", (stamp(3), ReadRequests(["token"], [3], KEYS, None, [tuple(AT)]), False, True)),
         lambda: shard.call("scores", ("token", KEYS)),
         lambda: shard.call("begin_scan", ("scan", "token", 10, 0, 9)),
         lambda: shard.call("check", (False,)),

@@ -17,7 +17,7 @@ from typing import Any
 
 import typer
 
-from kvemb.tools.bench.cluster import reshard
+from kvemb.tools.bench.cluster import ranks, reshard
 from kvemb.tools.bench.cluster import shards as cluster
 from kvemb.tools.bench.cold import cold, disk, hitrate, larger, memory, prefetch, spent, tables, train
 from kvemb.tools.bench.disk import checkpoint, export, follow, marks, series, serve
@@ -30,7 +30,7 @@ from kvemb.tools.bench.results import Report
 HOT = {"lookup": lookup, "upsert": upsert, "gpu": gpu, "pool": pool, "small": small, "torch": torch}
 KEYS = {"strings": strings}
 FITTED = {"keras": keras}
-MANY = {"features": features, "tables": tables, "spent": spent, "cluster": cluster, "reshard": reshard}
+MANY = {"features": features, "tables": tables, "spent": spent, "cluster": cluster, "ranks": ranks, "reshard": reshard}
 COLD = {
     "train": train,
     "cold": cold,

@@ -18,7 +18,7 @@ STEPS = 5
 # The width of a letter and the smallest gap between two labels, as shares of the width of a chart of 250 pixels.
 LETTER, GAP = 0.031, 0.04
 _DAY, _MONDAY = 86_400, datetime(1970, 1, 5)
-_SECONDS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200]
+_SECONDS = [0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200]
 _SECONDS += [days * _DAY for days in (1, 2, 3, 7, 14, 30, 60, 90, 180, 360, 720, 3600, 18_000, 180_000)]
 # The limits of datetime in seconds since 1970, less a day for the time zone.
 EARLIEST, LATEST = -62_135_510_000.0, 253_402_200_000.0
@@ -139,15 +139,13 @@ class Time(Scale):
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self, fit: Fit = beside) -> Ticks:
-        if self.high - self.low < 4:
-            return [(each, f"{each % 60:.3f} s") for each in (self.low, self.high)]
         steps = [step for step in _SECONDS if (self.high - self.low) / step < 40]
         return first_that_fits(self, self._every, steps, fit)
 
     def format(self, value: float) -> str:
         return moment(value, seconds=self.high - self.low < _DAY)
 
-    def _every(self, step: int) -> Ticks:
+    def _every(self, step: float) -> Ticks:
         """Return the local times at multiples of so many seconds since the Monday after 1 January 1970."""
         first, last = ((datetime.fromtimestamp(end) - _MONDAY).total_seconds() / step for end in (self.low, self.high))
         times = [_MONDAY + timedelta(seconds=at * step) for at in range(math.ceil(first), math.floor(last) + 1)]
@@ -156,7 +154,8 @@ class Time(Scale):
             form = "%b %d" if step < 30 * _DAY else "%Y-%m-%d"
         elif self.high - self.low >= _DAY:
             form = f"%b %d {form}"
-        return [(time.timestamp(), time.strftime(form)) for time in times]
+        fraction = slice(-7, -5) if step < 1 else slice(0)  # ".5" of "14:02:36.500000"
+        return [(time.timestamp(), time.strftime(form) + f"{time:%S.%f}"[fraction]) for time in times]
 
 
 def number(value: float) -> str:

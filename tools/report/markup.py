@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+# The length from which a fact would take three lines of its column.
+LONG = 48
+
 
 def name(text: str) -> str:
     """Return a user's name for something, isolated so that right-to-left letters do not affect the text around it."""
@@ -23,8 +26,11 @@ def cards(content: Sequence[str]) -> str:
 
 
 def facts(pairs: Sequence[tuple[str, str]], kind: str = "facts") -> str:
-    """Return a description list of (label, text) pairs. kind: its CSS class."""
-    lines = "".join(f"<div><dt>{escape(what)}</dt><dd>{name(text)}</dd></div>" for what, text in pairs)
+    """Return a description list of (label, text) pairs; a long text has a line of its own. kind: its CSS class."""
+    long = ["", ' class="long"']
+    lines = "".join(
+        f"<div{long[len(text) > LONG]}><dt>{escape(what)}</dt><dd>{name(text)}</dd></div>" for what, text in pairs
+    )
     return f'<dl class="{kind}">{lines}</dl>'
 
 

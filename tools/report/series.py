@@ -61,12 +61,15 @@ def _count(found: Difference, name: str) -> int:
 def _growth(history: History) -> tuple[str, str]:
     """Return a chart of the rows of the largest variables and of all others together, and a note."""
     names = sorted({name for checkpoint in history.checkpoints for name in checkpoint.variables})
-    rows = [(name, history.rows(name)) for name in names]
-    rows.sort(key=lambda each: -max(count or 0 for count in each[1]))
+    alike: dict[tuple[int | None, ...], list[str]] = {}  # their lines would hide each other
+    for name in names:
+        alike.setdefault(tuple(history.rows(name)), []).append(name)
+    lines_of = sorted(alike.items(), key=lambda each: -max(count or 0 for count in each[0]))
+    rows = [(_joined(those), list(counts)) for counts, those in lines_of]
     if len(rows) > COLOURS:
-        others = zip(*(counts for _, counts in rows[COLOURS - 1 :]), strict=True)
-        together = [sum(count or 0 for count in column) for column in others]
-        rows[COLOURS - 1 :] = [(f"{len(rows) - COLOURS + 1} others", together)]
+        others = [history.rows(name) for _, those in lines_of[COLOURS - 1 :] for name in those]
+        together = [sum(count or 0 for count in column) for column in zip(*others, strict=True)]
+        rows[COLOURS - 1 :] = [(f"{len(others)} others together", together)]
     first, *_, last = (checkpoint.created for checkpoint in history.checkpoints)
     short = last - first < 3600
     note = f"{moment(first, seconds=short)} to {moment(last, seconds=short)}."
@@ -80,6 +83,12 @@ def _growth(history: History) -> tuple[str, str]:
         up = Linear(0, top(numbers), whole=True)
     curves = [_curve(history, name, counts, colour) for colour, (name, counts) in enumerate(rows)]
     return lines("rows by checkpoint", curves, _along(history), up), note
+
+
+def _joined(names: list[str]) -> str:
+    """Return the name of a line of several variables."""
+    more = f" and {len(names) - 2} others" if len(names) > 3 else ""
+    return (", ".join(names[:2]) if more else ", ".join(names)) + more
 
 
 def _bytes(history: History) -> tuple[str, str]:

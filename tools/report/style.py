@@ -49,6 +49,7 @@ a:hover { text-decoration: underline; } .sub { color: var(--faint); } .small { f
   padding: 10px 14px; } .notice b { color: var(--bad); }
 .facts { display: grid; gap: 2px 24px; grid-template-columns: repeat(auto-fill, minmax(min(100%, 190px), 1fr));
   margin: 12px 0 16px; } .facts div { min-width: 0; padding: 4px 0; }
+.facts .long { grid-column: 1 / -1; }
 .overview td.words + td.words, .overview td.count + td.words, .overview th.words { padding-left: 10px; }
 .overview th:first-child { padding-left: 0; }
 dt { color: var(--faint); font-size: 13px; } dd { margin: 0; }

@@ -27,21 +27,21 @@ class Message:
             self._dump(value, pickle.dumps)
         except (pickle.PicklingError, AttributeError, TypeError):
             self._dump(value, dumps)
-        lengths = [len(self._pickled), *(len(raw) for raw in self._raw)]
+        lengths = [len(self._pickled), *(raw.nbytes for raw in self._raw)]
         self._header = np.array([len(self._raw), *lengths], np.int64)
         self._places, self.nbytes = _places(lengths)
 
     def _dump(self, value: Any, dumps: Callable[..., bytes]) -> None:
         buffers: list[pickle.PickleBuffer] = []
         self._pickled = dumps(value, protocol=5, buffer_callback=buffers.append)
-        self._raw = [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
+        self._raw = [buffer.raw() for buffer in buffers]
 
     def write(self, to: Bytes) -> None:
         """Write the message to the beginning of `to`."""
-        to[: self._header.nbytes] = self._header.view(np.uint8)
-        parts = [np.frombuffer(self._pickled, np.uint8), *self._raw]
-        for at, part in zip(self._places, parts, strict=True):
-            to[at : at + len(part)] = part
+        into = to.data  # whose parts are set in a fraction of the time that an array's take
+        parts = [self._header.data.cast("B"), memoryview(self._pickled), *self._raw]
+        for at, part in zip([0, *self._places], parts, strict=True):
+            into[at : at + len(part)] = part
 
 
 def read(message: Bytes) -> Any:

@@ -41,6 +41,7 @@ TINY: dict[str, tuple[str, int, set[str]]] = {
     "small": ("--rows 3000 --dim 8 --calls 5 --runs 2", 10, {"cold_read_us", "cpu_us"}),
     "strings": ("--strings 300 --runs 2", 7, set()),
     "cluster": (f"{TABLE} --steps 2 --runs 2 --transport local --pause 1", 2, set()),
+    "ranks": ("--tables 2 --rows 300 --batch 64 --steps 2 --runs 2", 2, {*OF_TORCH, "losses_compared"}),
     "train": (f"{TIERED} --steps 3 --runs 2", 6, {"hit_rate", "cold_writes_per_step", "rows_compared"}),
     "cold": ("--rows 3000 --rows 6000 --dim 8 --batch 256 --steps 3 --runs 2", 3, set()),
     "disk": (f"{TABLE} --batches 2 --runs 2 --budget-mib 8", 3, set()),
@@ -73,9 +74,9 @@ TINY: dict[str, tuple[str, int, set[str]]] = {
 }
 NEEDS_CXX = pytest.mark.skipif(which("g++") is None, reason="needs g++, which runs the GPU's kernels here")
 # They start processes, which import everything anew.
-SLOW = {"disk", "larger", "memory", "follow", "checkpoint", "marks", "train"}
+SLOW = {"disk", "larger", "memory", "follow", "checkpoint", "marks", "train", "ranks"}
 NEEDING = {each: ["torch"] for each in ("checkpoint", "marks", "torch", "features", "prefetch")}
-NEEDING |= {"keras": ["keras", "torch"]}
+NEEDING |= {"keras": ["keras", "torch"], "ranks": ["torch", "ray"]}
 
 
 def marks_of(bench: str) -> list[pytest.MarkDecorator]:

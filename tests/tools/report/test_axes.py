@@ -56,6 +56,10 @@ def test_labels_are_round():
         (datetime(2026, 3, 1, 8, 1), datetime(2026, 3, 1, 11), ["09:00", "10:00", "11:00"]),
         (datetime(2026, 3, 1, 8, 0, 2), datetime(2026, 3, 1, 8, 0, 16), ["08:00:05", "08:00:10", "08:00:15"]),
         (datetime(2025, 11, 20), datetime(2026, 5, 2), ["2026-01-11", "2026-03-12"]),
+        (
+            *(datetime(2026, 3, 1, 8, 0, 36, 566_000), datetime(2026, 3, 1, 8, 0, 37, 838_000)),
+            ["08:00:37.0", "08:00:37.5"],
+        ),
     ],
 )
 def test_times_are_labelled_where_they_are_round(first, last, labels):

@@ -290,3 +290,28 @@ def test_a_browser_draws_it(text, tmp_path, width):
     assert window == width
     assert wide <= window
     assert least >= 12
+
+
+def test_lines_that_would_hide_each_other_are_one_and_a_long_fact_has_a_line_of_its_own(tmp_path: Path) -> None:
+    names = ["items", "users", "words", *(f"t{number:02}" for number in range(12))]
+    rule = kvemb.optimizers.AdamW(learning_rate=0.001, weight_decay=0.01)
+    with (
+        kvemb.open(tmp_path / "store", memory_budget="32MiB") as store,
+        kvemb.CheckpointManager(tmp_path / "series") as manager,
+    ):
+        tables = [store.get_variable(name, dim=1, optimizer=rule) for name in names]
+        for count in (3, 9):
+            for at, table in enumerate(tables):
+                more = count + (20 if at < 7 else at)
+                table.upsert(np.arange(more), np.ones((more, 1), np.float32))
+            manager.save(store)
+    assert run(["report", str(tmp_path / "series"), str(tmp_path / "page.html"), "--quiet"]) == 0
+    page = (tmp_path / "page.html").read_text()
+    chart = page.split("Rows by variable")[1].split("</div>")[0]
+    lines = re.findall(r"<title>(.*?), 20[-0-9: ]+: ([\d,]+)<", chart)
+    assert len(lines) == 2 * 8, "as many lines as there are colours"
+    assert lines[:2] == [("items, t00 and 5 others", "23"), ("items, t00 and 5 others", "29")]
+    assert lines[-2:] == [("2 others together", str(3 + 7 + 3 + 8)), ("2 others together", str(9 + 7 + 9 + 8))]
+    optimizer = re.search(r"<div([^>]*)><dt>optimizer</dt><dd><bdi>([^<]*)", page)
+    assert optimizer is not None
+    assert (optimizer[1], len(optimizer[2]) > 48) == (' class="long"', True)
