@@ -229,7 +229,7 @@ def test_what_string_keys_cannot_have_is_refused(store: kvemb.Store):
         store.get_variable("words", **WHAT, name_bytes=5000)
 
 
-def test_modules_and_layers_take_no_variable_of_strings(store: kvemb.Store):
+def test_layers_that_get_no_strings_take_no_variable_of_them(store: kvemb.Store):
     words = store.get_variable("words", **WHAT)
     with pytest.raises(ValueError, match="variable 'words' has string keys, but tensors of integers are needed here"):
         variable_of(words, None, None, {}, {})
