@@ -56,6 +56,7 @@ from kvemb.restrict import (
     TimestampRestrictPolicy,
     TimeToLiveRestrictPolicy,
 )
+from kvemb.rows.names import StringKeys, string_keys
 from kvemb.rows.words import hash_strings
 from kvemb.stats import Stats
 from kvemb.store import GraphKeys, Store
@@ -95,6 +96,7 @@ __all__ = [
     "ServedModel",
     "Stats",
     "Store",
+    "StringKeys",
     "TimeToLiveRestrictPolicy",
     "TimestampRestrictPolicy",
     "Transfer",
@@ -119,6 +121,7 @@ __all__ = [
     "repair",
     "restore",
     "safe_embedding_lookup_sparse",
+    "string_keys",
     "temporary",
     "variable_scope",
     "verify",

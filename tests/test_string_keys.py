@@ -147,6 +147,73 @@ def test_restrict_keeps_the_words_of_the_rows_that_stay(store: kvemb.Store):
     assert (words.export(with_scores=True)[2] - scores).tolist() == [1.0] * 3 + [0.0] * 27
 
 
+@pytest.mark.slow
+def test_the_calls_on_whole_tables_and_slots_are_those_on_a_dict(store: kvemb.Store):
+    words = store.get_variable("words", **{**WHAT, "optimizer": kvemb.optimizers.Adagrad(0.1)})
+    model = {word: [float(at), 1.0] for at, word in enumerate(WORDS)}
+    words.upsert(list(model), list(model.values()))
+    batches = list(words.export_batches(7))
+    assert {len(keys) for keys, *_ in batches} == {7, 1}
+    assert {word: row for keys, rows in batches for word, row in zip(keys, rows.tolist(), strict=True)} == model
+    whole = list(bulk.scan(words, 64))
+    assert [word for part in whole for word in part.keys] == words.export()[0].tolist()
+    assert words.size() == len(model)
+    (slot,) = words.get_slot_variables()
+    words.apply_gradients(["word 4", "word 4"], [[1, 0], [1, 0]])
+    assert slot.lookup(["word 4", "none"]).tolist() == [[4, 0], [0, 0]]
+    assert words.lookup_slot("accumulator", "word 4").tolist() == [4, 0]
+    store.apply_gradients({"words": (["word 8"], [[1, 0]])})
+    rows = store.lookup({words: [["word 8", "none"]]}, out={words: (out := np.empty((1, 2, 2), np.float32))})
+    assert rows[words] is out
+    model |= {word: words.lookup(word).tolist() for word in ("word 4", "word 8")}
+    assert out.tolist() == [[model["word 8"], [0, 0]]]
+    words.remove(WORDS[:10])
+    for word in WORDS[:10]:
+        del model[word]
+    assert rows_of(words) == model
+    words.clear()
+    assert rows_of(words) == {}
+
+
+@pytest.mark.slow
+def test_an_admission_counts_words(tmp_path: Path):
+    with kvemb.open(tmp_path / "store") as store:
+        words = store.get_variable("words", **WHAT, admission=kvemb.Admission(2))
+        words.apply_gradients(["once", "twice"], np.ones((2, 2)))
+        words.apply_gradients(["twice"], np.ones((1, 2)))
+        assert words.export()[0].tolist() == ["twice"]
+        store.flush()
+    with kvemb.open(tmp_path / "store") as store:
+        words = store.variables["words"]
+        words.apply_gradients(["once"], np.ones((1, 2)))
+        assert sorted(words.export()[0]) == ["once", "twice"]
+
+
+@pytest.mark.slow
+def test_marks_followers_readers_and_a_restart_after_a_crash_have_the_words(tmp_path: Path):
+    with kvemb.open(tmp_path / "store", durability="write") as store:
+        model = filled(store.get_variable("words", **WHAT))
+        store.close(flush=False)
+    with kvemb.open(tmp_path / "store", durability="write") as store:
+        words = store.variables["words"]
+        assert rows_of(words) == model
+    with kvemb.open(tmp_path / "store") as store, kvemb.open(tmp_path / "store", follow=True) as follower:
+        words = store.variables["words"]
+        store.mark("before")
+        words.upsert(["new"], [[1, 2]])
+        store.flush()
+        follower.refresh()
+        assert rows_of(follower.variables["words"]) == {**model, "new": [1.0, 2.0]}
+        store.rollback("before")
+        assert rows_of(words) == model
+        like = {**bulk.described(words), "value_dtype": "float16"}
+        store.drop_variable("words")
+        store.flush()
+        made = bulk.make(store, "words", like)
+        bulk.load(made, [bulk.Rows(np.array(list(model)), np.array(list(model.values()), np.float16))])
+        assert rows_of(made) == model
+
+
 def test_pooled_lookups_take_and_return_words(store: kvemb.Store):
     words = store.get_variable("words", **WHAT)
     words.upsert(["a", "b"], [[1, 1], [2, 2]])
@@ -214,8 +281,15 @@ def test_a_cluster_has_string_keys(tmp_path: Path):
         assert bags.values.tolist() == [[2, 4]]
         words.remove([FIRST])
         cluster.checkpoint()
+    kvemb.cluster.reshard(tmp_path / "series", tmp_path / "resharded", shards=4)
+    kvemb.restore(tmp_path / "resharded", tmp_path / "four").close()
+    with kvemb.open(tmp_path / "four") as store:
+        assert rows_of(store.variables["words"]) == model
     with opened(3) as cluster:
-        assert rows_of(cluster.variables["words"]) == model
+        words = cluster.variables["words"]
+        assert rows_of(words) == model
+        found = cluster.lookup_async({words: list(model)}).result()
+        assert found[words].tolist() == list(model.values())
     with kvemb.restore(tmp_path / "series", tmp_path / "one", memory_budget="8MiB") as store:
         assert rows_of(store.variables["words"]) == model
 
@@ -229,7 +303,7 @@ def test_what_string_keys_cannot_have_is_refused(store: kvemb.Store):
         store.get_variable("words", **WHAT, name_bytes=5000)
 
 
-def test_modules_and_layers_take_no_variable_of_strings(store: kvemb.Store):
+def test_layers_that_get_no_strings_take_no_variable_of_them(store: kvemb.Store):
     words = store.get_variable("words", **WHAT)
     with pytest.raises(ValueError, match="variable 'words' has string keys, but tensors of integers are needed here"):
         variable_of(words, None, None, {}, {})

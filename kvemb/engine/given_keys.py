@@ -14,7 +14,7 @@ from kvemb.engine.table import Table
 from kvemb.rows.device_arrays import device_of
 from kvemb.rows.hashing import Keys
 from kvemb.rows.host_arrays import as_keys, as_values, rows_to_fill
-from kvemb.rows.names import check_names, named_keys, names_behind, with_names
+from kvemb.rows.names import check_names, distinct_names, named_keys, names_behind, with_names
 from kvemb.rows.tensors import plain
 
 
@@ -77,7 +77,7 @@ class HostKeys(GivenKeys):
         self.table.operations.prefetch(self.flat, after_lookup)
 
 
-class StringKeys(HostKeys, GivenKeys):
+class GivenStrings(HostKeys, GivenKeys):
     """Strings: flat has their hashes. Their names, of `named`, stand behind rows, values and gradients."""
 
     def __init__(self, table: Table, keys: Any) -> None:
@@ -105,14 +105,14 @@ class StringKeys(HostKeys, GivenKeys):
 
     def beside(self, data: Any, dtype: np.dtype[Any], what: str, width: int) -> Values:
         values = super().beside(data, dtype, what, width)
-        self.named.check_one_name_each()
+        distinct_names(self.named)
         return with_names(values, self.named.names)
 
 
 def given_keys(table: Table, keys: Any) -> GivenKeys:
     """Return the keys of a call on a variable, of any shape, wherever they are. Raises TypeError, ValueError."""
     if table.schema.name_bytes:
-        return StringKeys(table, keys)
+        return GivenStrings(table, keys)
     return HostKeys(table, keys) if device_of(keys) is None else DeviceKeys(table, keys)
 
 

@@ -15,7 +15,7 @@ from kvemb import registry
 from kvemb.checks.brief import brief
 from kvemb.checks.names import is_name
 from kvemb.checks.numeric import as_bool, as_int
-from kvemb.checks.ranges import MAX_DIM, MAX_NAME_BYTES, MAX_ROWS, MAX_STRING_BYTES
+from kvemb.checks.ranges import MAX_DIM, MAX_NAME_BYTES, MAX_ROWS
 from kvemb.durability.variable_entry import VariableEntry
 from kvemb.engine.arguments import AnyArguments, GraphKeys, UnsetFlag, UnsetInt, UnsetName, check_given
 from kvemb.errors import SchemaMismatch
@@ -27,11 +27,8 @@ from kvemb.optimizers import Optimizer, as_optimizer, optimizer_from_json
 from kvemb.options import Creator, MemoryCreator, RocksDBCreator
 from kvemb.restrict import Admission, MissingPolicy, RestrictPolicy, as_policy, policy_class_name, policy_from_json
 from kvemb.restrict.bounds import Ages, Bounds
-from kvemb.rows.schema import WORD_BYTES, Schema, is_string, key_dtype, value_dtype
+from kvemb.rows.schema import DEFAULT_NAME_BYTES, Schema, is_string, key_dtype, rounded_name_bytes, value_dtype
 from kvemb.tiers.partition import Partition, Partitioner, default_partitioner
-
-# The bytes of a string key, if none are given.
-DEFAULT_NAME_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -234,7 +231,7 @@ def _name_bytes(stored: VariableEntry | None, arguments: AnyArguments, keys: Any
         return 0
     if given is None:
         return stored.name_bytes if stored is not None and stored.name_bytes else DEFAULT_NAME_BYTES
-    return -(-as_int(given, "name_bytes", 1, MAX_STRING_BYTES) // WORD_BYTES) * WORD_BYTES
+    return rounded_name_bytes(given)
 
 
 def _flag(arguments: AnyArguments, stored: VariableEntry | None, name: str) -> bool:

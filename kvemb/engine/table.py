@@ -23,7 +23,7 @@ from kvemb.restrict import RestrictPolicy, Scores, policy_from_json
 from kvemb.restrict.bounds import Bounds
 from kvemb.rows.hashing import Keys
 from kvemb.rows.host_arrays import as_keys, public_keys
-from kvemb.rows.names import NamedKeys, check_names, named_keys, names_behind
+from kvemb.rows.names import StringKeys, check_names, distinct_names, named_keys, names_behind
 from kvemb.rows.schema import Schema
 from kvemb.stats import Stats
 from kvemb.tiers.hot_tables import HotTables
@@ -117,9 +117,9 @@ class Table:
         array = as_keys(keys, self.schema.key_dtype)
         return array.shape, array.reshape(-1)
 
-    def check_names(self, named: NamedKeys) -> None:
+    def check_names(self, named: StringKeys) -> None:
         """Raise HashCollision if the row of a string key has another name."""
-        named.check_one_name_each()
+        distinct_names(named)
         rows = np.empty((len(named.keys), self.schema.width), self.schema.value_dtype)
         self.operations.lookup(named.keys, rows, None, touch=False)
         check_names(named.keys, named.names, names_behind(rows, self.schema.dim))

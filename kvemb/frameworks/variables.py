@@ -12,8 +12,10 @@ from kvemb.checks.brief import brief
 from kvemb.checks.numeric import as_int, is_integer
 from kvemb.default_store import ArgumentsInStore
 from kvemb.defaults import store_or_default
+from kvemb.handle import inside
 from kvemb.initializers import Initializer
-from kvemb.rows.schema import value_dtype
+from kvemb.rows.names import named_keys
+from kvemb.rows.schema import DEFAULT_NAME_BYTES, is_string, rounded_name_bytes, value_dtype
 from kvemb.store import Store
 from kvemb.variable import Variable
 from kvemb.variable_scope import get_variable_scope
@@ -29,12 +31,15 @@ def variable_of(
     arguments: dict[str, Any],
     refused: Mapping[str, str],
     initial: Initializer | None = None,
+    *,
+    strings: bool = False,
 ) -> Variable:
     """Return a module's variable, of floats: the one given, or that of Store.get_variable with a name and arguments.
 
     arguments: dtypes may be torch's or TensorFlow's. refused: arguments of a framework's own modules, each with what to
     use instead. initial: the framework's initializer, which a new variable has unless the arguments or the scope name
-    another. Raises TypeError; ValueError for arguments together with a Variable; what get_variable raises.
+    another. strings: whether its keys may be strings.
+    Raises TypeError; ValueError for arguments together with a Variable; what get_variable raises.
     """
     for argument in arguments:
         if argument in refused:
@@ -69,7 +74,7 @@ def variable_of(
             "number of rows is needed, because any int64 is a key"
         )
     _check_floats(variable.name, variable.value_dtype)
-    if variable.key_dtype.hasobject:
+    if variable.key_dtype.hasobject and not strings:
         raise ValueError(
             f"variable {variable.name!r} has string keys, but tensors of integers are needed here: use a variable with "
             "key_dtype='int64', and make its keys with kvemb.hash_strings"
@@ -77,14 +82,39 @@ def variable_of(
     return variable
 
 
+def name_bytes_of(given: Variable | str, arguments: Mapping[str, Any]) -> int:
+    """Return the bytes of a string key of a module's variable, 0 for integers: as given, or as the arguments say."""
+    if isinstance(given, Variable):
+        return inside(given).schema.name_bytes
+    if not is_string(arguments.get("key_dtype")):
+        return 0
+    return rounded_name_bytes(arguments.get("name_bytes") or DEFAULT_NAME_BYTES)
+
+
 def _check_floats(name: str, dtype: np.dtype[Any]) -> None:
     if is_integer(dtype):
         raise ValueError(f"variable {name!r} holds {dtype.name}, but floats are needed here")
 
 
-def check_padding(padding_idx: Any) -> int | None:
-    """Return a padding key. Raises TypeError."""
-    return None if padding_idx is None else as_int(padding_idx, "padding_idx")
+def check_padding(padding_idx: Any, *, strings: bool = False) -> Any:
+    """Return a padding key, an int or None; a str if those are keys, too. Raises TypeError."""
+    if padding_idx is None or (strings and isinstance(padding_idx, str)):
+        return padding_idx
+    return as_int(padding_idx, "padding_idx")
+
+
+def check_kind_of_padding(padding: int | str | None, variable: Variable) -> None:
+    """Raise TypeError unless a padding key is one of the variable; ValueError for a string that is too long."""
+    if padding is None:
+        return
+    wanted = str if variable.key_dtype.hasobject else int
+    if not isinstance(padding, wanted):
+        raise TypeError(
+            f"padding_idx must be {'a string' if wanted is str else 'an integer'}, as the keys of variable "
+            f"{variable.name!r} are, got {brief(padding)}"
+        )
+    if isinstance(padding, str):
+        named_keys(padding, inside(variable).schema.name_bytes)
 
 
 def _as_named(value: Any) -> Any:

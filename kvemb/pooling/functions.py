@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from kvemb.checks.brief import brief
 from kvemb.checks.numeric import as_bool
-from kvemb.engine.given_keys import StringKeys, owned_keys
+from kvemb.engine.given_keys import GivenStrings, owned_keys
 from kvemb.engine.on_device import DeviceKeys, copied
 from kvemb.engine.table import Table
 from kvemb.handle import inside
@@ -38,7 +38,7 @@ from kvemb.pooling.arguments import (
 from kvemb.pooling.embeddings import Embeddings
 from kvemb.rows.device_arrays import device_of
 from kvemb.rows.hashing import Unique
-from kvemb.rows.names import NamedKeys
+from kvemb.rows.names import StringKeys
 from kvemb.shared_docs import described_as
 from kvemb.variable import Variable
 
@@ -241,7 +241,7 @@ def _rows(var: Variable, ids: npt.ArrayLike, max_norm: float | None, touch: bool
         values = values[distinct.inverse]
         exists = None if exists is None else exists[distinct.inverse]
     bags = single_bags(len(keys), most, table.schema.slot_dtype)
-    names = given.named.names if isinstance(given, StringKeys) else None
+    names = given.named.names if isinstance(given, GivenStrings) else None
     return Embeddings(var, keys, bags, values.reshape(*given.shape, table.schema.dim), exists, _names=names)
 
 
@@ -283,7 +283,7 @@ def _pooled(
         pooled = DeviceKeys(table, ids).pool(given.keys, bags, (bags.bag_count,), touch=as_bool(touch, "touch"))
         return Embeddings(var, given.keys, bags, pooled, None, ids)
     if given.names is not None:
-        table.check_names(NamedKeys(given.keys, given.names, given.keys.shape))
+        table.check_names(StringKeys(given.keys, given.names, given.keys.shape))
     table.hot_tables.owners(given.keys)  # so that a partitioner's error is raised now
     values = np.empty((bags.bag_count, table.schema.dim), table.schema.value_dtype)
     table.operations.pool(given.keys, bags, values, touch=as_bool(touch, "touch"))

@@ -19,32 +19,107 @@ from kvemb.errors import HashCollision
 from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import Keys, Unique
 from kvemb.rows.host_arrays import public_keys
+from kvemb.rows.schema import DEFAULT_NAME_BYTES, rounded_name_bytes
 from kvemb.rows.words import Words, as_words, check_none_missing
 
 PAD = 0xFF  # on disk; do not change
 Names = npt.NDArray[np.uint8]
 
 
-@dataclass(frozen=True)
-class NamedKeys:
-    """String keys: their hashes, keys (n,), and names (n, name_bytes). shape: as they were given."""
+@dataclass(frozen=True, eq=False)
+class StringKeys:
+    """Keys of a variable with ``key_dtype="string"``, ready for its calls. ``kvemb.string_keys`` makes them of strings.
+
+    They hold arrays alone, so they can be pickled. ``keys[i:j]``, a mask (n,) or positions select some of them, which
+    are flat, and ``len`` counts them.
+
+    Args:
+        keys: The strings' hashes, int64 (n,).
+        names: The strings' UTF-8, uint8 (n, name_bytes), padded with 0xFF.
+        shape: The shape in which the strings were given.
+    """
 
     keys: Keys
     names: Names
     shape: tuple[int, ...]
 
-    def check_one_name_each(self) -> None:
-        """Raise HashCollision if two different strings have the same key."""
-        distinct = Unique(self.keys)
-        if distinct.repeated:
-            check_names(self.keys, self.names, self.names[distinct.sums.first][distinct.inverse])
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, places: Any) -> StringKeys:
+        keys = self.keys[places]
+        return StringKeys(keys, self.names[places], keys.shape)
+
+    def strings(self) -> npt.NDArray[Any]:
+        """Return the strings.
+
+        Returns:
+            An array of ``str`` objects, of the shape in which they were given.
+        """
+        return strings_of(self.names).reshape(self.shape)
 
 
-def named_keys(strings: Any, name_bytes: int) -> NamedKeys:
-    """Return strings of any kind that hash_strings() takes. Raises TypeError; ValueError, also for a longer string."""
+def string_keys(values: Any, *, name_bytes: int = DEFAULT_NAME_BYTES) -> StringKeys:
+    """Make keys of strings, for variables with ``key_dtype="string"``, away from their store.
+
+    Calls take strings as they are. Reading, checking and hashing them takes time, which workers of a ``DataLoader`` can
+    spend instead: every call takes what this returns in place of strings.
+
+    Args:
+        values: Strings of any shape and kind that ``kvemb.hash_strings`` takes. None may be missing.
+        name_bytes: That of the variable.
+
+    Returns:
+        The keys, of the shape of values.
+
+    Raises:
+        TypeError: A value is not a string; or an argument has the wrong type.
+        ValueError: A string is longer than ``name_bytes`` in UTF-8, has a NUL, is missing, or UTF-8 lacks it.
+
+    Example:
+        >>> keys = kvemb.string_keys(["Paris", "Rome"])
+        >>> (len(keys), keys.shape, keys[1:].strings().tolist())
+        (2, (2,), ['Rome'])
+    """
+    return named_keys(values, rounded_name_bytes(name_bytes))
+
+
+def named_keys(strings: Any, name_bytes: int) -> StringKeys:
+    """Return strings of any kind that hash_strings() takes, or those of StringKeys.
+
+    Raises TypeError; ValueError, also for a longer string.
+    """
+    if isinstance(strings, StringKeys):
+        if strings.names.shape[1] != name_bytes:
+            raise ValueError(
+                f"keys were made with name_bytes={strings.names.shape[1]}, but the variable has {name_bytes}; make "
+                f"them with kvemb.string_keys(..., name_bytes={name_bytes})"
+            )
+        return strings
     words = as_words(strings, "keys")
     check_none_missing(words, "keys")
-    return NamedKeys(words.hashes(), _packed(words, name_bytes), words.shape)
+    return StringKeys(words.hashes(), _packed(words, name_bytes), words.shape)
+
+
+def distinct_names(given: StringKeys) -> Unique:
+    """Return the distinct hashes. Raises HashCollision if two different strings have the same one."""
+    found = Unique(given.keys)
+    if found.repeated:
+        check_names(given.keys, given.names, given.names[found.sums.first][found.inverse])
+    return found
+
+
+def other_than(given: StringKeys, one: StringKeys) -> npt.NDArray[np.bool_]:
+    """Return which keys (n,) are not `one`, a single key."""
+    same = given.keys == one.keys
+    same[same] = (given.names[same] == one.names).all(axis=1)
+    return ~same
+
+
+def joined_names(parts: list[StringKeys]) -> StringKeys:
+    """Return the keys of all parts, flat."""
+    keys = np.concatenate([each.keys for each in parts])
+    return StringKeys(keys, np.concatenate([each.names for each in parts]), keys.shape)
 
 
 def _packed(words: Words, name_bytes: int) -> Names:
@@ -52,18 +127,16 @@ def _packed(words: Words, name_bytes: int) -> Names:
     from kvemb.rows import word_kernels
 
     names = np.full((len(words), name_bytes), PAD, np.uint8)
-    wrong, only_ascii = word_kernels.pack(words.data, words.offsets, names)
+    wrong, only_ascii = word_kernels.pack(words.data, words.offsets, words.gap, names)
     if wrong >= 0:
-        given = bytes(words.data[words.offsets[wrong] : words.offsets[wrong + 1]])
-        raise ValueError(_refusal(given, wrong, name_bytes))
+        raise ValueError(_refusal(words.word(wrong), wrong, name_bytes))
     if not only_ascii:  # no word begins within a character, so all of them are UTF-8 if their bytes together are
         given = bytes(words.data[words.offsets[0] : words.offsets[-1]])
         try:
             given.decode()
         except UnicodeDecodeError as error:
             at = int(np.searchsorted(words.offsets - words.offsets[0], error.start, "right")) - 1
-            wrong_word = bytes(words.data[words.offsets[at] : words.offsets[at + 1]])
-            raise ValueError(f"the key at position {at} must be text in UTF-8, got {brief(wrong_word)}") from None
+            raise ValueError(_refusal(words.word(at), at, name_bytes)) from None
     return names
 
 

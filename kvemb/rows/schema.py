@@ -15,13 +15,21 @@ from typing import Annotated, Any
 import numpy as np
 
 from kvemb.checks.fields import integer, text
-from kvemb.checks.ranges import MAX_DIM
+from kvemb.checks.numeric import as_int
+from kvemb.checks.ranges import MAX_DIM, MAX_STRING_BYTES
 
 KEY_DTYPES = ("int64", "int32", "uint64")
 # The key_dtype of variables whose keys are strings; their hashes are int64.
 STRING = "string"
 VALUE_DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int32", "int64")
 WORD_BYTES = 8
+# The bytes of a string key, if none are given.
+DEFAULT_NAME_BYTES = 32
+
+
+def rounded_name_bytes(given: Any) -> int:
+    """Return a name_bytes argument, rounded up to whole words. Raises TypeError, ValueError."""
+    return -(-as_int(given, "name_bytes", 1, MAX_STRING_BYTES) // WORD_BYTES) * WORD_BYTES
 
 
 def key_dtype(spec: Any) -> np.dtype[Any]:

@@ -14,12 +14,30 @@ from kvemb.kernels.xxh3 import xxh3
 
 
 @kernel
-def hash_words(data: Any, offsets: Any, secret: Any, seed: Any, long_secret: Any, sums: Any, out: Any) -> None:
-    """Set out (n,) to the hashes of the words data[offsets[i]:offsets[i + 1]] (kvemb.kernels.xxh3)."""
+def hash_words(
+    data: Any, offsets: Any, gap: Any, secret: Any, seed: Any, long_secret: Any, sums: Any, out: Any
+) -> None:
+    """Set out (n,) to the hashes of the words data[offsets[i]:offsets[i + 1] - gap] (kvemb.kernels.xxh3)."""
     at, plain, long = data.ctypes.data, secret.ctypes.data, long_secret.ctypes.data
     for i in range(len(out)):
         start = np.int64(offsets[i])
-        out[i] = np.int64(xxh3(at + start, np.int64(offsets[i + 1]) - start, plain, seed, long, sums))
+        out[i] = np.int64(xxh3(at + start, np.int64(offsets[i + 1]) - gap - start, plain, seed, long, sums))
+
+
+@kernel
+def divide(data: Any, offsets: Any) -> int:
+    """Fill offsets (n + 1,) of n words in data, each behind a NUL but the first; offsets[0] is 0.
+
+    Returns how many NULs data has; from n on, offsets are not those of all words.
+    """
+    words, found = len(offsets) - 1, 0
+    for i in range(len(data)):
+        if data[i] == 0:
+            found += 1
+            if found < words:
+                offsets[found] = i + 1
+    offsets[words] = len(data) + 1 if words else 0
+    return found
 
 
 @kernel
@@ -74,8 +92,8 @@ def encode(codes: Any, offsets: Any, data: Any) -> None:
 
 
 @kernel
-def pack(data: Any, offsets: Any, names: Any) -> Any:
-    """Write the words data[offsets[i]:offsets[i + 1]] to names (n, name_bytes), which are padded already.
+def pack(data: Any, offsets: Any, gap: Any, names: Any) -> Any:
+    """Write the words data[offsets[i]:offsets[i + 1] - gap] to names (n, name_bytes), which are padded already.
 
     Returns the number of a word that is no name (it is too long, has a NUL, or begins within a character), -1 if there
     is none; then whether all bytes are ASCII.
@@ -83,7 +101,7 @@ def pack(data: Any, offsets: Any, names: Any) -> Any:
     only_ascii = True
     for i in range(len(names)):
         start = np.int64(offsets[i])
-        count = np.int64(offsets[i + 1]) - start
+        count = np.int64(offsets[i + 1]) - gap - start
         if count > names.shape[1] or (count > 0 and data[start] & 0xC0 == 0x80):
             return i, only_ascii
         for j in range(count):

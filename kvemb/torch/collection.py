@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from kvemb.checks.brief import brief, there_are
-from kvemb.frameworks.variables import check_padding, variable_of
+from kvemb.frameworks.variables import check_kind_of_padding, check_padding, variable_of
 from kvemb.initializers import RandomUniform
 from kvemb.rows.bags import bounds_of
 from kvemb.shared_docs import described_as
 from kvemb.store import Store
-from kvemb.torch.bags import JaggedIds, Keys, bags_of, keys_of, padding_in_dtype
+from kvemb.torch.bags import JaggedIds, Keys, bags_of, ids_of, joined_keys, keys_of, not_padding, strings_of
 from kvemb.torch.eager import never_compiled
 from kvemb.torch.embedding import Embedding
 from kvemb.torch.module import RowsModule
@@ -78,7 +78,7 @@ class EmbeddingBagCollection(RowsModule):
         features: Mapping[str, str] | None = None,
         mode: str | Mapping[str, str] = "sum",
         *,
-        padding_idx: int | Mapping[str, int] | None = None,
+        padding_idx: int | str | Mapping[str, int | str] | None = None,
         allow_absent: bool = False,
         store: Store | None = None,
         fused: bool = False,
@@ -111,12 +111,14 @@ class EmbeddingBagCollection(RowsModule):
         if unknown := [name for name in paddings if name not in tables]:
             raise ValueError(f"padding_idx must name tables, got {unknown[0]!r}; {there_are(tables)}")
         self.pooling: dict[str, Pooling] = {
-            name: Pooling(check_mode(modes[name]), check_padding(paddings.get(name))) for name in tables
+            name: Pooling(check_mode(modes[name]), check_padding(paddings.get(name), strings=True)) for name in tables
         }
         self.allow_absent: bool = bool(allow_absent)
         self.tables: dict[str, Variable] = {name: _variable(name, given, store) for name, given in tables.items()}
         if len(set(self.tables.values())) < len(self.tables):
             raise ValueError("two tables are the same variable; make it one table, which features share")
+        for name, table in self.tables.items():
+            check_kind_of_padding(self.pooling[name].padding, table)
         super().__init__(list(self.tables.values()), fused, check_finite, output_dtype)
         self.features = features
         for name, variable in self.tables.items():
@@ -136,7 +138,7 @@ class EmbeddingBagCollection(RowsModule):
                 FBGEMM's trailing offset; it would add an empty bag. Instead of a KeyedJaggedTensor you may pass any
                 object with ``keys()``, ``values()``, ``offsets()`` and ``weights_or_none()``, and with
                 ``stride_per_key()`` if features differ in their number of bags. Every feature must be given, unless
-                ``allow_absent``; others are ignored.
+                ``allow_absent``; others are ignored. Ids of a table with string keys are strings, as for Embedding.
 
         Returns:
             A dict from each feature to its bags, (count, dim), in the order of ``features``.
@@ -166,7 +168,7 @@ class EmbeddingBagCollection(RowsModule):
             inputs: As for ``forward``.
 
         Returns:
-            A dict from each variable to its keys, an integer array (n,), with repetitions.
+            A dict from each variable to its keys, an integer array (n,) or StringKeys, with repetitions.
 
         Raises:
             TypeError: As ``forward``, for ids.
@@ -174,12 +176,12 @@ class EmbeddingBagCollection(RowsModule):
         """
         parts: dict[Variable, list[Keys]] = {}
         for name, given in self._by_feature(inputs).items():
-            ids = given[0] if isinstance(given, (tuple, list)) and given else given
-            table, keys = self.features[name], keys_of(ids, name).reshape(-1)
-            if (padding := padding_in_dtype(self.pooling[table].padding, keys)) is not None:
-                keys = keys[keys != padding]
-            parts.setdefault(self.tables[table], []).append(keys)
-        return {table: keys[0] if len(keys) == 1 else np.concatenate(keys) for table, keys in parts.items()}
+            table, (ids, *_) = self._table(name), self._parts_of(name, given)
+            keys: Any = strings_of(ids, table, name)[:] if table.key_dtype.hasobject else keys_of(ids, name).reshape(-1)
+            if (chosen := not_padding(keys, self.pooling[self.features[name]].padding)) is not None:
+                keys = keys[chosen]
+            parts.setdefault(table, []).append(keys)
+        return {table: joined_keys(keys) for table, keys in parts.items()}
 
     def _by_feature(self, inputs: Any) -> dict[str, Any]:
         by_feature = inputs if isinstance(inputs, Mapping) else _jagged(inputs)
@@ -201,25 +203,39 @@ class EmbeddingBagCollection(RowsModule):
         like = next(iter(bags.values()))
         begins = torch.zeros(like.count, dtype=torch.int64)
         return {
-            name: JaggedIds(
-                np.empty(0, self.tables[self.features[name]].key_dtype), begins, like.count, None, False, like.device
-            )
+            name: JaggedIds(_no_keys(self._table(name)), begins, like.count, None, False, like.device)
             for name in absent
         }
 
+    def _table(self, feature: str) -> Variable:
+        return self.tables[self.features[feature]]
+
     def _bags_of(self, name: str, given: Any) -> JaggedIds:
-        parts = given if isinstance(given, (tuple, list)) else (given,)
+        ids, *others = self._parts_of(name, given)
+        ids = ids_of(ids, self._table(name), self.anchor.device, name)
+        return bags_of(ids, *others, mode=self.pooling[self.features[name]].mode, what=name)
+
+    def _parts_of(self, name: str, given: Any) -> Sequence[Any]:
+        """Return the ids of a feature, and what was given beside them. A list of strings is one of ids."""
+        several = isinstance(given, (tuple, list))
+        if self._table(name).key_dtype.hasobject:
+            several = several and any(isinstance(each, torch.Tensor) for each in given[1:2])
+        parts = given if several else (given,)
         if not 1 <= len(parts) <= 3:
             raise TypeError(f"{name} must be ids, (ids, offsets) or (ids, offsets, weights), got {len(parts)} parts")
-        return bags_of(*parts, mode=self.pooling[self.features[name]].mode, what=name)
+        return parts
 
 
 def _variable(name: str, given: Any, store: Store | None) -> Variable:
     if isinstance(given, Variable):
-        return variable_of(given, None, None, {}, REFUSED)
+        return variable_of(given, None, None, {}, REFUSED, strings=True)
     if not isinstance(given, Mapping):
         raise TypeError(f"tables[{name!r}] must be a Variable or arguments such as {{'dim': 16}}, got {brief(given)}")
-    return variable_of(name, None, store, dict(given), REFUSED, INITIAL)
+    return variable_of(name, None, store, dict(given), REFUSED, INITIAL, strings=True)
+
+
+def _no_keys(variable: Variable) -> Keys:
+    return strings_of([], variable) if variable.key_dtype.hasobject else np.empty(0, variable.key_dtype)
 
 
 def _jagged(inputs: Any) -> dict[str, tuple[torch.Tensor, ...]]:

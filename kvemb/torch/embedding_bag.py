@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy.typing as npt
 import torch
 
-from kvemb.frameworks.variables import check_padding, variable_of
+from kvemb.frameworks.variables import check_kind_of_padding, check_padding, variable_of
+from kvemb.rows.names import StringKeys
 from kvemb.shared_docs import described_as
 from kvemb.store import Store
-from kvemb.torch.bags import bags_of
+from kvemb.torch.bags import bags_of, ids_of
 from kvemb.torch.eager import never_compiled
 from kvemb.torch.embedding import Embedding
 from kvemb.torch.options import INITIAL, REFUSED, check_mode, check_norm
@@ -60,18 +62,19 @@ class EmbeddingBag(TableModule):
         mode: str = "mean",
         sparse: bool = True,
         include_last_offset: bool = False,
-        padding_idx: int | None = None,
+        padding_idx: int | str | None = None,
         store: Store | None = None,
         fused: bool = False,
         check_finite: bool = False,
         output_dtype: torch.dtype | None = None,
         **arguments: Any,
     ) -> None:
-        padding, norm = check_padding(padding_idx), check_norm(max_norm, norm_type)
+        padding, norm = check_padding(padding_idx, strings=True), check_norm(max_norm, norm_type)
         self.pooling: Pooling = Pooling(check_mode(mode), padding, *norm, bool(scale_grad_by_freq))
         if self.pooling.scale_grad_by_freq and mode == "max":
             raise ValueError("scale_grad_by_freq is not supported with mode='max'")
-        self.variable: Variable = variable_of(variable, dim, store, arguments, REFUSED, INITIAL)
+        self.variable: Variable = variable_of(variable, dim, store, arguments, REFUSED, INITIAL, strings=True)
+        check_kind_of_padding(padding, self.variable)
         super().__init__([self.variable], fused, check_finite, output_dtype)
         self.destinations["weight"] = self.variable
         self.include_last_offset: bool = bool(include_last_offset)
@@ -80,17 +83,18 @@ class EmbeddingBag(TableModule):
     @never_compiled
     def forward(
         self,
-        ids: torch.Tensor,
+        ids: torch.Tensor | npt.ArrayLike | StringKeys,
         offsets: torch.Tensor | None = None,
         per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the pooled bags, on the device of ``ids``. An empty bag gives zeros.
+        """Return the pooled bags, on the device of ``ids``; those of strings on the module's. An empty bag gives zeros.
 
         A backward pass collects the gradients of the rows for ``kvemb.torch.Optimizer.step``, or takes the step itself
         if the module is fused. In eval() uses are not recorded. All arguments are checked before anything is looked up.
 
         Args:
-            ids: Keys. Either integers of shape (n,), all bags one after the other, or (count, m), one bag a row.
+            ids: Keys. Either integers of shape (n,), all bags one after the other, or (count, m), one bag a row. For a
+                variable with string keys: strings of such a shape, as for Embedding.
             offsets: Where each bag begins in ``ids``, integers of shape (count,), from 0 and ascending. With
                 ``include_last_offset`` the shape is (count + 1,), and the last one is n. None for ``ids`` of shape
                 (count, m).
@@ -102,12 +106,12 @@ class EmbeddingBag(TableModule):
 
         Raises:
             TypeError: If an argument is not a dense tensor of the right kind of numbers.
-            ValueError: For a wrong shape, offsets out of order, or weights with another mode.
+            ValueError: For a wrong shape, offsets out of order, or weights with another mode; for strings as Embedding.
             RuntimeError: If the module cannot be trained now, for example because no optimizer takes its gradients.
             KvembError: What ``kvemb.Store.lookup`` raises.
         """
         bags = bags_of(
-            ids,
+            ids_of(ids, self.variable, self.anchor.device),
             offsets,
             per_sample_weights,
             include_last_offset=self.include_last_offset,

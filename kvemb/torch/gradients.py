@@ -12,14 +12,13 @@ import threading
 import weakref
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
 
+from kvemb.checks.brief import brief
 from kvemb.frameworks.store_calls import apply_gradients
-from kvemb.rows.hashing import Unique
-from kvemb.rows.host_arrays import as_keys, public_keys
+from kvemb.rows.names import StringKeys
 from kvemb.threads.interrupts import uninterrupted
-from kvemb.torch.bags import Keys, joined_keys
+from kvemb.torch.bags import Keys, distinct_in_host, joined_keys
 from kvemb.torch.rates import Rates
 from kvemb.variable import Variable
 
@@ -124,7 +123,7 @@ def take_step(gradients: list[Gradient]) -> None:
     """
     apply_gradients(
         [
-            (variable, keys, values.numpy() if isinstance(keys, np.ndarray) else values.contiguous())
+            (variable, keys, values.contiguous() if isinstance(keys, torch.Tensor) else values.numpy())
             for variable, keys, values in joined(gradients)
         ]
     )
@@ -150,10 +149,10 @@ def merged(gradients: list[Gradient]) -> list[Gradient]:
         if isinstance(keys, torch.Tensor):
             done.append(Gradient(variable, *_summed_on_device(keys, values)))
             continue
-        distinct = Unique(as_keys(keys, variable.key_dtype))
-        summed = values.new_zeros(len(distinct.keys), values.shape[1])
-        summed.index_add_(0, torch.from_numpy(distinct.inverse), values)
-        done.append(Gradient(variable, public_keys(distinct.keys, variable.key_dtype), summed))
+        distinct, found = distinct_in_host(keys, variable)
+        summed = values.new_zeros(len(distinct), values.shape[1])
+        summed.index_add_(0, torch.from_numpy(found.inverse), values)
+        done.append(Gradient(variable, distinct, summed))
     return done
 
 
@@ -168,9 +167,11 @@ def check_finite(gradient: Gradient) -> None:
     """Raise ValueError for a NaN or an infinity."""
     finite = torch.isfinite(gradient.values).all(dim=1)
     if not bool(finite.all()):
-        at = int((~finite).nonzero()[0, 0])
-        key, others = int(gradient.keys[at]), int((~finite).sum()) - 1
+        at, others = int((~finite).nonzero()[0, 0]), int((~finite).sum()) - 1
+        keys = gradient.keys[at : at + 1]
+        key = keys.strings()[0] if isinstance(keys, StringKeys) else int(keys[0])
         more = f", nor are those of {others} more" if others else ""
         raise ValueError(
-            f"the gradient of key {key} of variable {gradient.variable.name!r} is not finite{more}; no step was taken"
+            f"the gradient of key {brief(key)} of variable {gradient.variable.name!r} is not finite{more}; no step was "
+            "taken"
         )

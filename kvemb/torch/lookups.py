@@ -16,9 +16,8 @@ from kvemb.frameworks.store_calls import look_up
 from kvemb.handle import inside
 from kvemb.many_tables.arguments import CountedKeys
 from kvemb.rows.device_arrays import device_of
-from kvemb.rows.hashing import Unique
-from kvemb.rows.host_arrays import as_keys, public_keys
-from kvemb.torch.bags import Keys, joined_keys, padding_in_dtype
+from kvemb.rows.names import StringKeys
+from kvemb.torch.bags import Keys, distinct_in_host, joined_keys, not_padding, own_keys
 from kvemb.torch.eager import never_compiled
 from kvemb.torch.gradients import Gradient, Receiver
 from kvemb.variable import Variable
@@ -44,7 +43,7 @@ class RowRequest(NamedTuple):
 
     variable: Variable
     keys: Keys
-    padding: int | None = None
+    padding: int | str | None = None
     unchanged: bool = True
     counts: torch.Tensor | None = None
     mask: torch.Tensor | None = None
@@ -59,7 +58,7 @@ def on_variables_device(keys: Keys, variable: Variable) -> Keys:
 
 
 def _moved(keys: Keys, variable: Variable) -> Keys:
-    if isinstance(keys, np.ndarray):
+    if not isinstance(keys, torch.Tensor):
         return keys
     device_rows = inside(variable).hot_tables.device_rows
     return keys if device_rows is not None and device_rows.device == device_of(keys) else keys.cpu().numpy()
@@ -67,6 +66,8 @@ def _moved(keys: Keys, variable: Variable) -> Keys:
 
 def _in_key_dtype(keys: Keys, variable: Variable) -> Keys:
     wanted = variable.key_dtype
+    if isinstance(keys, StringKeys):
+        return keys
     if isinstance(keys, np.ndarray):
         if wanted != np.uint64 or keys.dtype.kind != "i":
             return keys  # the call of the store converts them, or raises
@@ -115,13 +116,13 @@ def _to_read(request: RowRequest, trained: bool) -> _Read:
     """Return what is looked up: all keys but the padding and masked ones. trained: keep the keys for a step."""
     variable, keys, padding, unchanged, counts, mask = request
     keys = _moved(keys, variable)
-    here = None if mask is None else mask.cpu().numpy() if isinstance(keys, np.ndarray) else mask.to(keys.device)
-    if (padding := padding_in_dtype(padding, keys)) is not None:
-        here = keys != padding if here is None else here & (keys != padding)
+    here = None if mask is None else mask.to(keys.device) if isinstance(keys, torch.Tensor) else mask.cpu().numpy()
+    if (kept := not_padding(keys, padding)) is not None:
+        here = kept if here is None else here & kept
     if here is None or here.all():
         keys = _in_key_dtype(keys, variable)
         if trained:  # a copy, as the caller may reuse their memory for the next batch
-            keys = keys.copy() if isinstance(keys, np.ndarray) else keys.clone()
+            keys = keys.clone() if isinstance(keys, torch.Tensor) else own_keys(keys)
         return _Read(variable, keys, counts, None, unchanged)
     positions = here.nonzero()[:, 0] if isinstance(here, torch.Tensor) else torch.from_numpy(np.flatnonzero(here))
     kept = _in_key_dtype(keys[here], variable)
@@ -135,11 +136,11 @@ def _counted(reads: list[_Read], touch: bool) -> Any:
         return keys
     of_each = [_ones(each) if each.counts is None else each.counts for each in reads]
     counts = of_each[0] if len(of_each) == 1 else torch.cat(of_each)
-    return CountedKeys(keys, counts.numpy() if isinstance(keys, np.ndarray) else counts)
+    return CountedKeys(keys, counts if isinstance(keys, torch.Tensor) else counts.numpy())
 
 
 def _ones(read: _Read) -> torch.Tensor:
-    device = None if isinstance(read.keys, np.ndarray) else read.keys.device
+    device = read.keys.device if isinstance(read.keys, torch.Tensor) else None
     return torch.ones(len(read.keys), dtype=torch.int64, device=device)
 
 
@@ -212,13 +213,11 @@ class Distinct(NamedTuple):
 
 def distinct(keys: Keys, variable: Variable) -> Distinct:
     """Return the distinct keys, by first occurrence, or on a GPU ascending. Raises TypeError for a wrong dtype."""
-    keys = on_variables_device(keys, variable).reshape(-1)
+    keys = on_variables_device(keys, variable)
     if isinstance(keys, torch.Tensor):
         return Distinct(*torch.unique(keys, return_inverse=True, return_counts=True))
-    found = Unique(as_keys(keys, variable.key_dtype))
-    return Distinct(
-        public_keys(found.keys, variable.key_dtype), torch.from_numpy(found.inverse), torch.from_numpy(found.counts)
-    )
+    keys, found = distinct_in_host(keys, variable)
+    return Distinct(keys, torch.from_numpy(found.inverse), torch.from_numpy(found.counts))
 
 
 def divide_gradient(rows: torch.Tensor, counts: torch.Tensor) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kvemb.torch.bags import JaggedIds, padding_in_dtype
+from kvemb.torch.bags import JaggedIds, not_padding
 from kvemb.torch.lookups import RowRequest, distinct, divide_gradient
 from kvemb.torch.options import clipped
 from kvemb.variable import Variable
@@ -22,7 +22,7 @@ class Pooling:
     """How bags are pooled: mode "sum", "mean" or "max", and the options of torch.nn.EmbeddingBag."""
 
     mode: str = "sum"
-    padding: int | None = None
+    padding: int | str | None = None
     max_norm: float | None = None
     norm_type: float = 2.0
     scale_grad_by_freq: bool = False
@@ -37,8 +37,8 @@ class BagLookup:
         if self._alone:
             self.request = RowRequest(variable, bags.keys)
             return
-        if (padding := padding_in_dtype(how.padding, bags.keys)) is not None:
-            self._bags = bags = bags.without(padding)
+        if (chosen := not_padding(bags.keys, how.padding)) is not None:
+            self._bags = bags = bags.only(chosen)
         found = distinct(bags.keys, variable)
         self.request = RowRequest(variable, found.keys, unchanged=False, counts=found.counts)
         self._counts, self._inverse = found.counts, found.inverse

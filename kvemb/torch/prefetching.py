@@ -31,8 +31,9 @@ def prefetching(
     Args:
         loader: An iterable of batches, such as a torch DataLoader.
         ids: A dict from each variable, or module of one, to where a batch has its ids: the name or index of a field
-            (``batch[name]``), or a function of the batch. The ids are a tensor or an array of keys of any shape. For an
-            EmbeddingBagCollection they are the argument of its ``forward``.
+            (``batch[name]``), or a function of the batch. The ids are a tensor or an array of keys of any shape, or
+            strings for a variable with string keys. For an EmbeddingBagCollection they are the argument of its
+            ``forward``.
         depth: How many batches ahead of the current one are taken from the loader, from 1 to 16.
 
     Yields:

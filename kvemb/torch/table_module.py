@@ -8,7 +8,9 @@ from typing import Any, Self
 import numpy.typing as npt
 import torch
 
+from kvemb.frameworks.variables import name_bytes_of
 from kvemb.options import format_count
+from kvemb.rows.names import StringKeys
 from kvemb.torch.module import RowsModule, processes
 from kvemb.torch.weights import check_keys, check_weight, write_weight
 from kvemb.variable import Variable
@@ -30,7 +32,7 @@ class TableModule(RowsModule):
         embeddings: torch.Tensor,
         variable: Variable | str,
         *,
-        keys: torch.Tensor | npt.ArrayLike | None = None,
+        keys: torch.Tensor | npt.ArrayLike | StringKeys | None = None,
         freeze: bool = True,
         **arguments: Any,
     ) -> Self:
@@ -42,8 +44,8 @@ class TableModule(RowsModule):
         Args:
             embeddings: The weight, floats of shape (n, dim), on any device. It is rounded to the variable's dtype.
             variable: The name of a new variable, or a Variable without rows.
-            keys: The keys of the rows, distinct integers (n,), such as those of ``kvemb.hash_strings``. None: 0 to
-                n - 1.
+            keys: The keys of the rows, distinct integers (n,), such as those of ``kvemb.hash_strings``; strings for a
+                variable with string keys. None: 0 to n - 1.
             freeze: Whether the rows stay as they are until ``requires_grad_(True)``.
             **arguments: Other arguments of the class, such as ``store``, ``optimizer``, ``value_dtype``, ``mode`` and
                 ``padding_idx``.
@@ -52,7 +54,7 @@ class TableModule(RowsModule):
             The module.
 
         Raises:
-            TypeError: Unless ``embeddings`` is a dense tensor of floats, and keys are integers.
+            TypeError: Unless ``embeddings`` is a dense tensor of floats, and keys are integers, or strings.
             ValueError: For another shape, for a key given twice, and for a variable that has rows, which may have been
                 trained. To open such a variable, use the class itself.
             KvembError: What the class and ``kvemb.Variable.upsert`` raise.
@@ -65,7 +67,10 @@ class TableModule(RowsModule):
             tensor([[0., 0., 1.]])
         """
         dim = check_weight(embeddings, "embeddings", variable.dim if isinstance(variable, Variable) else None)
-        given = None if keys is None else check_keys(keys, len(embeddings))
+        name_bytes = name_bytes_of(variable, arguments)
+        if keys is None and name_bytes:
+            raise TypeError("keys are missing: the rows of a variable with string keys need a string each, keys=[...]")
+        given = None if keys is None else check_keys(keys, len(embeddings), name_bytes)
         make: Callable[..., Self] = cls  # the arguments are those of the class
         module = make(variable, dim, **arguments)
         if rows := module.variable.size():

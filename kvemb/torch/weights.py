@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from kvemb.checks.brief import brief
+from kvemb.rows.names import StringKeys, distinct_names, named_keys
 from kvemb.torch.states import when_loaded
 from kvemb.variable import Variable
 
@@ -29,6 +30,11 @@ def take_weights(
     for name, weight in given.items():
         variable = destinations[name]
         try:
+            if variable.key_dtype.hasobject:
+                raise ValueError(
+                    f"{prefix + name} has rows for the keys 0, 1, 2 and so on, but keys are strings; write its rows "
+                    "with variable.upsert(strings, rows), or make the module with from_pretrained(weight, ..., keys=)"
+                )
             check_weight(weight, prefix + name, variable.dim)
         except (TypeError, ValueError) as error:
             error_msgs.append(f"{error}, for variable {variable.name!r}")
@@ -54,20 +60,41 @@ def check_weight(weight: Any, what: str, dim: int | None) -> int:
     return int(weight.shape[1])
 
 
-def check_keys(keys: Any, count: int) -> npt.NDArray[Any]:
-    """Return the keys of a weight's rows (n,). Raises TypeError for other than integers, ValueError for equal ones."""
+def check_keys(keys: Any, count: int, name_bytes: int) -> npt.NDArray[Any] | StringKeys:
+    """Return the keys of a weight's rows (n,): strings for a variable with name_bytes, integers for one with 0.
+
+    Raises TypeError for others; ValueError for equal ones; HashCollision.
+    """
+    if name_bytes:
+        return _distinct_strings(named_keys(keys, name_bytes), count)
     given = keys.detach().cpu().numpy() if isinstance(keys, torch.Tensor) else np.asarray(keys)
     if given.dtype.kind not in "iu":
-        raise TypeError(f"keys must be integers, got {given.dtype.name}; make them of strings with kvemb.hash_strings")
-    if given.shape != (count,):
-        raise ValueError(f"keys must have one key for each row of embeddings, ({count},), got {given.shape}")
+        raise TypeError(
+            f"keys must be integers, got {given.dtype.name}; make them of strings with kvemb.hash_strings, or give "
+            "key_dtype='string'"
+        )
+    _check_one_each(given.shape, count)
     distinct, counts = np.unique(given, return_counts=True)
     if len(distinct) < count:
         raise ValueError(f"keys must be distinct, got {distinct[counts > 1][0]} more than once")
     return given
 
 
-def write_weight(weight: torch.Tensor, variable: Variable, keys: npt.NDArray[Any] | None = None) -> None:
+def _distinct_strings(keys: StringKeys, count: int) -> StringKeys:
+    _check_one_each(keys.shape, count)
+    found = distinct_names(keys)
+    if found.repeated:
+        twice = keys[found.last[found.counts > 1][:1]].strings()[0]
+        raise ValueError(f"keys must be distinct, got {brief(twice)} more than once")
+    return keys
+
+
+def _check_one_each(shape: tuple[int, ...], count: int) -> None:
+    if shape != (count,):
+        raise ValueError(f"keys must have one key for each row of embeddings, ({count},), got {shape}")
+
+
+def write_weight(weight: torch.Tensor, variable: Variable, keys: Any = None) -> None:
     """Upsert a weight (n, dim), rounded to the variable's dtype, under these keys (n,), or 0 to n - 1.
 
     Memory does not grow with n. Raises what Variable.upsert raises.

@@ -209,6 +209,24 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], error: type[E
         kvemb.hash_strings(["a"], **options)
 
 
+def test_words_of_a_list_are_joined_with_one_byte_between_them():
+    words = as_words(["é", "", "abc"])
+    assert (words.data.tobytes(), words.offsets.tolist(), words.gap) == ("é\0\0abc".encode(), [0, 3, 4, 8], 1)
+    assert [words.word(at) for at in range(3)] == ["é".encode(), b"", b"abc"]
+    assert (len(as_words([])), as_words([""]).word(0)) == (0, b"")
+
+
+@pytest.mark.parametrize("count", [16_383, 16_384, 16_385, 40_000])
+def test_lists_longer_than_a_piece_and_words_with_nuls_have_the_keys_of_a_column(count: int):
+    import pyarrow
+
+    words = [f"word {at}" for at in range(count)]
+    np.testing.assert_array_equal(kvemb.hash_strings(words), kvemb.hash_strings(pyarrow.array(words)))
+    words[-1] += "\0"
+    words[5] = "a\0b"
+    np.testing.assert_array_equal(kvemb.hash_strings(words), kvemb.hash_strings(pyarrow.array(words)))
+
+
 def test_words_are_their_bytes_one_after_the_other():
     words = as_words(np.array(["é", "", "abc"]))
     assert words.data.tobytes() == "éabc".encode()

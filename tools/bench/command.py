@@ -22,13 +22,13 @@ from kvemb.tools.bench.cluster import shards as cluster
 from kvemb.tools.bench.cold import cold, disk, hitrate, larger, memory, prefetch, spent, tables, train
 from kvemb.tools.bench.disk import checkpoint, export, follow, marks, series, serve
 from kvemb.tools.bench.gpu import run as gpu
-from kvemb.tools.bench.hot import features, keras, lookup, pool, small, strings, torch, upsert
+from kvemb.tools.bench.hot import criteo, features, keras, lookup, pool, small, strings, torch, upsert
 from kvemb.tools.bench.measure import compile_seconds
 from kvemb.tools.bench.options import AsJson
 from kvemb.tools.bench.results import Report
 
 HOT = {"lookup": lookup, "upsert": upsert, "gpu": gpu, "pool": pool, "small": small, "torch": torch}
-KEYS = {"strings": strings}
+KEYS = {"strings": strings, "criteo": criteo}
 FITTED = {"keras": keras}
 MANY = {"features": features, "tables": tables, "spent": spent, "cluster": cluster, "ranks": ranks, "reshard": reshard}
 COLD = {

@@ -40,6 +40,10 @@ TINY: dict[str, tuple[str, int, set[str]]] = {
     "gpu": ("--rows 120 --dim 8 --batch 64 --batches 1 --runs 1", 8, {"gpu", "bytes_per_second"}),
     "small": ("--rows 3000 --dim 8 --calls 5 --runs 2", 10, {"cold_read_us", "cpu_us"}),
     "strings": ("--strings 300 --runs 2", 7, set()),
+    "criteo": (
+        "--lines 600 --dim 4 --batch 64 --runs 2",
+        *(5, {*OF_TORCH, "losses_compared", "first_loss", "last_loss"}),
+    ),
     "cluster": (f"{TABLE} --steps 2 --runs 2 --transport local --pause 1", 2, set()),
     "ranks": ("--tables 2 --rows 300 --batch 64 --steps 2 --runs 2", 2, {*OF_TORCH, "losses_compared"}),
     "train": (f"{TIERED} --steps 3 --runs 2", 6, {"hit_rate", "cold_writes_per_step", "rows_compared"}),
@@ -75,7 +79,7 @@ TINY: dict[str, tuple[str, int, set[str]]] = {
 NEEDS_CXX = pytest.mark.skipif(which("g++") is None, reason="needs g++, which runs the GPU's kernels here")
 # They start processes, which import everything anew.
 SLOW = {"disk", "larger", "memory", "follow", "checkpoint", "marks", "train", "ranks"}
-NEEDING = {each: ["torch"] for each in ("checkpoint", "marks", "torch", "features", "prefetch")}
+NEEDING = {each: ["torch"] for each in ("checkpoint", "marks", "torch", "features", "prefetch", "criteo")}
 NEEDING |= {"keras": ["keras", "torch"], "ranks": ["torch", "ray"]}
 
 

@@ -19,7 +19,7 @@ from kvemb.tools.bench.results import Report, compare
 from kvemb.tools.failures import BadInput
 from kvemb.tools.limits import MAX_ROWS
 
-MIN_RATE = {"Arrow": 20e6, "NumPy U": 10e6, "NumPy S": 15e6, "list": 4e6}
+MIN_RATE = {"Arrow": 20e6, "NumPy U": 10e6, "NumPy S": 15e6, "list": 8e6}
 
 
 def run(
