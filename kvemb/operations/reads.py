@@ -6,7 +6,7 @@ by kvemb.variable: keys are int64 (n,).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast
 
@@ -21,6 +21,8 @@ from kvemb.restrict import ScoreRule
 from kvemb.rows.bags import Bags, RowsBeside
 from kvemb.rows.hashing import Keys, Positions, Unique
 from kvemb.rows.row_copies import spread
+from kvemb.tiers.locate import Search, read_together
+from kvemb.tiers.located import Located
 from kvemb.tiers.partition import Owners
 from kvemb.tiers.storage import TieredStorage
 
@@ -64,6 +66,104 @@ class MissedKeys(NamedTuple):
     counts: Positions | None = None
 
 
+class PartOfLookup:
+    """What a lookup of one variable did not find hot: the rows of its distinct keys, and where they go.
+
+    values_of: see TableReads. begun: keys that were located or are being located. search: of the last of them; None:
+    their rows are filled in.
+    """
+
+    def __init__(
+        self,
+        storage: TieredStorage,
+        values_of: Callable[[Located, Positions, float | None, int], tuple[Values, Mask]],
+        keys: Keys,
+        missed: MissedKeys,
+        out: Values,
+        exists: Mask | None,
+    ) -> None:
+        self.storage, self._values_of = storage, values_of
+        self._missed, self._out, self._exists = missed, out, exists
+        self._distinct = Unique(keys[missed.positions])
+        self._counts = self._distinct.uses(missed.counts)
+        self._at, self.begun, self.search = 0, 0, cast(Search | None, None)
+
+    @property
+    def done(self) -> bool:
+        """Whether all rows are filled in."""
+        return self.search is None and self.begun == len(self._distinct.keys)
+
+    @property
+    def keys(self) -> int:
+        """How many keys the search has."""
+        return self.begun - self._at
+
+    def begin(self, *, hot: bool = True) -> None:
+        """Locate the next keys, as many as a call processes at a time; fill in their rows if all are in memory.
+
+        hot: whether any of them may be hot. REQUIRES: storage.reading().
+        """
+        self._at = self.begun
+        self.begun = min(self._at + self.storage.limits.call_rows, len(self._distinct.keys))
+        self.search = self.storage.begin_locating(self._distinct.keys[self._at : self.begun], hot=hot)
+        if not self.search.reads:
+            self.end()
+
+    def end(self) -> None:
+        """Fill in the rows of the search, whose reads have ended. REQUIRES: storage.reading()."""
+        assert self.search is not None
+        search, self.search = self.search, None
+        found = self.storage.end_locating(search)
+        missing, source, chunk = self._missed.positions, self._distinct.inverse, slice(self._at, self.begun)
+        values, there = self._values_of(found, self._counts[chunk], self._missed.now, self._out.shape[1])
+        if len(values) < len(self._distinct.keys):
+            chosen = np.flatnonzero((source >= chunk.start) & (source < chunk.stop))
+            missing, source = missing[chosen], source[chosen] - chunk.start
+        spread(values, source, self._out, missing)
+        if self._exists is not None:
+            self._exists[missing] = there[source]
+
+    def finish(self) -> None:
+        """Fill in all rows that are left."""
+        for failure in finish_lookups([self]):
+            if failure is not None:
+                raise failure
+
+
+def finish_lookups(parts: Sequence[PartOfLookup]) -> list[Exception | None]:
+    """Fill in what lookups of several variables did not find hot: their cold rows are one job. A failure of one is
+    returned, and stops no other.
+
+    The variables' locks are free during the reads. A job has about as many keys as a call processes at a time.
+    """
+    failures: list[Exception | None] = [None] * len(parts)
+
+    def attempt(number: int, step: Callable[[], None]) -> None:
+        try:
+            with parts[number].storage.reading(in_flight=True):
+                step()
+        except Exception as error:
+            failures[number] = error
+
+    job: list[int] = []
+    left = [number for number, part in enumerate(parts) if not part.done]
+    while left:
+        job, keys = [], 0
+        for number in left:
+            if (part := parts[number]).search is None:
+                attempt(number, part.begin)
+            if part.search is not None:
+                job.append(number)
+                keys += part.keys
+            if keys >= part.storage.limits.call_rows:
+                break
+        read_together([search for number in job if (search := parts[number].search) is not None])
+        for number in job:
+            attempt(number, parts[number].end)
+        left = [number for number in left if failures[number] is None and not parts[number].done]
+    return failures
+
+
 class TableReads:
     """The calls that read one variable's rows."""
 
@@ -86,38 +186,48 @@ class TableReads:
 
         counts (n,): how many uses each occurrence is, at least one. None: one each.
         """
-        missed = self.lookup_hot(keys, out, exists, touch=touch, counts=counts)
-        if missed is not None:
-            self.lookup_cold(keys, missed, out, exists)
+        part = self.begin_lookup(keys, out, exists, touch=touch, counts=counts)
+        if part is not None:
+            part.finish()
         self._storage.ahead.looked_up()
 
-    # The parts of lookup, for a call on several variables. REQUIRES: the caller repeats them if storage.refreshes
-    # changed meanwhile, and calls storage.ahead.looked_up() at the end.
+    # The beginning of a lookup, of one variable or of several. REQUIRES: the caller does the rest with
+    # finish_lookups(), repeats all if storage.refreshes changed meanwhile, and calls storage.ahead.looked_up() at last.
 
-    def lookup_hot(
+    def begin_lookup(
         self, keys: Keys, out: Values, exists: Mask | None, *, touch: bool, counts: Positions | None = None
-    ) -> MissedKeys | None:
-        """Fill in the hot rows and record their uses; return what is left for lookup_cold, or None."""
+    ) -> PartOfLookup | None:
+        """Fill in the rows in memory and record their uses; return what is left, or None."""
         with self._storage.reading():
-            missed = self._read_hot(keys, touch, self._copying_to(keys, out, counts), counts)
-        if exists is not None:
-            exists[:] = True
-        return missed
+            return self._begin_lookup(keys, out, exists, touch, counts)
 
-    def lookup_hot_at_once(
+    def begin_lookup_at_once(
         self, keys: Keys, out: Values, *, touch: bool, counts: Positions | None = None
-    ) -> MissedKeys | Literal[False] | None:
-        """Do what lookup_hot does if the variable's lock is free; else return False.
+    ) -> PartOfLookup | Literal[False] | None:
+        """Do what begin_lookup does if the variable's lock is free; else return False.
 
         REQUIRES: signal handlers are deferred.
         """
-        storage = self._storage
-        if not storage.begin_reading_if_free():
+        if not self._storage.begin_reading_if_free():
             return False
         try:
-            return self._read_hot(keys, touch, self._copying_to(keys, out, counts), counts)
+            return self._begin_lookup(keys, out, None, touch, counts)
         finally:
-            storage.end_reading()
+            self._storage.end_reading()
+
+    def _begin_lookup(
+        self, keys: Keys, out: Values, exists: Mask | None, touch: bool, counts: Positions | None
+    ) -> PartOfLookup | None:
+        missed = self._read_hot(keys, touch, self._copying_to(keys, out, counts), counts)
+        if exists is not None:
+            exists[:] = True
+        return None if missed is None else self._begin_missed(keys, missed, out, exists)
+
+    def _begin_missed(self, keys: Keys, missed: MissedKeys, out: Values, exists: Mask | None) -> PartOfLookup | None:
+        """Begin to fill in what is not hot. REQUIRES: storage.reading(), since it was found not to be."""
+        part = PartOfLookup(self._storage, self._values_of, keys, missed, out, exists)
+        part.begin(hot=False)
+        return None if part.done else part
 
     def _copying_to(self, keys: Keys, out: Values, counts: Positions | None = None) -> _Read:
         """Return the `read` argument of _read_hot that copies hot rows of keys to out (n, dim)."""
@@ -152,20 +262,6 @@ class TableReads:
         storage.count_use()
         return scoring.rule, scoring.now(storage.step)
 
-    def lookup_cold(self, keys: Keys, missed: MissedKeys, out: Values, exists: Mask | None) -> None:
-        """Fill in what lookup_hot did not find."""
-        missing, distinct = missed.positions, Unique(keys[missed.positions])
-        counts = distinct.uses(missed.counts)
-        for chunk in self._chunks(len(distinct.keys)):
-            values, there = self._look_up_chunk(distinct.keys[chunk], counts[chunk], missed.now, out.shape[1])
-            positions, source = missing, distinct.inverse
-            if len(values) < len(distinct.keys):
-                chosen = np.flatnonzero((source >= chunk.start) & (source < chunk.stop))
-                positions, source = missing[chosen], source[chosen] - chunk.start
-            spread(values, source, out, positions)
-            if exists is not None:
-                exists[positions] = there[source]
-
     @repeat_if_refreshed
     def pool(self, keys: Keys, bags: Bags, out: Values, *, touch: bool) -> None:
         """Fill out (b, dim) with the pooled rows of bags (kvemb.rows.bags); uses are recorded as by lookup.
@@ -194,10 +290,11 @@ class TableReads:
         at, rows = np.full(len(keys), -1, np.int64), out[:0]
         while True:
             distinct = Unique(keys[missing])
-            found = [
-                self._look_up_chunk(distinct.keys[chunk], distinct.counts[chunk], now, out.shape[1])[0]
-                for chunk in self._chunks(len(distinct.keys))
-            ]
+            found = []
+            for chunk in self._chunks(len(distinct.keys)):
+                with self._storage.reading():
+                    located = self._storage.locate(distinct.keys[chunk])
+                    found.append(self._values_of(located, distinct.counts[chunk], now, out.shape[1])[0])
             at[missing] = len(rows) + distinct.inverse
             rows, now = np.concatenate([rows, *found]), None  # the uses of all keys are recorded by now
             with self._storage.reading(in_flight=True):
@@ -206,31 +303,31 @@ class TableReads:
             if not len(missing):
                 return
 
-    def _look_up_chunk(self, keys: Keys, counts: Positions, now: float | None, width: int) -> tuple[Values, Mask]:
-        """Return the rows of distinct keys (n, width), as lookup does, and which of them exist.
+    def _values_of(self, found: Located, counts: Positions, now: float | None, width: int) -> tuple[Values, Mask]:
+        """Return located rows (n, width), the initializer's for missing ones, and which of them exist; promote them.
 
         counts: the number of uses of each key, counted as misses so far. now: their time; None: do not record them.
+        REQUIRES: storage.reading().
         """
-        storage, values = self._storage, np.empty((len(keys), width), self._schema.value_dtype)
-        with storage.reading():
-            found = storage.locate(keys)
-            if now is not None and storage.state.keeps_uses:  # the store may be poisoned by now
-                self._scoring.use(found, counts, now)
-            else:
-                now = None
-            if len(found.cold) < len(keys):
-                self._hot_tables.gather(found.cells, found.owners, values)
-            absent = found.cold[~found.exists]
-            if len(absent):
-                values[absent] = self._factory.embeddings(keys[absent])[:, :width]
-                storage.counts.absent += (uses := int(counts[absent].sum()))
-                storage.counts.misses -= uses
-            there = found.present
-            if len(absent) < len(found.cold):
-                cold = found.only(found.exists)
-                values[cold.cold] = cold.rows.named_embeddings()[:, :width]
-            if len(found.cold):
-                storage.promote(found, by_score=now is None)
+        storage, keys = self._storage, found.keys
+        values = np.empty((len(keys), width), self._schema.value_dtype)
+        if now is not None and storage.state.keeps_uses:  # the store may be poisoned by now
+            self._scoring.use(found, counts, now)
+        else:
+            now = None
+        if len(found.cold) < len(keys):
+            self._hot_tables.gather(found.cells, found.owners, values)
+        absent = found.cold[~found.exists]
+        if len(absent):
+            values[absent] = self._factory.embeddings(keys[absent])[:, :width]
+            storage.counts.absent += (uses := int(counts[absent].sum()))
+            storage.counts.misses -= uses
+        there = found.present
+        if len(absent) < len(found.cold):
+            cold = found.only(found.exists)
+            values[cold.cold] = cold.rows.named_embeddings()[:, :width]
+        if len(found.cold):
+            storage.promote(found, by_score=now is None)
         return values, there
 
     def read_missing_as(self, initializer: Initializer) -> None:

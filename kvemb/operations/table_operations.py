@@ -102,9 +102,11 @@ class TableOperations(TableUpdates):
             absent = self._lookup_host(wanted, rows, rule, now)
             self._storage.counts.hits += uses - len(absent)
             self._storage.counts.misses += len(absent)
-        found = np.ones(len(rows), np.bool_)
-        if len(absent):
-            self.lookup_cold(wanted, MissedKeys(absent, None if rule is None else now), rows, found)
+            part, found = None, np.ones(len(rows), np.bool_)
+            if len(absent):
+                part = self._begin_missed(wanted, MissedKeys(absent, None if rule is None else now), rows, found)
+        if part is not None:
+            part.finish()
         self._spread(keys, out, missing.positions, rows[first])
         if exists is not None:
             self._spread(keys, exists, missing.positions, found[first])
