@@ -100,16 +100,16 @@ def _begin_at_once(parts: list[TablePart], touch: bool) -> list[tuple[TablePart,
                 begun = operations.begin_lookup_at_once(part.keys, part.values, touch=touch, counts=part.counts)
             except Exception as error:
                 raise_named(part.table.name, error)
-            if begun is False:
+            if begun is None:
                 busy.append(part)
-            elif begun is not None:
-                left.append((part, begun))
+            else:
+                left += [(part, each) for each in begun]
     return left + _begin(busy, touch, 1) if busy else left
 
 
 def _begin(parts: list[TablePart], touch: bool, threads: int) -> list[tuple[TablePart, PartOfLookup]]:
     """Do what _begin_at_once does, but wait for variables in use. threads: how many threads do the work."""
-    begun: list[PartOfLookup | None] = [None] * len(parts)
+    begun: list[list[PartOfLookup]] = [[]] * len(parts)
 
     def begin(number: int, part: TablePart) -> Callable[[], None]:
         def work() -> None:
@@ -120,7 +120,7 @@ def _begin(parts: list[TablePart], touch: bool, threads: int) -> list[tuple[Tabl
 
     failures = run_each([begin(number, part) for number, part in enumerate(parts)], threads)
     _raise_first(parts, failures)
-    return [(part, each) for part, each in zip(parts, begun, strict=True) if each is not None]
+    return [(part, each) for part, some in zip(parts, begun, strict=True) for each in some]
 
 
 def _threads(parts: list[TablePart], *, in_step: bool = False) -> int:

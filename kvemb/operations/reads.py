@@ -7,8 +7,8 @@ by kvemb.variable: keys are int64 (n,).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import wraps
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast
+from functools import partial, wraps
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -66,101 +66,39 @@ class MissedKeys(NamedTuple):
     counts: Positions | None = None
 
 
-class PartOfLookup:
-    """What a lookup of one variable did not find hot: the rows of its distinct keys, and where they go.
+class PartOfLookup(NamedTuple):
+    """Rows of one variable that a lookup did not find in memory, of at most so many keys as a call processes at a time.
 
-    values_of: see TableReads. begun: keys that were located or are being located. search: of the last of them; None:
-    their rows are filled in.
+    fill: fills in the rows that were located. REQUIRES: storage.reading().
     """
 
-    def __init__(
-        self,
-        storage: TieredStorage,
-        values_of: Callable[[Located, Positions, float | None, int], tuple[Values, Mask]],
-        keys: Keys,
-        missed: MissedKeys,
-        out: Values,
-        exists: Mask | None,
-    ) -> None:
-        self.storage, self._values_of = storage, values_of
-        self._missed, self._out, self._exists = missed, out, exists
-        self._distinct = Unique(keys[missed.positions])
-        self._counts = self._distinct.uses(missed.counts)
-        self._at, self.begun, self.search = 0, 0, cast(Search | None, None)
-
-    @property
-    def done(self) -> bool:
-        """Whether all rows are filled in."""
-        return self.search is None and self.begun == len(self._distinct.keys)
-
-    @property
-    def keys(self) -> int:
-        """How many keys the search has."""
-        return self.begun - self._at
-
-    def begin(self, *, hot: bool = True) -> None:
-        """Locate the next keys, as many as a call processes at a time; fill in their rows if all are in memory.
-
-        hot: whether any of them may be hot. REQUIRES: storage.reading().
-        """
-        self._at = self.begun
-        self.begun = min(self._at + self.storage.limits.call_rows, len(self._distinct.keys))
-        self.search = self.storage.begin_locating(self._distinct.keys[self._at : self.begun], hot=hot)
-        if not self.search.reads:
-            self.end()
-
-    def end(self) -> None:
-        """Fill in the rows of the search, whose reads have ended. REQUIRES: storage.reading()."""
-        assert self.search is not None
-        search, self.search = self.search, None
-        found = self.storage.end_locating(search)
-        missing, source, chunk = self._missed.positions, self._distinct.inverse, slice(self._at, self.begun)
-        values, there = self._values_of(found, self._counts[chunk], self._missed.now, self._out.shape[1])
-        if len(values) < len(self._distinct.keys):
-            chosen = np.flatnonzero((source >= chunk.start) & (source < chunk.stop))
-            missing, source = missing[chosen], source[chosen] - chunk.start
-        spread(values, source, self._out, missing)
-        if self._exists is not None:
-            self._exists[missing] = there[source]
-
-    def finish(self) -> None:
-        """Fill in all rows that are left."""
-        for failure in finish_lookups([self]):
-            if failure is not None:
-                raise failure
+    storage: TieredStorage
+    search: Search
+    fill: Callable[[Located], None]
 
 
 def finish_lookups(parts: Sequence[PartOfLookup]) -> list[Exception | None]:
-    """Fill in what lookups of several variables did not find hot: their cold rows are one job. A failure of one is
-    returned, and stops no other.
+    """Do these parts of lookups of several variables; their cold rows are one job. Returns each one's failure, or None.
 
     The variables' locks are free during the reads. A job has about as many keys as a call processes at a time.
     """
     failures: list[Exception | None] = [None] * len(parts)
-
-    def attempt(number: int, step: Callable[[], None]) -> None:
-        try:
-            with parts[number].storage.reading(in_flight=True):
-                step()
-        except Exception as error:
-            failures[number] = error
-
-    job: list[int] = []
-    left = [number for number, part in enumerate(parts) if not part.done]
-    while left:
-        job, keys = [], 0
-        for number in left:
-            if (part := parts[number]).search is None:
-                attempt(number, part.begin)
-            if part.search is not None:
-                job.append(number)
-                keys += part.keys
-            if keys >= part.storage.limits.call_rows:
-                break
-        read_together([search for number in job if (search := parts[number].search) is not None])
-        for number in job:
-            attempt(number, parts[number].end)
-        left = [number for number in left if failures[number] is None and not parts[number].done]
+    begin = 0
+    while begin < len(parts):
+        end, keys = begin, 0
+        while end < len(parts) and keys < parts[end].storage.limits.call_rows:
+            keys += len(parts[end].search.found.keys)
+            end += 1
+        read_together([part.search for part in parts[begin:end]])
+        for number in range(begin, end):
+            storage, search, fill = parts[number]
+            try:
+                with storage.reading(in_flight=True):
+                    storage.counts.seconds_lookup += search.seconds
+                    fill(storage.end_locating(search))
+            except Exception as error:
+                failures[number] = error
+        begin = end
     return failures
 
 
@@ -186,30 +124,33 @@ class TableReads:
 
         counts (n,): how many uses each occurrence is, at least one. None: one each.
         """
-        part = self.begin_lookup(keys, out, exists, touch=touch, counts=counts)
-        if part is not None:
-            part.finish()
+        self._finish(self.begin_lookup(keys, out, exists, touch=touch, counts=counts))
         self._storage.ahead.looked_up()
+
+    def _finish(self, parts: list[PartOfLookup]) -> None:
+        for failure in finish_lookups(parts):
+            if failure is not None:
+                raise failure
 
     # The beginning of a lookup, of one variable or of several. REQUIRES: the caller does the rest with
     # finish_lookups(), repeats all if storage.refreshes changed meanwhile, and calls storage.ahead.looked_up() at last.
 
     def begin_lookup(
         self, keys: Keys, out: Values, exists: Mask | None, *, touch: bool, counts: Positions | None = None
-    ) -> PartOfLookup | None:
-        """Fill in the rows in memory and record their uses; return what is left, or None."""
+    ) -> list[PartOfLookup]:
+        """Fill in the rows in memory and record their uses; return what is left."""
         with self._storage.reading():
             return self._begin_lookup(keys, out, exists, touch, counts)
 
     def begin_lookup_at_once(
         self, keys: Keys, out: Values, *, touch: bool, counts: Positions | None = None
-    ) -> PartOfLookup | Literal[False] | None:
-        """Do what begin_lookup does if the variable's lock is free; else return False.
+    ) -> list[PartOfLookup] | None:
+        """Do what begin_lookup does if the variable's lock is free; else return None.
 
         REQUIRES: signal handlers are deferred.
         """
         if not self._storage.begin_reading_if_free():
-            return False
+            return None
         try:
             return self._begin_lookup(keys, out, None, touch, counts)
         finally:
@@ -217,17 +158,39 @@ class TableReads:
 
     def _begin_lookup(
         self, keys: Keys, out: Values, exists: Mask | None, touch: bool, counts: Positions | None
-    ) -> PartOfLookup | None:
+    ) -> list[PartOfLookup]:
         missed = self._read_hot(keys, touch, self._copying_to(keys, out, counts), counts)
         if exists is not None:
             exists[:] = True
-        return None if missed is None else self._begin_missed(keys, missed, out, exists)
+        return [] if missed is None else self._begin_missed(keys, missed, out, exists)
 
-    def _begin_missed(self, keys: Keys, missed: MissedKeys, out: Values, exists: Mask | None) -> PartOfLookup | None:
-        """Begin to fill in what is not hot. REQUIRES: storage.reading(), since it was found not to be."""
-        part = PartOfLookup(self._storage, self._values_of, keys, missed, out, exists)
-        part.begin(hot=False)
-        return None if part.done else part
+    def _begin_missed(
+        self, keys: Keys, missed: MissedKeys, out: Values, exists: Mask | None, *, hot: bool = False
+    ) -> list[PartOfLookup]:
+        """Fill in the missed rows that are in memory; return what is left.
+
+        hot: whether any of them may be hot; if not, REQUIRES: storage.reading() since they were found not to be.
+        """
+        storage, distinct, left = self._storage, Unique(keys[missed.positions]), []
+        counts = distinct.uses(missed.counts)
+
+        def fill(chunk: slice, found: Located) -> None:
+            values, there = self._values_of(found, counts[chunk], missed.now, out.shape[1])
+            positions, source = missed.positions, distinct.inverse
+            if len(values) < len(distinct.keys):
+                chosen = np.flatnonzero((source >= chunk.start) & (source < chunk.stop))
+                positions, source = positions[chosen], source[chosen] - chunk.start
+            spread(values, source, out, positions)
+            if exists is not None:
+                exists[positions] = there[source]
+
+        for chunk in self._chunks(len(distinct.keys)):
+            search = storage.begin_locating(distinct.keys[chunk], hot=hot)
+            if search.reads:
+                left.append(PartOfLookup(storage, search, partial(fill, chunk)))
+            else:
+                fill(chunk, storage.end_locating(search))
+        return left
 
     def _copying_to(self, keys: Keys, out: Values, counts: Positions | None = None) -> _Read:
         """Return the `read` argument of _read_hot that copies hot rows of keys to out (n, dim)."""
@@ -289,14 +252,13 @@ class TableReads:
         """Pool bags whose keys at `missing` are not hot. Rows that are evicted meanwhile are then read, too."""
         at, rows = np.full(len(keys), -1, np.int64), out[:0]
         while True:
-            distinct = Unique(keys[missing])
-            found = []
-            for chunk in self._chunks(len(distinct.keys)):
-                with self._storage.reading():
-                    located = self._storage.locate(distinct.keys[chunk])
-                    found.append(self._values_of(located, distinct.counts[chunk], now, out.shape[1])[0])
-            at[missing] = len(rows) + distinct.inverse
-            rows, now = np.concatenate([rows, *found]), None  # the uses of all keys are recorded by now
+            found = np.empty((len(missing), out.shape[1]), out.dtype)
+            with self._storage.reading():
+                missed = MissedKeys(np.arange(len(missing)), now)
+                parts = self._begin_missed(keys[missing], missed, found, None, hot=True)
+            self._finish(parts)
+            at[missing] = len(rows) + missed.positions
+            rows, now = np.concatenate([rows, found]), None  # the uses of all keys are recorded by now
             with self._storage.reading(in_flight=True):
                 owners, beside = self._hot_tables.owners(keys), RowsBeside(at, rows)
                 missing = self._hot_tables.pool(keys, owners, bags, beside, out, None, self._storage.step)

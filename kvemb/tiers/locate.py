@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Sequence
 from functools import partial
+from typing import cast
 from weakref import WeakSet
 
 import numpy as np
@@ -40,22 +41,24 @@ _read_threads = ReadThreads()
 class Search:
     """The keys of one variable that are being located. found: what begin() found. reads: what it must wait for.
 
-    own: the read of rows that nothing else reads. failure: of this read. version: the variable's, at begin().
+    own: the read of rows that nothing else reads. seconds, failure: of this read. version: the variable's, at begin().
     """
 
     def __init__(self, locator: Locator, found: Located, own: Fetch | None, under_way: list[Fetch]) -> None:
         self.locator, self.found, self.own = locator, found, own
         self.reads = under_way if own is None else [own, *under_way]
         self.version = locator.version
-        self.failure: Exception | None = None
+        self.seconds, self.failure = 0.0, cast(Exception | None, None)
 
     def read(self, fetch: Fetch) -> None:
         """Read, unless another thread has begun to. Takes no lock."""
+        began, failure = time.perf_counter(), None
         try:
             self.locator.read(fetch)
         except Exception as error:
-            if fetch is self.own:  # if a read ahead fails, end() reads its rows
-                self.failure = error
+            failure = error
+        if fetch is self.own:  # if a read ahead fails, end() reads its rows
+            self.seconds, self.failure = time.perf_counter() - began, failure
 
 
 def read_together(searches: Sequence[Search]) -> None:
@@ -106,14 +109,6 @@ class Locator:
         """A number that grows whenever a row moves, or changes in the cold store."""
         return self._hot_tables.moves + self._spill.moves + self._in_flight.moves + self._forgotten
 
-    def locate(self, keys: Keys) -> Located:
-        """Locate the rows of distinct keys. The lock is released during cold reads, and held again on return."""
-        search = self.begin(keys)
-        if search.reads:
-            with self._access.released():
-                read_together([search])
-        return self.end(search)
-
     def begin(self, keys: Keys, *, hot: bool = True) -> Search:
         """Look for distinct keys in memory. hot: whether any of them may be hot.
 
@@ -136,16 +131,19 @@ class Locator:
 
     def end(self, search: Search) -> Located:
         """Return where the rows are now. Raises Closed, Corruption, ColdStoreError."""
+        found, own = search.found, search.own
         if not search.reads:
-            return search.found
+            return found
+        search.own, search.reads = None, []  # their memory is free when this search has ended
         self._access.state.check_open()
         if search.failure is not None:
             raise search.failure
-        found, own = search.found, search.own
         if self.version != search.version:
             found = self._look(found.keys)
         if own is not None and own.is_of(found.rows) and not np.count_nonzero(found.known):
-            return _with_rows(found, own)
+            found.rows, found.exists = own.give_rows(found.rows)
+            found.known[:] = True
+            return found
         unknown = self._take(found, self.ahead if own is None else [own, *self.ahead])
         if len(unknown):
             again = Fetch(found.rows.keys[unknown])
@@ -232,9 +230,3 @@ class Locator:
             with self._counting:
                 self._stats.seconds_cold_read += time.perf_counter() - began
                 self._stats.cold_reads += fetch.rows
-
-
-def _with_rows(found: Located, fetch: Fetch) -> Located:
-    """Return found with the rows of a read of all its rows, which is not used afterwards."""
-    rows, exists = fetch.give_rows(found.rows)
-    return Located(found.keys, found.owners, found.cells, found.cold, rows, exists, np.ones(len(exists), np.bool_))

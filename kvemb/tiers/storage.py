@@ -37,7 +37,7 @@ from kvemb.tiers.background_mover import BackgroundMover
 from kvemb.tiers.checking import tier_findings
 from kvemb.tiers.hot_tables import HotTables
 from kvemb.tiers.in_flight import RowsInFlight
-from kvemb.tiers.locate import Locator, Search
+from kvemb.tiers.locate import Locator, Search, read_together
 from kvemb.tiers.located import Located
 from kvemb.tiers.reclaimer import Reclaimer
 from kvemb.tiers.snapshot import CurrentSnapshot
@@ -207,7 +207,11 @@ class TieredStorage:
 
         Raises Closed, Corruption, ColdStoreError.
         """
-        return self._changeable(self._locator.locate(keys))
+        search = self.begin_locating(keys)
+        if search.reads:
+            with self.access.released():
+                read_together([search])
+        return self.end_locating(search)
 
     def begin_locating(self, keys: Keys, *, hot: bool = True) -> Search:
         """Begin to locate rows of distinct keys. hot: whether any of them may be hot.
@@ -218,9 +222,7 @@ class TieredStorage:
 
     def end_locating(self, search: Search) -> Located:
         """Do what locate() does, after the reads of a search. Keeps the lock."""
-        return self._changeable(self._locator.end(search))
-
-    def _changeable(self, found: Located) -> Located:
+        found = self._locator.end(search)
         self.snapshot.copy_before_change(found.keys, found.cells, found.owners)
         return found
 

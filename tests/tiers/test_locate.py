@@ -34,9 +34,17 @@ class Place:
         self.cold.write(rows_of([2, 3, 4], 3.0))
         self.locator = Locator(self.hot, self.spill, self.in_flight, self.cold, self.access, Stats())
 
+    def locate(self, *keys):
+        """Locate keys as TieredStorage does."""
+        search = self.locator.begin(np.array(keys))
+        if search.reads:
+            with self.access.released():
+                read_together([search])
+        return self.locator.end(search)
+
     def found(self, keys):
         with self.access.held():
-            at = self.locator.locate(np.array(keys))
+            at = self.locate(*keys)
             there = at.only(at.exists)
             return at, values_of(there.rows)
 
@@ -66,7 +74,7 @@ def test_the_lock_is_free_while_cold_rows_are_read_and_held_again_after():
 
     place.cold.meanwhile = look
     with place.access.held():
-        place.locator.locate(np.array([3]))
+        place.locate(3)
         look()
     assert free == [True, False]
 
