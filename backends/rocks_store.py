@@ -37,7 +37,7 @@ from kvemb.errors import ColdStoreError
 from kvemb.limits import Limits
 from kvemb.options import RocksDBCreator
 from kvemb.rows.block import MEMORY_FLAGS, REMOVED, RowBlock
-from kvemb.rows.codec import KEY_BYTES, LAST_KEY, decode_records, encode_keys
+from kvemb.rows.codec import KEY_BYTES, LAST_KEY, decode_records, encode_keys, order_keys
 from kvemb.rows.hashing import Keys, Positions
 from kvemb.rows.row_copies import copy_rows
 from kvemb.rows.schema import Schema
@@ -180,7 +180,8 @@ class RocksStore(ColdStore):
             work(begin, done)
 
     def _read_by_rocksdb(self, at: Positions, rows: RowBlock, states: States) -> None:
-        """Read the rows of the keys at some positions."""
+        """Read the rows of the keys at some positions, in the order of the files."""
+        at = at[np.argsort(order_keys(rows.keys[at], self._schema))]
         records = self._get(encode_keys(rows.keys[at], self._schema))
         exist = np.fromiter(map(bool, records), np.bool_, len(records))
         if exist.any():

@@ -47,7 +47,7 @@ FAULTS = [
     Fault(
         "rows that moved during a cold read are not looked for again",
         "kvemb/tiers/locate.py",
-        "            if not released.alone:\n                return False\n",
+        "        if self.version != search.version:\n            found = self._look(found.keys)\n",
         "",
         ("tiers/test_locate.py",),
     ),
@@ -59,11 +59,11 @@ FAULTS = [
         ("tiers/test_ahead.py", "tiers/test_storage.py"),
     ),
     Fault(
-        "the lock was somebody else's once, and nobody is told",
-        "kvemb/tiers/access.py",
-        "self.alone = self._access.acquisitions == self._acquisitions + 1",
-        "self.alone = self._access.acquisitions <= self._acquisitions + 2",
-        ("tiers/test_access.py", "tiers/test_locate.py"),
+        "rows that a lookup left in flight are no move",
+        "kvemb/tiers/locate.py",
+        " + self._in_flight.moves + ",
+        " + ",
+        ("tiers/test_in_flight.py",),
     ),
     Fault(
         "a call that fails as it begins keeps the lock",

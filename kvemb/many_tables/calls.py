@@ -23,13 +23,9 @@ from kvemb.many_tables.arguments import (
     raise_named,
     rows_of,
 )
-from kvemb.operations.reads import MissedKeys
-from kvemb.threads.disk_waits import ReadThreads
+from kvemb.operations.reads import PartOfLookup, finish_lookups
 from kvemb.threads.interrupts import uninterrupted
 from kvemb.threads.parallel import cores, run_each
-
-# Of the process, because its threads, its cores and the page cache are.
-_read_threads = ReadThreads()
 
 
 def lookup(
@@ -76,18 +72,9 @@ def prefetch(store: DefaultStore[Engine], wanted: Mapping[Any, npt.ArrayLike], a
 
 def _read(parts: list[TablePart], touch: bool) -> None:
     threads = _threads(parts)
-    left = _find_at_once(parts, touch) if threads == 1 else _find(parts, touch, threads)
-    if not left:
-        return
-
-    def fill(part: TablePart, found: MissedKeys) -> Callable[[], None]:
-        return lambda: part.table.operations.lookup_cold(part.keys, found, part.values, None)
-
-    reads, cold = sum(len(found.positions) for _, found in left), [part for part, _ in left]
-    with _read_threads.reading(reads) as threads:
-        pays = reads >= cold[0].table.storage.limits.cold_parallel_keys
-        failures = run_each([fill(*each) for each in left], threads if pays else 1)
-    _raise_first(cold, failures)
+    left = _begin_at_once(parts, touch) if threads == 1 else _begin(parts, touch, threads)
+    failures = finish_lookups([begun for _, begun in left])
+    _raise_first([part for part, _ in left], failures)
 
 
 def _read_on_device(parts: list[TablePart], touch: bool) -> None:
@@ -98,42 +85,42 @@ def _read_on_device(parts: list[TablePart], touch: bool) -> None:
             raise_named(part.table.name, error)
 
 
-def _find_at_once(parts: list[TablePart], touch: bool) -> list[tuple[TablePart, MissedKeys]]:
-    """Look up the hot rows of each part; return what is left for lookup_cold.
+def _begin_at_once(parts: list[TablePart], touch: bool) -> list[tuple[TablePart, PartOfLookup]]:
+    """Look up the rows of each part that are in memory; return what is left.
 
     A small call spends most of its time on taking locks, so the locks of variables that are free are taken in one
     block.
     """
-    left: list[tuple[TablePart, MissedKeys]] = []
+    left: list[tuple[TablePart, PartOfLookup]] = []
     busy: list[TablePart] = []
     with uninterrupted():
         for part in parts:
             try:
                 operations = part.table.operations
-                missed = operations.lookup_hot_at_once(part.keys, part.values, touch=touch, counts=part.counts)
+                begun = operations.begin_lookup_at_once(part.keys, part.values, touch=touch, counts=part.counts)
             except Exception as error:
                 raise_named(part.table.name, error)
-            if missed is False:
+            if begun is None:
                 busy.append(part)
-            elif missed is not None:
-                left.append((part, missed))
-    return left + _find(busy, touch, 1) if busy else left
+            else:
+                left += [(part, each) for each in begun]
+    return left + _begin(busy, touch, 1) if busy else left
 
 
-def _find(parts: list[TablePart], touch: bool, threads: int) -> list[tuple[TablePart, MissedKeys]]:
-    """Do what _find_at_once does, but wait for variables in use. threads: how many threads do the work."""
-    missed: list[MissedKeys | None] = [None] * len(parts)
+def _begin(parts: list[TablePart], touch: bool, threads: int) -> list[tuple[TablePart, PartOfLookup]]:
+    """Do what _begin_at_once does, but wait for variables in use. threads: how many threads do the work."""
+    begun: list[list[PartOfLookup]] = [[]] * len(parts)
 
-    def find(number: int, part: TablePart) -> Callable[[], None]:
-        def found() -> None:
+    def begin(number: int, part: TablePart) -> Callable[[], None]:
+        def work() -> None:
             operations = part.table.operations
-            missed[number] = operations.lookup_hot(part.keys, part.values, None, touch=touch, counts=part.counts)
+            begun[number] = operations.begin_lookup(part.keys, part.values, None, touch=touch, counts=part.counts)
 
-        return found
+        return work
 
-    failures = run_each([find(number, part) for number, part in enumerate(parts)], threads)
+    failures = run_each([begin(number, part) for number, part in enumerate(parts)], threads)
     _raise_first(parts, failures)
-    return [(part, found) for part, found in zip(parts, missed, strict=True) if found is not None]
+    return [(part, each) for part, some in zip(parts, begun, strict=True) for each in some]
 
 
 def _threads(parts: list[TablePart], *, in_step: bool = False) -> int:

@@ -87,7 +87,8 @@ class HotShares:
     def make_room(self, rows: int) -> None:
         """Grow to cells for `rows` rows or a few more, equally many in each table, as far as the budget allows.
 
-        A device may have less memory than its budget: then its table grows no further here.
+        A device may have less memory than its budget: then its table grows no further here. REQUIRES: nobody uses the
+        tables yet.
         """
         for table in self._shares:
             reserve, most = self.reserve(table), rows // len(self._shares)

@@ -6,9 +6,9 @@ by kvemb.variable: keys are int64 (n,).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import wraps
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial, wraps
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,8 @@ from kvemb.restrict import ScoreRule
 from kvemb.rows.bags import Bags, RowsBeside
 from kvemb.rows.hashing import Keys, Positions, Unique
 from kvemb.rows.row_copies import spread
+from kvemb.tiers.locate import Search, read_together
+from kvemb.tiers.located import Located
 from kvemb.tiers.partition import Owners
 from kvemb.tiers.storage import TieredStorage
 
@@ -64,6 +66,42 @@ class MissedKeys(NamedTuple):
     counts: Positions | None = None
 
 
+class PartOfLookup(NamedTuple):
+    """Rows of one variable that a lookup did not find in memory, of at most so many keys as a call processes at a time.
+
+    fill: fills in the rows that were located. REQUIRES: storage.reading().
+    """
+
+    storage: TieredStorage
+    search: Search
+    fill: Callable[[Located], None]
+
+
+def finish_lookups(parts: Sequence[PartOfLookup]) -> list[Exception | None]:
+    """Do these parts of lookups of several variables; their cold rows are one job. Returns each one's failure, or None.
+
+    The variables' locks are free during the reads. A job has about as many keys as a call processes at a time.
+    """
+    failures: list[Exception | None] = [None] * len(parts)
+    begin = 0
+    while begin < len(parts):
+        end, keys = begin, 0
+        while end < len(parts) and keys < parts[end].storage.limits.call_rows:
+            keys += len(parts[end].search.found.keys)
+            end += 1
+        read_together([part.search for part in parts[begin:end]])
+        for number in range(begin, end):
+            storage, search, fill = parts[number]
+            try:
+                with storage.reading(in_flight=True):
+                    storage.counts.seconds_lookup += search.seconds
+                    fill(storage.end_locating(search))
+            except Exception as error:
+                failures[number] = error
+        begin = end
+    return failures
+
+
 class TableReads:
     """The calls that read one variable's rows."""
 
@@ -86,38 +124,73 @@ class TableReads:
 
         counts (n,): how many uses each occurrence is, at least one. None: one each.
         """
-        missed = self.lookup_hot(keys, out, exists, touch=touch, counts=counts)
-        if missed is not None:
-            self.lookup_cold(keys, missed, out, exists)
+        self._finish(self.begin_lookup(keys, out, exists, touch=touch, counts=counts))
         self._storage.ahead.looked_up()
 
-    # The parts of lookup, for a call on several variables. REQUIRES: the caller repeats them if storage.refreshes
-    # changed meanwhile, and calls storage.ahead.looked_up() at the end.
+    def _finish(self, parts: list[PartOfLookup]) -> None:
+        for failure in finish_lookups(parts):
+            if failure is not None:
+                raise failure
 
-    def lookup_hot(
+    # The beginning of a lookup, of one variable or of several. REQUIRES: the caller does the rest with
+    # finish_lookups(), repeats all if storage.refreshes changed meanwhile, and calls storage.ahead.looked_up() at last.
+
+    def begin_lookup(
         self, keys: Keys, out: Values, exists: Mask | None, *, touch: bool, counts: Positions | None = None
-    ) -> MissedKeys | None:
-        """Fill in the hot rows and record their uses; return what is left for lookup_cold, or None."""
+    ) -> list[PartOfLookup]:
+        """Fill in the rows in memory and record their uses; return what is left."""
         with self._storage.reading():
-            missed = self._read_hot(keys, touch, self._copying_to(keys, out, counts), counts)
-        if exists is not None:
-            exists[:] = True
-        return missed
+            return self._begin_lookup(keys, out, exists, touch, counts)
 
-    def lookup_hot_at_once(
+    def begin_lookup_at_once(
         self, keys: Keys, out: Values, *, touch: bool, counts: Positions | None = None
-    ) -> MissedKeys | Literal[False] | None:
-        """Do what lookup_hot does if the variable's lock is free; else return False.
+    ) -> list[PartOfLookup] | None:
+        """Do what begin_lookup does if the variable's lock is free; else return None.
 
         REQUIRES: signal handlers are deferred.
         """
-        storage = self._storage
-        if not storage.begin_reading_if_free():
-            return False
+        if not self._storage.begin_reading_if_free():
+            return None
         try:
-            return self._read_hot(keys, touch, self._copying_to(keys, out, counts), counts)
+            return self._begin_lookup(keys, out, None, touch, counts)
         finally:
-            storage.end_reading()
+            self._storage.end_reading()
+
+    def _begin_lookup(
+        self, keys: Keys, out: Values, exists: Mask | None, touch: bool, counts: Positions | None
+    ) -> list[PartOfLookup]:
+        missed = self._read_hot(keys, touch, self._copying_to(keys, out, counts), counts)
+        if exists is not None:
+            exists[:] = True
+        return [] if missed is None else self._begin_missed(keys, missed, out, exists)
+
+    def _begin_missed(
+        self, keys: Keys, missed: MissedKeys, out: Values, exists: Mask | None, *, hot: bool = False
+    ) -> list[PartOfLookup]:
+        """Fill in the missed rows that are in memory; return what is left.
+
+        hot: whether any of them may be hot; if not, REQUIRES: storage.reading() since they were found not to be.
+        """
+        storage, distinct, left = self._storage, Unique(keys[missed.positions]), []
+        counts = distinct.uses(missed.counts)
+
+        def fill(chunk: slice, found: Located) -> None:
+            values, there = self._values_of(found, counts[chunk], missed.now, out.shape[1])
+            positions, source = missed.positions, distinct.inverse
+            if len(values) < len(distinct.keys):
+                chosen = np.flatnonzero((source >= chunk.start) & (source < chunk.stop))
+                positions, source = positions[chosen], source[chosen] - chunk.start
+            spread(values, source, out, positions)
+            if exists is not None:
+                exists[positions] = there[source]
+
+        for chunk in self._chunks(len(distinct.keys)):
+            search = storage.begin_locating(distinct.keys[chunk], hot=hot)
+            if search.reads:
+                left.append(PartOfLookup(storage, search, partial(fill, chunk)))
+            else:
+                fill(chunk, storage.end_locating(search))
+        return left
 
     def _copying_to(self, keys: Keys, out: Values, counts: Positions | None = None) -> _Read:
         """Return the `read` argument of _read_hot that copies hot rows of keys to out (n, dim)."""
@@ -152,20 +225,6 @@ class TableReads:
         storage.count_use()
         return scoring.rule, scoring.now(storage.step)
 
-    def lookup_cold(self, keys: Keys, missed: MissedKeys, out: Values, exists: Mask | None) -> None:
-        """Fill in what lookup_hot did not find."""
-        missing, distinct = missed.positions, Unique(keys[missed.positions])
-        counts = distinct.uses(missed.counts)
-        for chunk in self._chunks(len(distinct.keys)):
-            values, there = self._look_up_chunk(distinct.keys[chunk], counts[chunk], missed.now, out.shape[1])
-            positions, source = missing, distinct.inverse
-            if len(values) < len(distinct.keys):
-                chosen = np.flatnonzero((source >= chunk.start) & (source < chunk.stop))
-                positions, source = missing[chosen], source[chosen] - chunk.start
-            spread(values, source, out, positions)
-            if exists is not None:
-                exists[positions] = there[source]
-
     @repeat_if_refreshed
     def pool(self, keys: Keys, bags: Bags, out: Values, *, touch: bool) -> None:
         """Fill out (b, dim) with the pooled rows of bags (kvemb.rows.bags); uses are recorded as by lookup.
@@ -193,44 +252,44 @@ class TableReads:
         """Pool bags whose keys at `missing` are not hot. Rows that are evicted meanwhile are then read, too."""
         at, rows = np.full(len(keys), -1, np.int64), out[:0]
         while True:
-            distinct = Unique(keys[missing])
-            found = [
-                self._look_up_chunk(distinct.keys[chunk], distinct.counts[chunk], now, out.shape[1])[0]
-                for chunk in self._chunks(len(distinct.keys))
-            ]
-            at[missing] = len(rows) + distinct.inverse
-            rows, now = np.concatenate([rows, *found]), None  # the uses of all keys are recorded by now
+            found = np.empty((len(missing), out.shape[1]), out.dtype)
+            with self._storage.reading():
+                missed = MissedKeys(np.arange(len(missing)), now)
+                parts = self._begin_missed(keys[missing], missed, found, None, hot=True)
+            self._finish(parts)
+            at[missing] = len(rows) + missed.positions
+            rows, now = np.concatenate([rows, found]), None  # the uses of all keys are recorded by now
             with self._storage.reading(in_flight=True):
                 owners, beside = self._hot_tables.owners(keys), RowsBeside(at, rows)
                 missing = self._hot_tables.pool(keys, owners, bags, beside, out, None, self._storage.step)
             if not len(missing):
                 return
 
-    def _look_up_chunk(self, keys: Keys, counts: Positions, now: float | None, width: int) -> tuple[Values, Mask]:
-        """Return the rows of distinct keys (n, width), as lookup does, and which of them exist.
+    def _values_of(self, found: Located, counts: Positions, now: float | None, width: int) -> tuple[Values, Mask]:
+        """Return located rows (n, width), the initializer's for missing ones, and which of them exist; promote them.
 
         counts: the number of uses of each key, counted as misses so far. now: their time; None: do not record them.
+        REQUIRES: storage.reading().
         """
-        storage, values = self._storage, np.empty((len(keys), width), self._schema.value_dtype)
-        with storage.reading():
-            found = storage.locate(keys)
-            if now is not None and storage.state.keeps_uses:  # the store may be poisoned by now
-                self._scoring.use(found, counts, now)
-            else:
-                now = None
-            if len(found.cold) < len(keys):
-                self._hot_tables.gather(found.cells, found.owners, values)
-            absent = found.cold[~found.exists]
-            if len(absent):
-                values[absent] = self._factory.embeddings(keys[absent])[:, :width]
-                storage.counts.absent += (uses := int(counts[absent].sum()))
-                storage.counts.misses -= uses
-            there = found.present
-            if len(absent) < len(found.cold):
-                cold = found.only(found.exists)
-                values[cold.cold] = cold.rows.named_embeddings()[:, :width]
-            if len(found.cold):
-                storage.promote(found, by_score=now is None)
+        storage, keys = self._storage, found.keys
+        values = np.empty((len(keys), width), self._schema.value_dtype)
+        if now is not None and storage.state.keeps_uses:  # the store may be poisoned by now
+            self._scoring.use(found, counts, now)
+        else:
+            now = None
+        if len(found.cold) < len(keys):
+            self._hot_tables.gather(found.cells, found.owners, values)
+        absent = found.cold[~found.exists]
+        if len(absent):
+            values[absent] = self._factory.embeddings(keys[absent])[:, :width]
+            storage.counts.absent += (uses := int(counts[absent].sum()))
+            storage.counts.misses -= uses
+        there = found.present
+        if len(absent) < len(found.cold):
+            cold = found.only(found.exists)
+            values[cold.cold] = cold.rows.named_embeddings()[:, :width]
+        if len(found.cold):
+            storage.promote(found, by_score=now is None)
         return values, there
 
     def read_missing_as(self, initializer: Initializer) -> None:

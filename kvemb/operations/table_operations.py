@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb.contracts import DeviceCounts, DeviceRows, PlannedChange
-from kvemb.operations.reads import MissedKeys, repeat_if_refreshed
+from kvemb.operations.reads import MissedKeys, PartOfLookup, repeat_if_refreshed
 from kvemb.operations.updates import TableUpdates
 from kvemb.restrict import ScoreRule
 from kvemb.rows.bags import Bags
@@ -102,9 +102,11 @@ class TableOperations(TableUpdates):
             absent = self._lookup_host(wanted, rows, rule, now)
             self._storage.counts.hits += uses - len(absent)
             self._storage.counts.misses += len(absent)
-        found = np.ones(len(rows), np.bool_)
-        if len(absent):
-            self.lookup_cold(wanted, MissedKeys(absent, None if rule is None else now), rows, found)
+            parts: list[PartOfLookup] = []
+            found = np.ones(len(rows), np.bool_)
+            if len(absent):
+                parts = self._begin_missed(wanted, MissedKeys(absent, None if rule is None else now), rows, found)
+        self._finish(parts)
         self._spread(keys, out, missing.positions, rows[first])
         if exists is not None:
             self._spread(keys, exists, missing.positions, found[first])

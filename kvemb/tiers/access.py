@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Protocol, Self
+from typing import Protocol
 
 from kvemb.errors import ColdStoreError
 from kvemb.stats import Timed
@@ -40,12 +40,11 @@ class TableAccess:
     """The lock of one variable, and the conditions for taking it. Thread-safe.
 
     state: the store's; a failure while rows move poisons it. in_flight: lands before the block of each holder of the
-    lock, unless the holder says otherwise. acquisitions: how often the lock was taken.
+    lock, unless the holder says otherwise.
     """
 
     def __init__(self, state: StoreState, in_flight: InFlight) -> None:
         self.state, self.in_flight = state, in_flight
-        self.acquisitions = 0
         # Reentrant, because such a lock knows its thread; no thread takes it twice.
         self._lock, self._owner, self._handlers_run = threading.RLock(), 0, False
         self._room = Event()
@@ -104,7 +103,6 @@ class TableAccess:
         self._owner = threading.get_ident()
         if rows and self.in_flight.left:
             self.in_flight.land()
-        self.acquisitions += 1
         return True
 
     def leave(self) -> None:
@@ -229,22 +227,19 @@ class HeldForCall(Held):
 
 
 class Released:
-    """The block of TableAccess.released(). alone: after the block, whether no other thread had the lock."""
+    """The block of TableAccess.released()."""
 
-    __slots__ = ("_access", "_acquisitions", "alone")
+    __slots__ = ("_access",)
 
     def __init__(self, access: TableAccess) -> None:
         self._access = access
 
-    def __enter__(self) -> Self:
-        self._acquisitions = self._access.acquisitions
+    def __enter__(self) -> None:
         self._access.leave()
-        return self
 
     def __exit__(self, *failure: object) -> None:
         while not self._access.take(TURN_SECONDS, rows=False):  # what others left in flight meanwhile is found there
             self._access.take_from_dead_thread()
-        self.alone = self._access.acquisitions == self._acquisitions + 1
 
 
 class Poisoning:

@@ -19,7 +19,7 @@ from kvemb.rows.row_copies import copy_rows
 
 
 class Fetch:
-    """A read of the rows of some distinct keys, ascending by codec.order_keys, none of them in memory at its start.
+    """A read of the rows of some distinct keys, none of them in memory at its start.
 
     reading: True until read() has ended.
     """
@@ -28,6 +28,7 @@ class Fetch:
         self.keys = keys
         self._block: RowBlock | None = None
         self._found: Mask | None = None
+        self._fresh: Mask | None = None  # None: all rows are
         self.reading = True
         self._to_begin, self._under_way = threading.Lock(), threading.Lock()
         self._under_way.acquire()
@@ -41,17 +42,16 @@ class Fetch:
         return index
 
     @cached_property
-    def _fresh(self) -> Mask:
-        return np.ones(len(self.keys), np.bool_)
-
-    @cached_property
     def _taken(self) -> Mask:
         return np.zeros(len(self.keys), np.bool_)
 
     @property
     def spent(self) -> bool:
         """Whether the read has ended and all of its valid rows were taken."""
-        return not self.reading and (self._block is None or not (self._fresh & ~self._taken).any())
+        if self.reading:
+            return False
+        left = ~self._taken if self._fresh is None else self._fresh & ~self._taken
+        return self._block is None or not left.any()
 
     @property
     def rows(self) -> int:
@@ -62,6 +62,11 @@ class Fetch:
         """Return whether the caller is the first one, which then must read()."""
         return self._to_begin.acquire(blocking=False)
 
+    def cancel(self) -> None:
+        """End the read if it has not begun."""
+        if self.begin():
+            self._end()
+
     def read(self, cold: ColdStore) -> None:
         """Read the rows, without the lock. Raises what cold.read() raises, and Corruption if a score is NaN."""
         try:
@@ -69,8 +74,11 @@ class Fetch:
             check_scores(block)
             self._block, self._found = block, found
         finally:
-            self.reading = False
-            self._under_way.release()
+            self._end()
+
+    def _end(self) -> None:
+        self.reading = False
+        self._under_way.release()
 
     def wait(self) -> None:
         """Wait until read() has ended, successfully or not."""
@@ -80,16 +88,18 @@ class Fetch:
     def invalidate(self, keys: Keys | None = None) -> None:
         """Make the rows of these keys (None: all rows) unusable, because they changed in the cold store."""
         if keys is None:
-            self._fresh[:] = False
-        else:
-            positions = self._index.find(self.keys, keys)
-            self._fresh[positions[positions >= 0]] = False
+            self._fresh = np.zeros(len(self.keys), np.bool_)
+            return
+        positions = self._index.find(self.keys, keys)
+        if (changed := positions[positions >= 0]).size:
+            self._fresh = np.ones(len(self.keys), np.bool_) if self._fresh is None else self._fresh
+            self._fresh[changed] = False
 
     def covers(self, keys: Keys) -> Positions:
         """Return the position of each key in this read, -1 if it is not in it or invalidated, or if the read failed."""
         if self._block is None and not self.reading:
             return np.full(len(keys), -1, np.int64)
-        return self._index.find(self.keys, keys, self._fresh)
+        return self._index.find(self.keys, keys, *(() if self._fresh is None else (self._fresh,)))
 
     def copy(self, positions: Positions, into: RowBlock, to: Positions) -> Mask:
         """Copy the rows at positions to rows `to` of into; returns exists (n,) bool."""
@@ -101,16 +111,16 @@ class Fetch:
         copy_rows(self._block, rows, into, to[exists])
         return exists
 
-    def fill(self, into: RowBlock, to: Positions) -> tuple[RowBlock, Mask]:
-        """Put all rows, in the order of keys, at `to` of into; return it and exists (n,) bool.
+    def is_of(self, rows: RowBlock) -> bool:
+        """Whether it has read the keys of these rows, in their order, and none of them has changed since."""
+        return self._block is not None and self._fresh is None and np.array_equal(self.keys, rows.keys)
 
-        REQUIRES: no row was invalidated. If these are all rows of `into` in the same order, returns the block that was
-        read instead.
-        """
+    def give_rows(self, into: RowBlock) -> tuple[RowBlock, Mask]:
+        """Return all rows, in `into` unless all keys have rows, and exists (n,) bool. REQUIRES: is_of(into)."""
         assert self._block is not None
         assert self._found is not None
-        if len(self._block) == len(into) and (self._block.keys == into.keys).all():
+        if len(self._block) == len(into):
             return self._block, self._found
         if len(self._block):
-            into.put(to[self._found], self._block)
+            into.put(self._found, self._block)
         return into, self._found

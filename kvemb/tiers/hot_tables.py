@@ -36,7 +36,7 @@ class HotTables:
     public_dtype: see Partition. budgets: for each table, the budget that pays for its
     cells, which are reserved. min_rows: the cells that each table keeps when others need memory; None: tables neither
     grow nor shrink. memory: the tables' shares of the budgets. host_tier: whether the last table is that of
-    kvemb.tiers.host_tier, below the others.
+    kvemb.tiers.host_tier, below the others. moves: how often rows may have come, left, or changed their cells.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class HotTables:
         host_tier: bool = False,
     ) -> None:
         self.tables, self._devices = tables, len(tables) - host_tier
+        self.moves = 0
         self.partition = Partition(partitioner, public_dtype, self._devices)
         self._all_in_one = [(tables[0], ALL)]
         self.memory = HotShares(tables, budgets, min_rows)
@@ -197,6 +198,7 @@ class HotTables:
         Yields the keys offered to a table and the dirty rows evicted from it. together: new rows of one GPU do not
         evict each other (contracts.DeviceRows.together).
         """
+        self.moves += 1
         by_table = self.by_table(owners)
         parts = [(table, rows if at is ALL else rows.select(at)) for table, at in by_table]
         for table, part in parts:
@@ -216,15 +218,18 @@ class HotTables:
     def move_used_up(self) -> Iterator[RowBlock]:
         """Move used rows of the host tier up to their devices; yields the dirty rows that leave the hot tier."""
         if self._host is not None and self._host.has_uses:
+            self.moves += 1
             yield from self._host.move_used_up(self.of_devices, self.partition.devices_of)
 
     def move_up(self, keys: Keys) -> Iterator[RowBlock]:
         """Move the host tier's rows of distinct keys up, as they are about to be used; yields as move_used_up()."""
         if self._host is not None:
+            self.moves += 1
             yield from self._host.move_up(keys, self.of_devices, self.partition.devices_of)
 
     def shrink(self) -> Iterator[RowBlock]:
         """Give up the cells that are owed; yields the dirty rows that leave. Rows of GPUs move down first."""
+        self.moves += 1
         for table, leaving in self.memory.shrink():
             if self._host is None or table is self._host.table:
                 yield leaving
@@ -238,11 +243,13 @@ class HotTables:
 
     def remove(self, keys: Keys, owners: Owners) -> None:
         """Empty the cells of keys; ignore keys that are not hot. If memory for the call is lacking, empties none."""
+        self.moves += 1
         for table, cells in [(table, table.find(keys[positions])) for table, positions in self.by_table(owners)]:
             table.remove(cells)
 
     def remove_dirty(self) -> None:
         """Empty the cells of all dirty rows."""
+        self.moves += 1
         for table in self.tables:
             for cells in table.flagged(DIRTY):
                 table.remove(cells)
@@ -331,5 +338,6 @@ class HotTables:
 
     def clear(self) -> None:
         """Empty every cell."""
+        self.moves += 1
         for table in self.tables:
             table.clear()

@@ -34,14 +34,14 @@ class RowsInFlight:
     No key here is hot. What is here is newer than what the spill buffer and the cold store have of its key: the values
     are the same, but the uses are recorded here only. left: how many keys are here. expected: whether an update is
     expected to follow a lookup, as in training; a lookup that no update followed is a sign that none does. followed:
-    whether an update followed this one, even if it took none of its keys.
+    whether an update followed this one, even if it took none of its keys. moves: how often rows came or left.
 
     memory: pays for them. promote: offers rows to the hot tables; by_score: whether only those that outscore hot
     rows become hot.
     """
 
     def __init__(self, memory: Holding, state: StoreState, promote: Callable[[Located, bool], None]) -> None:
-        self.left, self.expected, self.followed = 0, True, False
+        self.left, self.expected, self.followed, self.moves = 0, True, False, 0
         self._memory, self._state, self._promote = memory, state, promote
         self._found: Located | None = None
         self._by_score = False
@@ -53,6 +53,7 @@ class RowsInFlight:
 
         by_score: how the rows land. unpaid: keep also what memory does not pay for.
         """
+        self.moves += 1
         count, total = self._pay(found.rows), len(found.rows)
         if unpaid:
             count = total
@@ -91,6 +92,7 @@ class RowsInFlight:
     def discard(self, keys: Keys) -> None:
         """Forget the rows of keys, because newer ones are hot or in the spill buffer by now."""
         if self._found is not None:
+            self.moves += 1
             positions = self._positions(keys)
             self._here[positions[positions >= 0]] = False
             self.left = int(np.count_nonzero(self._here))
@@ -122,5 +124,6 @@ class RowsInFlight:
 
     def clear(self) -> None:
         """Forget everything, because all rows are gone or are elsewhere now."""
+        self.moves += 1
         self.left, self._found, self._index = 0, None, None
         self._memory.give_back(self._memory.held)

@@ -1,20 +1,31 @@
-"""Locating rows by key: in the hot tables, in flight, in the spill buffer, or in the cold store.
+"""Locating rows by key: in the hot tables, in staging (in flight, to be spilled, read ahead), or in the cold store.
 
-The variable's lock guards everything here; locate() releases it during cold reads, and then looks again.
+A search has three parts. begin() looks in memory. read_together() reads what is not there, of any number of variables
+in one job, without a lock. end() looks in memory again if the variable's version says that rows have moved: a row that
+is still not there is the one that was read, unless forget() has told meanwhile that it changed on the disk. Such rows
+are read again, with the lock, so a search ends.
+
+The variable's lock guards everything here but the reads.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
+from functools import partial
+from typing import cast
+from weakref import WeakSet
 
 import numpy as np
 
 from kvemb.contracts import ColdStore, Mask
 from kvemb.rows.block import RowBlock
-from kvemb.rows.codec import order_keys
 from kvemb.rows.hashing import Keys, Positions
 from kvemb.stats import Stats
+from kvemb.threads.disk_waits import ReadThreads
+from kvemb.threads.interrupts import uninterrupted
+from kvemb.threads.parallel import run_each
 from kvemb.tiers.access import TableAccess
 from kvemb.tiers.fetch import Fetch
 from kvemb.tiers.hot_tables import HotTables
@@ -23,10 +34,56 @@ from kvemb.tiers.located import Located
 from kvemb.tiers.spill import SpillBuffer
 
 _NONE: Mask = np.empty(0, np.bool_)
+# Of the process, because its threads, its cores and the page cache are.
+_read_threads = ReadThreads()
+
+
+class Search:
+    """The keys of one variable that are being located. found: what begin() found. reads: what it must wait for.
+
+    own: the read of rows that nothing else reads. seconds, failure: of this read. version: the variable's, at begin().
+    """
+
+    def __init__(self, locator: Locator, found: Located, own: Fetch | None, under_way: list[Fetch]) -> None:
+        self.locator, self.found, self.own = locator, found, own
+        self.reads = under_way if own is None else [own, *under_way]
+        self.version = locator.version
+        self.seconds, self.failure = 0.0, cast(Exception | None, None)
+
+    def read(self, fetch: Fetch) -> None:
+        """Read, unless another thread has begun to. Takes no lock."""
+        began, failure = time.perf_counter(), None
+        try:
+            self.locator.read(fetch)
+        except Exception as error:
+            failure = error
+        if fetch is self.own:  # if a read ahead fails, end() reads its rows
+            self.seconds, self.failure = time.perf_counter() - began, failure
+
+
+def read_together(searches: Sequence[Search]) -> None:
+    """Do all reads of some searches, in one job: on several threads, if that pays. REQUIRES: no lock is held.
+
+    Raises nothing: end() does. Signal handlers are deferred, because others wait for these reads.
+    """
+    works = [partial(search.read, fetch) for search in searches for fetch in search.reads]
+    with uninterrupted():
+        if len(works) == 1:
+            works[0]()
+        elif works:
+            keys, least = sum(len(work.args[0].keys) for work in works), searches[0].locator.parallel_keys
+            with _read_threads.reading(keys) as threads:
+                run_each(works, threads if keys >= least else 1)
+        for work in works:
+            work.args[0].wait()
 
 
 class Locator:
-    """Locates rows of one variable. ahead: reads ahead, finished or in progress (kvemb.tiers.ahead)."""
+    """Locates rows of one variable.
+
+    parallel_keys: the fewest keys that several threads read. ahead: reads ahead, finished or in progress
+    (kvemb.tiers.ahead).
+    """
 
     def __init__(
         self,
@@ -36,69 +93,73 @@ class Locator:
         cold: ColdStore,
         access: TableAccess,
         stats: Stats,
+        parallel_keys: int = 512,
     ) -> None:
+        self.parallel_keys = parallel_keys
         self._hot_tables, self._spill, self._in_flight, self._cold = hot_tables, spill, in_flight, cold
         self._access, self._stats, self._counting = access, stats, threading.Lock()
         self._schema = hot_tables.tables[0].schema
         self._no_rows = RowBlock(self._schema, 0)
-        self._reads: list[Fetch] = []
+        self._reads: WeakSet[Fetch] = WeakSet()  # those of searches
         self.ahead: list[Fetch] = []
+        self._forgotten = 0
 
-    def locate(self, keys: Keys) -> Located:
-        """Locate the rows of distinct keys. REQUIRES: access.held().
+    @property
+    def version(self) -> int:
+        """A number that grows whenever a row moves, or changes in the cold store."""
+        return self._hot_tables.moves + self._spill.moves + self._in_flight.moves + self._forgotten
 
-        The lock is released during cold reads, and held again on return.
+    def begin(self, keys: Keys, *, hot: bool = True) -> Search:
+        """Look for distinct keys in memory. hot: whether any of them may be hot.
+
+        If nothing is to be read, end() must follow before the lock is released.
         """
-        own: list[Fetch] = []
-        try:
-            found = self._look(keys)
-            while len(found.cold):
-                unknown, awaited = self._take_fetched(found, own)
-                if awaited is not None:
-                    with self._access.released() as released:
-                        self.read(awaited)  # it may be waiting for a thread
-                        awaited.wait()
-                    alone = released.alone
-                elif len(unknown) == 0:
-                    return found
-                elif self._read_unknown(found, unknown, own):
-                    self._access.state.check_open()
-                    return found
-                else:
-                    alone = False
-                self._access.state.check_open()
-                if not alone:  # rows may have moved or changed
-                    found = self._look(keys)
+        found = self._look(keys, hot)
+        unknown = self._take(found, self.ahead)
+        under_way = []
+        for fetch in self.ahead:
+            if fetch.reading and len(unknown):
+                left = fetch.covers(found.rows.keys[unknown]) < 0
+                if not left.all():
+                    under_way.append(fetch)
+                    unknown = unknown[left]
+        own = None
+        if len(unknown):
+            own = Fetch(found.rows.keys if len(unknown) == len(found.rows) else found.rows.keys[unknown])
+            self._reads.add(own)
+        return Search(self, found, own, under_way)
+
+    def end(self, search: Search) -> Located:
+        """Return where the rows are now. Raises Closed, Corruption, ColdStoreError."""
+        found, own = search.found, search.own
+        if not search.reads:
             return found
-        finally:
-            for fetch in own:
-                self._reads.remove(fetch)
+        search.own, search.reads = None, []  # their memory is free when this search has ended
+        self._access.state.check_open()
+        if search.failure is not None:
+            raise search.failure
+        if self.version != search.version:
+            found = self._look(found.keys)
+        if own is not None and own.is_of(found.rows) and not np.count_nonzero(found.known):
+            found.rows, found.exists = own.give_rows(found.rows)
+            found.known[:] = True
+            return found
+        unknown = self._take(found, self.ahead if own is None else [own, *self.ahead])
+        if len(unknown):
+            again = Fetch(found.rows.keys[unknown])
+            self.read(again)
+            found.exists[unknown] = again.copy(np.arange(len(unknown)), found.rows, unknown)
+            found.known[unknown] = True
+        return found
 
-    def _read_unknown(self, found: Located, unknown: Positions, own: list[Fetch]) -> bool:
-        """Read the unknown rows. Return True if no other call had the lock meanwhile, so that they are now known.
-
-        The first read releases the lock, so other calls may change these rows; the second read keeps it.
-        """
-        unknown = self._ascending(found.rows.keys, unknown)
-        fetch = Fetch(found.rows.keys[unknown])
-        own.append(fetch)
-        self._reads.append(fetch)
-        if len(own) == 1:
-            with self._access.released() as released:
-                self.read(fetch)
-            if not released.alone:
-                return False
-        else:
-            self.read(fetch)
-        found.rows, found.exists[unknown] = fetch.fill(found.rows, unknown)
-        found.known[unknown] = True
-        return True
-
-    def _look(self, keys: Keys) -> Located:
-        """Look in the hot tier, in the spill buffer and among rows in flight; rows that are elsewhere stay unknown."""
+    def _look(self, keys: Keys, hot: bool = True) -> Located:
+        """Look in the hot tables, in the spill buffer and among rows in flight; rows elsewhere stay unknown."""
         owners = self._hot_tables.owners(keys)
-        cells = self._hot_tables.find(keys, owners)
-        cold = (cells < 0).nonzero()[0]
+        if hot:
+            cells = self._hot_tables.find(keys, owners)
+            cold = (cells < 0).nonzero()[0]
+        else:
+            cells, cold = np.full(len(keys), -1, np.int64), np.arange(len(keys))
         if len(cold) == 0:
             return Located(keys, owners, cells, cold, self._no_rows, _NONE, _NONE)
         rows = RowBlock(self._schema, len(cold))
@@ -107,28 +168,25 @@ class Locator:
         self._in_flight.read(rows, known, exists)  # newer than those that wait to be spilled
         return Located(keys, owners, cells, cold, rows, exists, known)
 
-    def _take_fetched(self, found: Located, own: list[Fetch]) -> tuple[Positions, Fetch | None]:
-        """Copy rows from finished reads. Return the positions still unknown, and a read to wait for, or None."""
+    def _take(self, found: Located, reads: Sequence[Fetch]) -> Positions:
+        """Copy rows from those reads that have ended. Return the positions that are still unknown."""
         unknown = (~found.known).nonzero()[0]
-        for fetch in (*own, *self.ahead):
-            if len(unknown) == 0:
-                break
-            reading = fetch.reading
+        for fetch in reads:
+            if fetch.reading or not len(unknown):
+                continue
             positions = fetch.covers(found.rows.keys[unknown])
             covered = positions >= 0
-            if not covered.any():
-                continue
-            if reading:
-                return unknown, fetch
-            found.exists[unknown[covered]] = fetch.copy(positions[covered], found.rows, unknown[covered])
-            found.known[unknown[covered]] = True
-            unknown = unknown[~covered]
-        return unknown, None
+            if covered.any():
+                here = unknown[covered]
+                found.exists[here] = fetch.copy(positions[covered], found.rows, here)
+                found.known[here] = True
+                unknown = unknown[~covered]
+        return unknown
 
     def without_reading(self, keys: Keys) -> Located:
         """Locate the rows of distinct keys; those not in memory stay unknown. REQUIRES: access.held(); keeps it."""
         found = self._look(keys)
-        self._take_fetched(found, [])
+        self._take(found, self.ahead)
         return found
 
     def in_memory(self, keys: Keys) -> Located:
@@ -137,30 +195,26 @@ class Locator:
         return found.only(found.known & found.exists)
 
     def unknown(self, keys: Keys) -> Keys:
-        """Return those of distinct keys that are not in memory, in the cold store's order. REQUIRES: access.held()."""
+        """Return those of distinct keys that are neither hot nor in flight nor to be spilled."""
         found = self._look(keys)
-        return found.rows.keys[self._ascending(found.rows.keys, (~found.known).nonzero()[0])]
+        return found.rows.keys[~found.known]
 
     def forget(self, keys: Keys | None) -> None:
         """Invalidate what reads saw of these keys (None: of all), because their rows changed in the cold store."""
+        self._forgotten += 1
         for fetch in (*self._reads, *self.ahead):
             fetch.invalidate(keys)
 
     def wait_for_reads(self) -> None:
-        """Wait for reads in progress. They need no lock to end."""
+        """Wait for reads in progress, which need no lock to end. Reads that have not begun never will."""
         for fetch in (*self._reads, *self.ahead):
+            fetch.cancel()
             fetch.wait()
 
     def read_from(self, cold: ColdStore) -> None:
         """Read cold rows from another store from now on."""
         self._cold = cold
         self.forget(None)
-
-    def _ascending(self, keys: Keys, positions: Positions) -> Positions:
-        """Return these positions in keys, sorted by the order of their keys."""
-        if len(positions) < 2:
-            return positions
-        return positions[np.argsort(order_keys(keys[positions], self._schema))]
 
     def read(self, fetch: Fetch) -> None:
         """Read the rows of fetch, unless another thread has begun to; without the variable's lock.

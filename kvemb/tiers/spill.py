@@ -53,7 +53,7 @@ class SpillBuffer:
 
     write: puts rows into the cold store, on a thread of `executor`, one call at a time. written: called under the lock
     with the keys of rows that the cold store has taken and that leave memory. failed: called under the lock with the
-    first error, which poisons the store.
+    first error, which poisons the store. moves: how often rows came or left, other than by `written`.
     """
 
     def __init__(
@@ -76,6 +76,7 @@ class SpillBuffer:
         self._filled = slot_rows  # rows in the last one
         self._writes: deque[_Write] = deque()  # of the oldest slots, in order; one runs, the others wait
         self._failure: BaseException | None = None
+        self.moves = 0
         self._kept: list[RowBlock] = []  # the rows of an append that failed, and of all later ones
 
     @property
@@ -99,6 +100,7 @@ class SpillBuffer:
 
         If this fails, these rows and those of later calls are kept in memory.
         """
+        self.moves += 1
         if self._failure is not None:
             self._kept.extend(blocks)
             return
@@ -135,6 +137,7 @@ class SpillBuffer:
         are_hot: says which of the kept rows are newer in the hot tier. A write may have failed without that any call
         noticed. If this fails, it is as if it had not been called.
         """
+        self.moves += 1
         for write in self._writes:
             with suppress(Exception):
                 write.done.result()  # no longer runs
@@ -203,12 +206,14 @@ class SpillBuffer:
 
         Rows that a failed append() kept stay; hot rows, and rows appended later, take precedence over them.
         """
+        self.moves += 1
         if self._held:
             positions = self._find(keys)
             self._live[positions[positions >= 0]] = False
 
     def clear(self) -> None:
         """Forget every row, after the writes in progress have ended."""
+        self.moves += 1
         self.wait_for_write()
         for slot in self._held:
             self._release(slot)

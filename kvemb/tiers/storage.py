@@ -37,7 +37,7 @@ from kvemb.tiers.background_mover import BackgroundMover
 from kvemb.tiers.checking import tier_findings
 from kvemb.tiers.hot_tables import HotTables
 from kvemb.tiers.in_flight import RowsInFlight
-from kvemb.tiers.locate import Locator
+from kvemb.tiers.locate import Locator, Search, read_together
 from kvemb.tiers.located import Located
 from kvemb.tiers.reclaimer import Reclaimer
 from kvemb.tiers.snapshot import CurrentSnapshot
@@ -106,7 +106,9 @@ class TieredStorage:
         self.snapshot = CurrentSnapshot(
             hot_tables, self._spill, self.access, executor, self._forget_reads, slot_rows, self.staged.copies, limits
         )
-        self._locator = Locator(hot_tables, self._spill, self.in_flight, cold, self.access, self.counts)
+        self._locator = Locator(
+            hot_tables, self._spill, self.in_flight, cold, self.access, self.counts, limits.cold_parallel_keys
+        )
         self._mover = BackgroundMover(self.access, hot_tables, readers, self._move)
         self.ahead = ReadsAhead(
             schema, self._locator, self.access, readers, self.staged.ahead, limits.ahead_rows, self._mover
@@ -205,7 +207,22 @@ class TieredStorage:
 
         Raises Closed, Corruption, ColdStoreError.
         """
-        found = self._locator.locate(keys)
+        search = self.begin_locating(keys)
+        if search.reads:
+            with self.access.released():
+                read_together([search])
+        return self.end_locating(search)
+
+    def begin_locating(self, keys: Keys, *, hot: bool = True) -> Search:
+        """Begin to locate rows of distinct keys. hot: whether any of them may be hot.
+
+        If it has no reads, end_locating() must follow before the lock is released; else read_together(), without it.
+        """
+        return self._locator.begin(keys, hot=hot)
+
+    def end_locating(self, search: Search) -> Located:
+        """Do what locate() does, after the reads of a search. Keeps the lock."""
+        found = self._locator.end(search)
         self.snapshot.copy_before_change(found.keys, found.cells, found.owners)
         return found
 

@@ -13,6 +13,7 @@ import kvemb
 from kvemb.errors import Closed, ColdStoreError, ReadOnly
 from kvemb.handle import inside
 from kvemb.many_tables import calls
+from kvemb.operations import reads
 
 
 def draw(seed):
@@ -21,10 +22,13 @@ def draw(seed):
 
 # Small limits: the same calls over threads.
 OVER_THREADS = pytest.mark.limits(hot_parallel_keys=1, step_parallel_keys=1, cold_parallel_keys=1)
+IN_PARTS = pytest.mark.limits(call_rows=7)
 
 
-@pytest.mark.parametrize("over_threads", [False, pytest.param(True, marks=OVER_THREADS)])
-def test_it_does_what_a_call_for_each_does(store, tables, open_store, tmp_path, over_threads):
+@pytest.mark.parametrize(
+    "how", ["at once", pytest.param("over threads", marks=OVER_THREADS), pytest.param("in parts", marks=IN_PARTS)]
+)
+def test_it_does_what_a_call_for_each_does(store, tables, open_store, tmp_path, how):
     other = open_store(tmp_path / "other")
     alone = [make_table(other, name, table.dim) for name, table in zip(NAMES, tables, strict=True)]
     for step in range(6):
@@ -66,6 +70,29 @@ def test_a_failed_part_stops_no_other_and_is_named(store, tables, monkeypatch, o
     assert [table.size() for table in tables] == [101, 100, 101]
 
 
+@pytest.mark.parametrize("over_threads", [False, pytest.param(True, marks=OVER_THREADS)])
+def test_the_misses_of_all_variables_are_read_in_one_job_and_a_failed_read_is_named(
+    store, tables, monkeypatch, over_threads
+):
+    jobs, usual = [], reads.read_together
+    monkeypatch.setattr(reads, "read_together", lambda searches: jobs.append(len(searches)) or usual(searches))
+    keys, before = {table: np.arange(1000, 1010) for table in tables}, [table.stats for table in tables]
+    store.lookup(keys)
+    assert jobs == [3]
+    for table, earlier in zip(tables, before, strict=True):
+        done = table.stats - earlier
+        assert done.seconds_lookup > done.seconds_cold_read > 0
+    monkeypatch.setattr(inside(tables[1]).storage.cold, "read", Mock(side_effect=ColdStoreError("the disk is gone")))
+    keys = {table: np.arange(2000, 2010) for table in tables}
+    out = {table: np.full((10, table.dim), np.nan, np.float32) for table in tables}
+    with pytest.raises(ColdStoreError, match="the disk is gone") as caught:
+        store.lookup(keys, out=out)
+    assert caught.value.__notes__ == ["variable 'b'"]
+    assert [bool(np.isnan(out[table]).any()) for table in tables] == [False, True, False]
+    monkeypatch.undo()
+    assert not np.isnan(store.lookup({"b": np.arange(2000, 2010)})["b"]).any()
+
+
 def test_closed_and_read_only_stores_say_so(store, tables):
     store.flush()
     with kvemb.open(store.path, follow=True) as reader:
@@ -85,14 +112,14 @@ def test_a_lookup_sees_one_point_of_all_variables(store, tables):
             table.upsert([1], np.full((1, table.dim), -1, np.float32))
         store.flush()
         operations, moved = inside(second).operations, []
-        usual = operations.lookup_hot_at_once
+        usual = operations.begin_lookup_at_once
 
         def late(*arguments, **options):
             if not moved:
                 moved.append(reader.refresh())
             return usual(*arguments, **options)
 
-        operations.lookup_hot_at_once = late
+        operations.begin_lookup_at_once = late
         rows = reader.lookup({first: [1], second: [1]})
         assert moved == [True]
         assert rows[first].tolist() == [[-1, -1]]

@@ -61,20 +61,35 @@ def test_a_read_that_failed_has_ended_and_covers_nothing():
     assert fetch.covers(np.array([1])).tolist() == [-1]
 
 
-@pytest.mark.parametrize(
-    ("wanted", "keys", "taken"),
-    [([1, 3], [1, 3], True), ([3, 1], [1, 3], False), ([1, 2, 3], [1, 2, 3], False), ([9, 1, 3], [1, 3], False)],
-)
-def test_rows_of_which_none_changed_are_filled_in_and_taken_whole_where_they_are_all(cold, wanted, keys, taken):
-    fetch = Fetch(np.array(keys))
+@pytest.mark.parametrize("keys", [[1, 3], [3, 1], [1, 2, 3], [9, 1, 3]])
+def test_rows_of_which_none_changed_are_given_whole_where_all_keys_have_rows(cold, keys):
+    fetch, into = Fetch(np.array(keys)), rows_of(keys, 0.0)
+    assert not fetch.is_of(into), "it has not read them"
     fetch.read(cold)
-    into = RowBlock(SCHEMA, len(wanted))
-    into.keys[:] = wanted
-    filled, exists = fetch.fill(into, np.array([wanted.index(key) for key in keys]))
-    assert exists.tolist() == [key != 2 for key in keys]
-    assert filled.keys.tolist() == wanted
-    assert filled.values[:, 0].tolist() == [7.0 if key in (1, 3) else 0.0 for key in wanted]
-    assert (filled is not into) == taken
+    assert fetch.is_of(into)
+    assert not fetch.is_of(rows_of(keys[::-1])), "another order"
+    given, exists = fetch.give_rows(into)
+    assert exists.tolist() == [key in (1, 3) for key in keys]
+    assert given.keys.tolist() == keys
+    assert given.values[:, 0].tolist() == [7.0 if key in (1, 3) else 0.0 for key in keys]
+    assert (given is not into) == all(exists)
+    fetch.invalidate(np.array([77]))
+    assert fetch.is_of(into)
+    fetch.invalidate(np.array([1]))
+    assert not fetch.is_of(into)
+
+
+def test_a_read_that_was_cancelled_never_begins_and_one_that_has_begun_goes_on(cold):
+    cancelled, begun = Fetch(np.array([1])), Fetch(np.array([1]))
+    cancelled.cancel()
+    cancelled.wait()
+    assert not cancelled.begin()
+    assert cancelled.covers(np.array([1])).tolist() == [-1]
+    assert begun.begin()
+    begun.cancel()
+    assert begun.reading
+    begun.read(cold)
+    assert begun.covers(np.array([1])).tolist() == [0]
 
 
 def test_it_is_spent_once_every_row_was_taken_or_has_changed(cold):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from blocks import SCHEMA, Now, Watched, hot_tables_of, rows_of, values_of
 
-from kvemb.errors import Closed
+from kvemb.errors import Closed, ColdStoreError
 from kvemb.memory.staging import Holding, Pool
 from kvemb.rows.block import DIRTY, REMOVED
 from kvemb.stats import Stats
@@ -16,7 +16,7 @@ from kvemb.store_state import StoreState
 from kvemb.tiers.access import TableAccess
 from kvemb.tiers.fetch import Fetch
 from kvemb.tiers.in_flight import RowsInFlight
-from kvemb.tiers.locate import Locator
+from kvemb.tiers.locate import Locator, read_together
 from kvemb.tiers.spill import SpillBuffer
 
 
@@ -34,9 +34,17 @@ class Place:
         self.cold.write(rows_of([2, 3, 4], 3.0))
         self.locator = Locator(self.hot, self.spill, self.in_flight, self.cold, self.access, Stats())
 
+    def locate(self, *keys):
+        """Locate keys as TieredStorage does."""
+        search = self.locator.begin(np.array(keys))
+        if search.reads:
+            with self.access.released():
+                read_together([search])
+        return self.locator.end(search)
+
     def found(self, keys):
         with self.access.held():
-            at = self.locator.locate(np.array(keys))
+            at = self.locate(*keys)
             there = at.only(at.exists)
             return at, values_of(there.rows)
 
@@ -49,7 +57,7 @@ def test_rows_are_found_in_every_place_and_the_newest_counts():
     assert at.cold.tolist() == [0, 1, 2, 3]
     assert rows == {3: 3.0, 2: 2.0}
     assert at.known.all()
-    assert place.cold.reads == [[3, 5]], "only what is nowhere else, in key order"
+    assert place.cold.reads == [[5, 3]], "only what is nowhere else"
 
 
 def test_the_lock_is_free_while_cold_rows_are_read_and_held_again_after():
@@ -66,7 +74,7 @@ def test_the_lock_is_free_while_cold_rows_are_read_and_held_again_after():
 
     place.cold.meanwhile = look
     with place.access.held():
-        place.locator.locate(np.array([3]))
+        place.locate(3)
         look()
     assert free == [True, False]
 
@@ -98,25 +106,78 @@ def test_rows_that_went_hot_during_the_read_are_hot():
     assert rows == {}
 
 
-@pytest.mark.parametrize("others", ["nobody", "somebody"])
-def test_rows_are_looked_for_again_only_where_somebody_was_in_during_the_read(others):
-    place, looks = Place(), []
-    find = place.hot.find
+def test_rows_that_left_memory_during_the_read_are_read_with_the_lock():
+    place = Place()
 
-    def counted(keys, owners):
-        looks.append(keys.tolist())
-        return find(keys, owners)
-
-    def enter():
+    def evict():
+        place.cold.meanwhile = lambda: None
         with place.access.held():
-            pass
+            place.cold.write(rows_of([1], 6.0))
+            place.locator.forget(np.array([1]))
+            place.hot.remove(np.array([1]), None)
 
-    place.hot.find = counted
-    place.cold.meanwhile = enter if others == "somebody" else lambda: None
-    at, rows = place.found([3, 5, 1])
-    assert (at.present.tolist(), rows) == ([True, False, True], {3: 3.0})
-    assert len(looks) == (2 if others == "somebody" else 1)
-    assert place.cold.reads == [[3, 5]]
+    place.cold.meanwhile = evict
+    at, rows = place.found([1, 3])
+    assert (at.present.tolist(), rows) == ([True, True], {1: 6.0, 3: 3.0})
+    assert place.cold.reads == [[3], [1]]
+
+
+@pytest.mark.parametrize("change", [False, True])
+def test_rows_of_several_variables_are_read_in_one_job_without_their_locks(change):
+    places, free = [Place(), Place()], []
+
+    def meanwhile():
+        for place in places:
+            with place.access.held():
+                free.append(place)
+        if change:
+            places[0].cold.meanwhile = lambda: None
+            with places[0].access.held():
+                places[0].cold.write(rows_of([3], 8.0))
+                places[0].locator.forget(np.array([3]))
+
+    places[0].cold.meanwhile = meanwhile
+    searches = []
+    for place in places:
+        with place.access.held():
+            searches.append(place.locator.begin(np.array([5, 3]), hot=False))
+    read_together(searches)
+    for place, search, value in zip(places, searches, [8.0 if change else 3.0, 3.0], strict=True):
+        with place.access.held():
+            at = place.locator.end(search)
+        assert at.present.tolist() == [False, True]
+        assert at.rows.values[1].tolist() == [value] * 2
+    assert free == places
+    assert [place.cold.reads for place in places] == [[[5, 3], [3]] if change else [[5, 3]], [[5, 3]]]
+
+
+def test_a_read_that_fails_is_told_by_its_own_search():
+    places = [Place(), Place()]
+
+    def fail():
+        raise ColdStoreError("gone")
+
+    places[0].cold.meanwhile = fail
+    searches = []
+    for place in places:
+        with place.access.held():
+            searches.append(place.locator.begin(np.array([3])))
+    read_together(searches)
+    with places[0].access.held(), pytest.raises(ColdStoreError, match="gone"):
+        places[0].locator.end(searches[0])
+    with places[1].access.held():
+        assert places[1].locator.end(searches[1]).exists.tolist() == [True]
+
+
+def test_a_search_that_nobody_ends_keeps_no_store_from_closing():
+    place = Place()
+    with place.access.held():
+        search = place.locator.begin(np.array([3]))
+        place.locator.wait_for_reads()
+    read_together([search])
+    assert place.cold.reads == []
+    with place.access.held():
+        assert place.locator.end(search).exists.tolist() == [True], "read with the lock"
 
 
 def test_a_store_that_was_closed_during_the_read_is_told_and_no_read_is_kept():
@@ -125,7 +186,7 @@ def test_a_store_that_was_closed_during_the_read_is_told_and_no_read_is_kept():
     place.cold.meanwhile = place.state.close
     with pytest.raises(Closed):
         place.found([3])
-    assert place.locator._reads == []
+    assert len(place.locator._reads) == 0
 
 
 def test_another_cold_store_takes_the_place_of_the_first():
