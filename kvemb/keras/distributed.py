@@ -10,11 +10,11 @@ import numpy as np
 
 from kvemb.checks.brief import brief
 from kvemb.keras.configs import config_of, find
-from kvemb.keras.keys import check_ids, warn_of_short_ids
+from kvemb.keras.keys import check_ids, warn_of_narrow_input, warn_of_short_ids
 from kvemb.keras.layer import RowsLayer
 from kvemb.keras.pooled import Wanted
 from kvemb.keras.requests import Request
-from kvemb.keras.shapes import as_ragged, padded
+from kvemb.keras.shapes import as_ragged, from_rows, padded
 from kvemb.keras.tables import Feature, at, features_of, with_leaves
 from kvemb.shared_docs import described_as
 from kvemb.store import Store
@@ -41,7 +41,9 @@ class DistributedEmbedding(RowsLayer):
     Args:
         feature_configs: Nested dicts, lists and tuples of FeatureConfig objects, or of dicts such as ``{"table":
             {"name": "ads", "embedding_dim": 16, "optimizer": kvemb.optimizers.Adagrad(0.05)}}``. The dict of a table
-            may also have other arguments of ``kvemb.Store.get_variable``, or only a name and a ``variable``. Without an
+            may also have other arguments of ``kvemb.Store.get_variable``, or only a name and a ``variable``. That of a
+            feature may have ``padding_idx``, a key that is left out of its bags and is neither read nor trained; where
+            there are no bags its row is zeros. Without an
             ``initializer`` a table begins as keras-rs' do: a truncated normal distribution with standard deviation
             1/sqrt(embedding_dim).
         store: The store of the tables. None: the default store.
@@ -132,26 +134,29 @@ class DistributedEmbedding(RowsLayer):
             ValueError: For another structure or shape, or if a table that is to be trained has no optimizer.
             KvembError: What ``kvemb.Store.lookup`` raises.
         """
+        inputs, weights, masks = _unpacked(inputs, weights)
         wanted = []
-        for feature, given, weight in self._given(*_unpacked(inputs, weights)):
+        for number, (feature, given, weight) in enumerate(self._given(inputs, weights)):
             ids, weight = as_ragged(given, weight)
             shape = check_ids(ids, f"ids of {feature.name!r}", split=False, least_rank=1)
             combiner = feature.combiner if len(shape) > 1 else None
             if combiner is None and feature.combiner != "sum":
                 weight = None  # a mean of one row is that row
-            request = Request(feature.variable, combiner, dtype=self._dtype_for(feature.variable))
-            there = None
-            if weight is not None:
+            request = Request(feature.variable, combiner, feature.padding, dtype=self._dtype_for(feature.variable))
+            there = masks.get(str(number))
+            if weight is not None and there is None:
                 ids, weight, there = padded(ids, weight)
             wanted.append(Wanted(request, ids, weight, there))
         found = self._found(wanted, training)
         return with_leaves(self.structure, dict(zip([each.path for each in self.features], found, strict=True)))
 
     def preprocess(self, inputs: Any, weights: Any = None, training: bool = False) -> Any:
-        """Put inputs and weights together, as one argument of a model.
+        """Put inputs and weights together, as one argument of a model, and pad bags of any lengths.
 
         Args:
-            inputs: Ids in the structure of ``feature_configs``.
+            inputs: Ids in the structure of ``feature_configs``. Also, with each backend, NumPy arrays of rows: objects
+                that are arrays of any lengths. They are padded, at least to ``input_shape[1]`` of the feature, and what
+                is padded does not count.
             weights: Weights in the same structure, or None.
             training: Ignored. It is here because keras-rs has it.
 
@@ -159,10 +164,21 @@ class DistributedEmbedding(RowsLayer):
             What ``call`` takes as ``inputs``.
 
         Raises:
-            ValueError: If inputs or weights lack a feature.
+            TypeError: If the ids of rows are not integers.
+            ValueError: If inputs or weights lack a feature, or if rows of weights have other lengths than those of ids.
         """
-        self._given(inputs, weights)
-        packed = {"inputs": inputs} if weights is None else {"inputs": inputs, "weights": weights}
+        ids: dict[tuple[Any, ...], Any] = {}
+        factors: dict[tuple[Any, ...], Any] = {}
+        masks: dict[str, Any] = {}
+        for number, (feature, given, weight) in enumerate(self._given(inputs, weights)):
+            ids[feature.path], factors[feature.path], mask = from_rows(given, weight, feature.width, feature.name)
+            if mask is not None:
+                masks[str(number)] = mask
+        packed = {"inputs": with_leaves(self.structure, ids)}
+        if weights is not None:
+            packed["weights"] = with_leaves(self.structure, factors)
+        if masks:
+            packed["masks"] = masks
         return {_PREPROCESSED: {"default_device": packed}}
 
     def compute_output_shape(self, input_shapes: Any) -> Any:
@@ -174,7 +190,7 @@ class DistributedEmbedding(RowsLayer):
         Returns:
             The shapes in the same structure.
         """
-        shapes, _ = _unpacked(input_shapes, None)
+        shapes, _, _ = _unpacked(input_shapes, None)
         out = {each.path: (at(shapes, each.path, "shapes")[0], each.variable.dim) for each in self.features}
         return with_leaves(self.structure, out)
 
@@ -193,10 +209,12 @@ class DistributedEmbedding(RowsLayer):
             TypeError: If ids are not integers.
             ValueError: For another structure or shape.
         """
-        ids, _ = _unpacked(inputs, weights)
+        ids, _, _ = _unpacked(inputs, weights)
         out = {}
         for each in self.features:
-            shape = check_ids(at(ids, each.path, "inputs"), f"ids of {each.name!r}", split=False, least_rank=1)
+            given = at(ids, each.path, "inputs")
+            shape = check_ids(given, f"ids of {each.name!r}", split=False, least_rank=1)
+            warn_of_narrow_input(given, each.variable)
             leading = shape[:-1] if len(shape) > 1 else shape
             out[each.path] = keras.KerasTensor((*leading, each.variable.dim), dtype=self.compute_dtype)
         return with_leaves(self.structure, out)
@@ -210,7 +228,7 @@ class DistributedEmbedding(RowsLayer):
         features = {}
         for each in self.features:
             table = {**config_of(each.variable), "combiner": each.combiner, "vocabulary_size": each.vocabulary}
-            features[each.path] = {"name": each.name, "table": table}
+            features[each.path] = {"name": each.name, "table": table, "padding_idx": each.padding}
         return {**super().get_config(), "feature_configs": with_leaves(self.structure, features)}
 
     @classmethod
@@ -239,12 +257,12 @@ class DistributedEmbedding(RowsLayer):
 keras.saving.register_keras_serializable(package="kvemb")(DistributedEmbedding)
 
 
-def _unpacked(inputs: Any, weights: Any) -> tuple[Any, Any]:
-    """Return inputs and weights of what preprocess() returned, or as they are."""
+def _unpacked(inputs: Any, weights: Any) -> tuple[Any, Any, Mapping[str, Any]]:
+    """Return inputs and weights of what preprocess() returned, or as they are, and masks by the features' numbers."""
     if isinstance(inputs, Mapping) and _PREPROCESSED in inputs:
         packed = inputs[_PREPROCESSED]["default_device"]
-        return packed["inputs"], packed.get("weights")
-    return inputs, weights
+        return packed["inputs"], packed.get("weights"), packed.get("masks", {})
+    return inputs, weights, {}
 
 
 def _opened(configs: Any, what: str) -> Any:

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import keras
 
-from kvemb.checks.brief import brief
+from kvemb.checks.brief import brief, there_are
 from kvemb.checks.numeric import as_int
-from kvemb.frameworks.variables import variable_of
+from kvemb.frameworks.variables import check_padding, variable_of
 from kvemb.keras.converted import kvemb_initializer, kvemb_optimizer
 from kvemb.keras.layer import REFUSED
 from kvemb.pooling.arguments import check_combiner
@@ -20,18 +20,24 @@ from kvemb.variable import Variable
 # Fields of keras-rs' TableConfig. Those that are not passed on have no effect here, as DistributedEmbedding says.
 _OF_TABLES = {"name", "vocabulary_size", "embedding_dim", "initializer", "optimizer", "combiner", "placement"}
 _OF_TABLES |= {"max_ids_per_partition", "max_unique_ids_per_partition"}
+_OF_FEATURES = {"name", "table", "input_shape", "output_shape", "padding_idx"}
 _logger = logging.getLogger("kvemb")
 _PLACEMENTS = ("auto", "default_device", "sparsecore")
 
 
 class Feature(NamedTuple):
-    """A feature, by the path to it in the structure of feature_configs. variable, vocabulary: of its table."""
+    """A feature, by the path to it in the structure of feature_configs. variable, vocabulary: of its table.
+
+    padding: a key that is left out of bags. width: to which bags of any lengths are padded at least.
+    """
 
     path: tuple[Any, ...]
     name: str
     variable: Variable
     combiner: str
     vocabulary: int | None
+    padding: int | None
+    width: int
 
 
 def features_of(configs: Any, store: Store | None) -> list[Feature]:
@@ -45,6 +51,8 @@ def features_of(configs: Any, store: Store | None) -> list[Feature]:
         table = _field(config, "table")
         if table is None:
             raise TypeError(f"expected a FeatureConfig, or a dict with a table, got {brief(config)}")
+        if isinstance(config, Mapping) and (other := sorted(set(config) - _OF_FEATURES)):
+            raise TypeError(f"a feature has no field {other[0]!r}; {there_are(_OF_FEATURES)}")
         name = _field(table, "name")
         if not isinstance(name, str):
             raise TypeError(f"a table must have a name, got {brief(table)}")
@@ -56,7 +64,10 @@ def features_of(configs: Any, store: Store | None) -> list[Feature]:
         called = str(_field(config, "name", path[-1] if path else name))
         vocabulary = _field(table, "vocabulary_size")
         vocabulary = None if vocabulary is None else as_int(vocabulary, f"vocabulary_size of table {name!r}", 1)
-        found.append(Feature(path, called, made[name][1], combiner, vocabulary))
+        padding = check_padding(_field(config, "padding_idx"))
+        shape = tuple(_field(config, "input_shape") or ())
+        width = as_int(shape[1], f"input_shape[1] of feature {called!r}", 0) if shape[1:] and shape[1] else 0
+        found.append(Feature(path, called, made[name][1], combiner, vocabulary, padding, width))
     if not found:
         raise ValueError(f"feature_configs has no features: {brief(configs)}")
     if placed := [name for name, (table, _) in made.items() if _field(table, "placement") == "sparsecore"]:

@@ -163,6 +163,76 @@ def test_tables_are_returned_as_keras_rs_does(store):
         layer.get_embedding_tables()
 
 
+def test_padding_is_left_out_of_bags_and_kept_by_a_config(store):
+    """Against bags of the ids that count, and a layer of the config."""
+    ads, _ = tables(store, kvemb.optimizers.SGD(0.1))
+    features = {
+        "bags": {"table": ads, "padding_idx": 0},
+        "ids": {"table": ads, "padding_idx": 0},
+        "all": {"table": ads},
+    }
+    layer = kk.DistributedEmbedding(features, store=store)
+    words = layer.tables["ads"]
+    words.upsert(np.arange(9, dtype=np.int32), np.random.default_rng(0).normal(size=(9, words.dim)).astype("f4"))
+    ids = np.array([[3, 0, 5], [0, 0, 0]], np.int32)
+    weights = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
+    given = {"bags": ids, "ids": ids[:, 1], "all": ids}
+    with store.as_default():
+        loaded = kk.DistributedEmbedding.from_config(layer.get_config())
+    rows = words.lookup(ids)
+    for each in (layer, loaded):
+        found = {name: keras.ops.convert_to_numpy(tensor) for name, tensor in each(given).items()}
+        np.testing.assert_allclose(found["bags"], [rows[0, [0, 2]].mean(axis=0), np.zeros(words.dim)], atol=1e-6)
+        np.testing.assert_array_equal(found["ids"], np.zeros((2, words.dim)))
+        np.testing.assert_allclose(found["all"], rows.mean(axis=1), atol=1e-6)
+        found = each(given, {"bags": weights, "ids": weights[:, 1], "all": weights})["bags"]
+        expected = (rows[0, 0] + 3 * rows[0, 2]) / 4
+        np.testing.assert_allclose(keras.ops.convert_to_numpy(found), [expected, np.zeros(words.dim)], atol=1e-6)
+    inputs = {"bags": keras.Input((3,), dtype="int32", name="bags"), "ids": keras.Input((), dtype="int32", name="ids")}
+    words.remove([0])
+    model = keras.Model(inputs, keras.layers.Dense(1)(layer({**inputs, "all": inputs["bags"][:, :1]})["bags"]))
+    model.compile("sgd", "mse")
+    model.fit({"bags": ids, "ids": ids[:, 1]}, np.ones((2, 1), np.float32), verbose=0)
+    assert words.size() == 8  # the padding was not made
+
+
+def test_rows_of_any_lengths_are_padded_by_preprocess(store):
+    """As keras-rs pads them, but what is padded is not a key that is trained."""
+    ads, people = tables(store, kvemb.optimizers.SGD(0.1))
+    features = {"ads": {"table": ads, "input_shape": (3, 4)}, "user": {"table": people}}
+    layer = kk.DistributedEmbedding(features, store=store)
+    words = layer.tables["ads"]
+    ragged = np.array([np.array([5, 7], np.int32), np.array([]), np.array([9], np.int32)], object)
+    weights = np.array([np.array([1, 3]), np.array([]), np.array([2])], object)
+    user = np.array([1, 2, 3], np.int32)
+    rows = words.lookup([5, 7, 9])
+    packed = layer.preprocess({"ads": ragged, "user": user}, training=True)
+    ids = packed["preprocessed_inputs_per_placement"]["default_device"]["inputs"]["ads"]
+    assert (ids.shape, ids.dtype) == ((3, 4), np.int32)  # of the feature's shape, for a graph of one shape
+    found = keras.ops.convert_to_numpy(layer(packed)["ads"])
+    np.testing.assert_allclose(found, [rows[:2].mean(axis=0), np.zeros(words.dim), rows[2]], atol=1e-6)
+    packed = layer.preprocess({"ads": ragged, "user": user}, {"ads": weights, "user": np.ones(3, np.float32)})
+    found = keras.ops.convert_to_numpy(layer(packed)["ads"])
+    np.testing.assert_allclose(found[0], (rows[0] + 3 * rows[1]) / 4, atol=1e-6)
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.rows, self.out = layer, keras.layers.Dense(1)
+
+        def call(self, inputs):
+            return self.out(keras.ops.concatenate(list(self.rows(inputs).values()), axis=1))
+
+    model = Model()
+    model.compile("sgd", "mse")
+    model.train_on_batch(packed, np.ones((3, 1), np.float32))
+    assert words.export()[0].tolist() == [5, 7, 9]
+    with pytest.raises(TypeError, match="ids of 'ads' must be integers, got float64"):
+        layer.preprocess({"ads": weights * 1.0, "user": user})
+    with pytest.raises(ValueError, match="the rows of weights of 'ads' must have the lengths"):
+        layer.preprocess({"ads": ragged, "user": user}, {"ads": weights[::-1], "user": np.ones(3, np.float32)})
+
+
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="does not apply: ragged tensors are TensorFlow's")
 def test_features_may_be_ragged_or_sparse(store):
     import tensorflow as tf
@@ -197,6 +267,8 @@ def test_wrong_configs_and_inputs_are_said(store):
         layer({"a": 3})
     with pytest.raises(TypeError, match="a table must have a name"):
         layer({"a": {"table": {}}})
+    with pytest.raises(TypeError, match="a feature has no field 'padding'; there are"):
+        layer({"a": {"table": ads, "padding": 0}})
     with pytest.raises(ValueError, match="feature_configs has no features"):
         layer({})
     made = layer({"a": {"table": ads}})

@@ -109,6 +109,11 @@ def read_tfra(folder: Path, given: SourceOptions) -> tuple[Table, Read]:
 
     The files do not contain dtypes: int64 keys and float32 values are assumed unless given.
     """
+    if given.key_dtype == "string":
+        raise BadInput(
+            f"{folder} cannot have strings: a FileSystemSaver of TFRA writes where they are in memory. Save the "
+            "variable in a checkpoint of TensorFlow, without that saver, and import it with --format tf-checkpoint"
+        )
     key_dtype, value_dtype = dtype_of(given.key_dtype or "int64"), dtype_of(given.value_dtype or "float32")
     found = _key_files(folder, rf"(.*){_SHARD.pattern}")
     if found and given.variable is not None:

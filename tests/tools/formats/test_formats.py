@@ -236,6 +236,13 @@ def test_slots_and_policies_of_tfra_are_told_from_tables(tmp_path):
         import_table(saved, tmp_path / "several", format="tfra")
 
 
+def test_strings_of_tfras_files_are_refused_with_the_cure(tmp_path):
+    """Its saver writes 24 bytes for a string, of which the most are an address."""
+    tfra_files(tmp_path, "words", 4)
+    with pytest.raises(BadInput, match=r"cannot have strings: .*import it with --format tf-checkpoint"):
+        import_table(tmp_path, tmp_path / "store", format="tfra", key_dtype="string")
+
+
 def test_half_a_table_of_tfra_is_not_imported(tmp_path):
     """Files of some ranks or shards were taken for a whole table, and another table for the one that was named."""
     saved = tmp_path / "saved"

@@ -20,6 +20,7 @@ from kvemb.tools.importing import import_table
 
 SAVED = Path(__file__).parents[2] / "examples" / "tfra"
 BUDGET = "4MiB"
+WORDS = ["one", "zwölf", ""]
 
 
 @pytest.fixture
@@ -133,6 +134,14 @@ def test_damage_is_told(saved, tmp_path):
 def test_keys_that_are_strings_are_words(tmp_path):
     with pytest.raises(BadInput, match="row 0: the key 'one' is not an integer"):
         import_table(SAVED / "strings", tmp_path / "store", format="tf-checkpoint")
+    import_table(SAVED / "strings", tmp_path / "new", format="tf-checkpoint", key_dtype="string")
+    with kvemb.open(tmp_path / "made", memory_budget=BUDGET) as store:
+        store.get_variable("texts", key_dtype="string", dim=3)
+    import_table(SAVED / "strings", tmp_path / "made", format="tf-checkpoint")
+    import_table(SAVED / "strings", tmp_path / "hashes", format="tf-checkpoint", hash_keys=True)
+    for place, keys in (("new", WORDS), ("made", WORDS), ("hashes", kvemb.hash_strings(WORDS))):
+        with kvemb.open(tmp_path / place, read_only=True, memory_budget=BUDGET) as store:
+            np.testing.assert_array_equal(store.variables["texts"].lookup(keys), VALUES[:3])
 
 
 def test_what_is_no_checkpoint_with_tables_is_told(saved, tmp_path):
