@@ -171,8 +171,9 @@ class TableReads:
 
         hot: whether any of them may be hot; if not, REQUIRES: storage.reading() since they were found not to be.
         """
-        storage, distinct, left = self._storage, Unique(keys[missed.positions]), []
+        storage, distinct = self._storage, Unique(keys[missed.positions])
         counts = distinct.uses(missed.counts)
+        left: list[PartOfLookup] = []
 
         def fill(chunk: slice, found: Located) -> None:
             values, there = self._values_of(found, counts[chunk], missed.now, out.shape[1])

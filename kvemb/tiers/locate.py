@@ -52,7 +52,8 @@ class Search:
 
     def read(self, fetch: Fetch) -> None:
         """Read, unless another thread has begun to. Takes no lock."""
-        began, failure = time.perf_counter(), None
+        began = time.perf_counter()
+        failure: Exception | None = None
         try:
             self.locator.read(fetch)
         except Exception as error:
@@ -116,7 +117,7 @@ class Locator:
         """
         found = self._look(keys, hot)
         unknown = self._take(found, self.ahead)
-        under_way = []
+        under_way: list[Fetch] = []
         for fetch in self.ahead:
             if fetch.reading and len(unknown):
                 left = fetch.covers(found.rows.keys[unknown]) < 0
