@@ -89,8 +89,7 @@ def saved(variables: list[Variable]) -> torch.Tensor:
     parts = {variable.name: _saved(variable) for variable in variables}
     state = torch.frombuffer(bytearray(json.dumps(parts).encode()), dtype=torch.uint8)
     # PyTorch copies the attributes of a tensor with it.
-    holds = [engine.points.marks.hold(told["mark"]) for engine, told in _calls.marked.items()]
-    state.kvemb_holds = holds  # type: ignore[attr-defined]
+    state.kvemb_holds = [engine.points.marks.hold(told["mark"]) for engine, told in _calls.marked.items()]
     return state
 
 

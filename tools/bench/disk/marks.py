@@ -36,7 +36,8 @@ def run(
 ) -> Report:
     """Measure marks and rollbacks. Peers: the changed records, an opening, and copies of all rows in memory."""
     chance, changed, first = np.random.default_rng(7), max(1, int(rows * share)), ids_of(np.zeros(1, np.int64))
-    marks, whole, written, rollbacks, openings = ([], [], [], [], [])  # type: tuple[list[float], ...]
+    marks: list[float] = []
+    whole, written, rollbacks, openings = [], [], [], []
     with scratch(folder) as place:
 
         def opened() -> tuple[kvemb.Store, kvemb.Variable]:
