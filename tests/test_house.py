@@ -241,6 +241,8 @@ REACHES = {
     # The end of PyTorch's backward pass; where fit begins, as Keras' BackupAndRestore sets it; all layers of a model.
     "kvemb/keras/on_torch.py": {"_C", "_current_graph_task_id", "_execution_engine"},
     "kvemb/keras/checkpoint.py": {"_flatten_layers", "_initial_epoch", "_symbolic_build"},
+    # The tensors that an operation of Keras got, of which a layer may have several.
+    "kvemb/keras/keys.py": {"_inbound_nodes"},
     # What tf.saved_model.save asks of each layer.
     "kvemb/keras/layer.py": {"_trackable_children"},
     "kvemb/keras/learning_rate.py": {"_flatten_layers"},

@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from itertools import count
+from types import FrameType
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -34,6 +35,8 @@ class Anchor(keras.Variable):
         super().__init__(np.zeros((), np.float32), dtype="float32", trainable=True, autocast=False, name=name)
         self.overwrite_with_gradient: bool = True
         self._rows = weakref.ref(variable)
+        if keras.backend.backend() == "torch":
+            self._value.copy_ = self._copied
 
     @property
     def rows(self) -> Variable:
@@ -43,18 +46,35 @@ class Anchor(keras.Variable):
     def assign(self, value: Any) -> Any:
         """Take the step of a gradient, which the optimizer of Keras assigns. An array is the number of the state
         of the rows to which other weights belong; raises ValueError if they are in another one."""
+        frame = inspect.currentframe()
+        caller = None if frame is None else frame.f_back
         if isinstance(value, (np.ndarray, np.generic, int, float)):
             check_number(self.rows, value)
             return self.value
-        frame = inspect.currentframe()
-        caller = None if frame is None else frame.f_back
+        if caller is not None and not _is_step(caller):
+            check_number(self.rows, None)
+            return self.value
         _check_optimizer(None if caller is None else caller.f_locals.get("self"))
         backend_module().take_step(self.rows, value)
         return super().assign(keras.ops.zeros((), "float32"))
 
+    def _copied(self, *arguments: Any, **options: Any) -> Any:
+        """Do what copy_ of the value does in PyTorch, but for load_state_dict, which sets weights with it."""
+        frame = inspect.currentframe()
+        if frame is not None and frame.f_back is not None and frame.f_back.f_code.co_name == "_load_from_state_dict":
+            check_number(self.rows, None)
+        return type(self._value).copy_(self._value, *arguments, **options)
+
     def numpy(self) -> Any:
         """Return the number of the rows' state in this process, uint64 ()."""
         return number_of(self.rows)
+
+
+def _is_step(caller: FrameType) -> bool:
+    """Whether a tensor that a caller assigns is a gradient, or what a step left, and not a weight that is set back."""
+    if keras.backend.backend() == "jax":  # where loops assign what a compiled step returned
+        return caller.f_code.co_name != "_assign_variable_values"  # of Model.set_state_tree
+    return isinstance(caller.f_locals.get("self"), keras.optimizers.Optimizer)
 
 
 def _check_optimizer(optimizer: Any) -> None:

@@ -35,6 +35,11 @@ def with_rows() -> Iterator[None]:
         _with_rows.reset(token)
 
 
+def is_with_rows() -> bool:
+    """Whether a model is exported with its rows."""
+    return _with_rows.get()
+
+
 def is_signature_of_shapes() -> bool:
     """Whether a model that is exported with its rows is traced, once more, for inputs of assumed dtypes.
 

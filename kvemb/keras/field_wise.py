@@ -10,6 +10,7 @@ import keras
 from kvemb.checks.brief import brief
 from kvemb.checks.numeric import as_int
 from kvemb.keras.embedding_bag import EmbeddingBag
+from kvemb.keras.keys import is_placeholder
 from kvemb.keras.shapes import check_sparse, is_ragged
 from kvemb.shared_docs import described_as
 from kvemb.store import Store
@@ -110,6 +111,8 @@ class FieldWiseEmbedding(EmbeddingBag):
         self._check(ids)
         ops = keras.ops
         ids = ops.convert_to_tensor(ids)
+        if is_placeholder(ids):  # of floats, of which the function may compute no field
+            ids = ops.cast(ids, "int32" if self.variable.key_dtype.itemsize <= 4 else "int64")
         numbers = ops.expand_dims(ops.cast(self.slot_map_fn(ids), "int32"), -2)
         here = ops.equal(numbers, ops.reshape(ops.arange(self.nslots, dtype="int32"), (self.nslots, 1)))
         if mask is not None:

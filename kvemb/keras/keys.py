@@ -6,6 +6,7 @@ JAX has no int64 unless jax_enable_x64 is set, and cuts larger integers to 32 bi
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -14,7 +15,7 @@ import numpy.typing as npt
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
 from kvemb.checks.brief import brief
-from kvemb.keras.exporting import check_not_exported, is_signature_of_shapes
+from kvemb.keras.exporting import check_not_exported, is_signature_of_shapes, is_with_rows
 from kvemb.variable import Variable
 
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -55,12 +56,17 @@ def joined_keys(pairs: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
 def check_ids(ids: Any, what: str, *, split: bool, least_rank: int = 0) -> tuple[int | None, ...]:
     """Return the shape of ids, without the last axis of pairs. Raises TypeError, ValueError."""
     dtype = keras.backend.standardize_dtype(getattr(ids, "dtype", type(ids)))
-    assumed = dtype not in _INTEGERS and (_is_placeholder(ids) or is_signature_of_shapes())
+    assumed = dtype not in _INTEGERS and (is_placeholder(ids) or is_signature_of_shapes())
     if dtype not in _INTEGERS and not assumed:
+        if is_with_rows():
+            raise TypeError(
+                f"{what} must be integers, got {dtype}; input_signature says the dtypes of the model's inputs, such as "
+                "[keras.InputSpec('int64', (None, 3))]"
+            )
         check_not_exported()  # which assumes a dtype, too
         raise TypeError(
-            f"{what} must be integers, got {dtype}; give the keras.Input dtype='int64', begin a keras.Sequential with "
-            "such a keras.Input, or convert them with keras.ops.cast(ids, 'int64')"
+            f"{what} must be integers, got {dtype}; pass integers, and give the keras.Input dtype='int64', also as the "
+            "first layer of a keras.Sequential: float32 has no integers above 2**24"
         )
     shape = tuple(ids.shape)
     if split and not assumed:
@@ -80,7 +86,7 @@ def check_ids(ids: Any, what: str, *, split: bool, least_rank: int = 0) -> tuple
     return shape
 
 
-def _is_placeholder(ids: Any) -> bool:
+def is_placeholder(ids: Any) -> bool:
     """Whether Keras asks for shapes alone, with a dtype that it assumes: it builds a model that it loads with float32,
     and takes what keras.layers.Concatenate returns for floats. An Input says its dtype."""
     if isinstance(ids, keras.KerasTensor):
@@ -89,18 +95,38 @@ def _is_placeholder(ids: Any) -> bool:
     return bool(in_symbolic_scope())
 
 
+# Operations, and layers, of Keras whose results are values of their inputs.
+_MOVES = {"Cast", "Concatenate", "ExpandDims", "Flatten", "GetItem", "Identity", "Permute", "Ravel", "Reshape", "Split"}
+_MOVES |= {"Squeeze", "Stack", "Take", "Transpose"}
+
+
 def warn_of_narrow_input(ids: Any, variable: Variable) -> None:
-    """Warn of an Input of 32 bits for keys of 64: Keras casts ids to its dtype."""
-    if not isinstance(ids, keras.KerasTensor) or variable.key_dtype.itemsize <= 4 or keras.backend.backend() == "jax":
-        return
+    """Warn of an Input whose dtype cannot hold the keys: Keras casts ids to it.
+
+    ids: the Input, or what operations made of it that only move values or cast them.
+    """
+    wide = variable.key_dtype.itemsize > 4 and keras.backend.backend() != "jax"  # which warn_of_short_ids has told
+    for given in _inputs_of(ids):
+        dtype = keras.backend.standardize_dtype(given.dtype)
+        if (dtype in _INTEGERS and wide and np.dtype(dtype).itemsize <= 4) or "float" in dtype:
+            other = "" if "float" in dtype else ", or make the variable with key_dtype='int32'"
+            warnings.warn(
+                f"the keras.Input of {variable.name!r} has dtype {dtype}, to which Keras casts ids, and larger ones "
+                f"become others; give it dtype='int64'{other}",
+                stacklevel=2,
+            )
+
+
+def _inputs_of(ids: Any) -> Iterator[Any]:
+    """Yield the Inputs from which KerasTensors of ids come."""
     history = getattr(ids, "_keras_history", None)
-    narrow = keras.backend.standardize_dtype(ids.dtype) in ("int8", "int16", "int32", "uint8", "uint16", "uint32")
-    if narrow and history is not None and isinstance(history.operation, keras.layers.InputLayer):
-        warnings.warn(
-            f"the keras.Input of {variable.name!r} has dtype {ids.dtype}, to which Keras casts ids, and larger ones "
-            "become others; give it dtype='int64', or make the variable with key_dtype='int32'",
-            stacklevel=2,
-        )
+    if history is None:
+        return
+    if isinstance(history.operation, keras.layers.InputLayer):
+        yield ids
+    elif type(history.operation).__name__ in _MOVES:
+        for each in history.operation._inbound_nodes[history.node_index].input_tensors:
+            yield from _inputs_of(each)
 
 
 def warn_of_short_ids(variable: Variable, stacklevel: int) -> None:

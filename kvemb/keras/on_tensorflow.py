@@ -7,10 +7,13 @@ in no model makes TensorFlow refuse to save a graph.
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import record
@@ -39,6 +42,7 @@ def look_up(call: Call) -> list[Any]:
     """Return the rows of each request."""
     if not tf.executing_eagerly():
         check_not_exported()
+        _warn_of_functions()
     if call.anchors and tf.distribute.get_strategy().num_replicas_in_sync > 1:
         raise RuntimeError("kvemb.keras trains in one replica, but this tf.distribute.Strategy has several")
     seen = {variable: tf.convert_to_tensor(anchor.value) for variable, anchor in call.anchors.items()}
@@ -47,6 +51,22 @@ def look_up(call: Call) -> list[Any]:
     gates = gates_of(watched, _is_usable, lambda variables, anchors: _enter(variables, anchors, _scale(call)))
     batch = tuple(map(_dense, call.batch))
     return tapped(call, batch, _host_rows(call, batch, [gate.value for gate in gates.values()]), gates, _tap)
+
+
+def _warn_of_functions() -> None:
+    """Warn of a layer whose call is a tf.function around this one. Reads the stack."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        kind = type(frame.f_locals.get("self"))
+        if issubclass(kind, keras.layers.Layer) and isinstance(kind.call, tf.types.experimental.PolymorphicFunction):
+            warnings.warn(
+                f"{kind.__name__}.call is a tf.function, which TensorFlow traces when Keras builds the model: "
+                "training=True and gradients may not reach what is inside. Leave out @tf.function; fit and predict "
+                "compile the whole step",
+                stacklevel=2,
+            )
+            return
+        frame = frame.f_back
 
 
 def _is_usable(gate: Gate, _: Any) -> bool:

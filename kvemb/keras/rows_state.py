@@ -125,11 +125,18 @@ def _number(variable: Variable) -> np.uint64:
 def check_number(variable: Variable, number: Any) -> None:
     """Take the rows back to the state of a number, if there is a mark, or raise ValueError if they are in another one.
 
-    Rows of a store that follows may be in any.
+    number: what number_of returned; for weights of another kind, which raise, anything else. Rows of a store that
+    follows may be in any.
     """
     given = np.asarray(number)
     if not _is_checked(variable) or (given.dtype == np.uint64 and given == _number(variable)):
         return
+    if given.dtype != np.uint64:
+        raise ValueError(
+            f"the weights to set do not say to which state of the rows of {variable.name!r} they belong: tensors, and "
+            "models in .h5 files, do not. Use model.save('model.keras'), model.save_weights('model.weights.h5') or "
+            f"model.get_weights(). {_ADVICE}"
+        )
     known = [each for each in _marked if (each.states.get(variable) or (None,))[0] == given]
     if not known or not _went_back(variable, known[-1].mark.id, int(given), ()):
         _refuse(variable, "the weights to set")

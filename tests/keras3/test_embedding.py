@@ -240,3 +240,18 @@ def test_ragged_ids_have_ragged_rows(words):
         loss = tf.reduce_sum(layer(ids, training=True).flat_values)
     keras.optimizers.SGD().apply(tape.gradient(loss, layer.trainable_variables), layer.trainable_variables)
     np.testing.assert_allclose(words.lookup([5, 7, 9]), before - 0.5, atol=1e-6)
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="does not apply: tf.function is TensorFlow's")
+def test_a_call_that_is_a_tf_function_is_told(words, clicks):
+    """Keras traces it without a gradient tape, and plain Keras raises 'No gradients provided' in fit."""
+    import tensorflow as tf
+
+    class Traced(Dots):
+        call = tf.function(Dots.call)
+
+    layer = kk.Embedding(words)
+    model = Traced(layer, layer)
+    with pytest.warns(UserWarning, match=r"Traced\.call is a tf\.function.*Leave out @tf\.function"):
+        model(clicks[0][:2])
+    Dots(layer, layer)(clicks[0][:2])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
-from keras_models import losses
+from keras_models import losses, subclassed
 
 import kvemb.keras as kk
 
@@ -16,6 +16,12 @@ IDS = np.array([[23, 12, 0], [9, 13, 10]], np.int32)
 def field_of(ids):
     """The field of an id."""
     return ids % 3
+
+
+@keras.saving.register_keras_serializable("tests")
+def high_bits(ids):
+    """The field of an id, of which only integers have one."""
+    return keras.ops.right_shift(ids, 5)
 
 
 def test_rows_are_pooled_by_field(words):
@@ -44,6 +50,18 @@ def test_a_model_is_trained_and_saved(words, tmp_path):
     with words.resource_handle[0].as_default():
         loaded = keras.saving.load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(loaded.predict(ids, verbose=0), model.predict(ids, verbose=0))
+
+
+def test_a_saved_subclassed_model_has_its_dense_weights(words, clicks, tmp_path):
+    """Keras builds it with floats, of which a function such as this one computes no field."""
+    fields = kk.FieldWiseEmbedding(words, nslots=3, slot_map_fn=high_bits)
+    model = subclassed(fields)
+    losses(model, clicks, epochs=1)
+    expected = model.predict(clicks[0], verbose=0)
+    model.save(tmp_path / "model.keras")
+    with words.resource_handle[0].as_default():
+        loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded.predict(clicks[0], verbose=0), expected)
 
 
 def test_wrong_arguments_are_said(words):

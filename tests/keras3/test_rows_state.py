@@ -162,3 +162,35 @@ def test_a_checkpoint_of_tensorflow_is_restored_only_if_the_rows_are_its(words, 
     losses(model, clicks, epochs=1)
     with pytest.raises(ValueError, match="are not those of the checkpoint of TensorFlow"):
         saved.restore(path)
+
+
+def test_weights_that_do_not_say_to_which_rows_they_belong_are_refused(words, clicks, tmp_path):
+    """Tensors, and models in .h5 files: they set the dense part back alone, and nothing was said."""
+    model = classifier(kk.EmbeddingBag(words))
+    losses(model, clicks, epochs=1)
+    tree = keras.tree.map_structure(keras.ops.copy, model.get_state_tree())
+    model.save(tmp_path / "model.h5")
+    changes = [lambda: model.set_state_tree(tree)]
+    if keras.backend.backend() == "torch":
+        import torch
+
+        torch.save(model.state_dict(), tmp_path / "model.pt")
+        changes.append(lambda: model.load_state_dict(torch.load(tmp_path / "model.pt")))
+    if keras.backend.backend() != "jax":  # whose loops assign what a compiled step returned
+        changes.append(lambda: model.trainable_variables[0].assign(keras.ops.zeros(())))
+
+    def load():
+        with words.resource_handle[0].as_default():
+            keras.saving.load_model(tmp_path / "model.h5")
+
+    losses(model, clicks, epochs=1)
+    for change in (*changes, load):
+        with pytest.raises((ValueError, RuntimeError), match="do not say to which state of the rows of 'words'"):
+            change()
+        with kk.dense_only():
+            change()
+    arrays = model.get_state_tree("numpy_array")
+    model.set_state_tree(arrays)
+    losses(model, clicks, epochs=1)
+    with pytest.raises(ValueError, match="are not those of the weights to set"):
+        model.set_state_tree(arrays)

@@ -172,6 +172,16 @@ def test_a_subclassed_model_says_its_inputs(words, ids, tmp_path):
 
 @pytest.mark.needs("tensorflow")
 @pytest.mark.filterwarnings("ignore")
+def test_a_signature_of_floats_is_told(words, ids, tmp_path):
+    """The message named an exporter that cannot reach rows."""
+    model = subclassed(kk.EmbeddingBag(words, combiner="sum"))
+    model.predict(ids, verbose=0)
+    with pytest.raises(Exception, match=r"ids must be integers, got float32; input_signature says the dtypes"):
+        exported(model, tmp_path, input_signature=[keras.InputSpec("float32", (None, 3))])
+
+
+@pytest.mark.needs("tensorflow")
+@pytest.mark.filterwarnings("ignore")
 def test_ids_of_any_lengths_are_exported(words, tmp_path):
     """Their number is known to no graph, and that of the last axis neither."""
     bags = kk.EmbeddingBag(words, combiner="mean", mask_zero=True)
