@@ -18,7 +18,7 @@ from kvemb.threads.interrupts import TURN_SECONDS, uninterrupted
 Result = TypeVar("Result")
 
 
-class Lock(_thread.RLock):
+class Lock(_thread.RLock):  # type: ignore[misc]
     """A reentrant lock that says whether this thread has it."""
 
     @property
@@ -27,7 +27,7 @@ class Lock(_thread.RLock):
         return bool(self._is_owned())  # type: ignore[attr-defined,unused-ignore]
 
 
-class Condition(Lock, threading.Condition):
+class Condition(Lock, threading.Condition):  # type: ignore[misc]
     """A condition that is its own lock: `with` calls the lock's methods, which are in C."""
 
     def __init__(self) -> None:

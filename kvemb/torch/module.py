@@ -50,7 +50,7 @@ def ignore_clipping(*modules: torch.nn.Module) -> None:
     Some trainers call it to measure a norm, with no limit: transformers' ``Trainer`` does with ``max_grad_norm=0``.
 
     Args:
-        modules: Models with modules of kvemb.torch. It holds for their present modules, in this process.
+        *modules: Models with modules of kvemb.torch. It holds for their present modules, in this process.
 
     Raises:
         TypeError: For an argument that is not a module.
@@ -100,7 +100,7 @@ class RowsModule(torch.nn.Module):
         self.pending: PendingGradients = PendingGradients(bool(fused), bool(check_finite))
         trainable = any(variable.trainable for variable in variables)
         self.anchor: torch.nn.Parameter = torch.nn.Parameter(torch.zeros(1), requires_grad=trainable)
-        self.watch = AnchorWatch()
+        self.watch: AnchorWatch = AnchorWatch()
         if fused:
             check_before_steps(self)
         # Where load_state_dict writes the weights of torch.nn's module, by their names there.
