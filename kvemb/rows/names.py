@@ -113,7 +113,8 @@ def other_than(given: StringKeys, one: StringKeys) -> npt.NDArray[np.bool_]:
     """Return which keys (n,) are not `one`, a single key."""
     same = given.keys == one.keys
     same[same] = (given.names[same] == one.names).all(axis=1)
-    return ~same
+    different: npt.NDArray[np.bool_] = ~same
+    return different
 
 
 def joined_names(parts: list[StringKeys]) -> StringKeys:

@@ -117,8 +117,8 @@ class EmbeddingBagCollection(RowsModule):
         self.tables: dict[str, Variable] = {name: _variable(name, given, store) for name, given in tables.items()}
         if len(set(self.tables.values())) < len(self.tables):
             raise ValueError("two tables are the same variable; make it one table, which features share")
-        for name, table in self.tables.items():
-            check_kind_of_padding(self.pooling[name].padding, table)
+        for name, variable in self.tables.items():
+            check_kind_of_padding(self.pooling[name].padding, variable)
         super().__init__(list(self.tables.values()), fused, check_finite, output_dtype)
         self.features = features
         for name, variable in self.tables.items():

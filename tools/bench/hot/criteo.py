@@ -64,7 +64,7 @@ def run(
             losses.append(found)
             if name == "hashes":
                 spent["training"] = seconds
-    np.testing.assert_array_equal(*losses)
+    np.testing.assert_array_equal(losses[0], losses[1])
     report.facts |= {"losses_compared": len(losses[0]), "first_loss": losses[0][0], "last_loss": losses[0][-1]}
     in_all = [sum(each) for each in zip(*spent.values(), strict=True)]
     per_run = lines // runs
