@@ -57,7 +57,7 @@ def _warn_of_functions() -> None:
     """Warn of a layer whose call is a tf.function around this one. Reads the stack."""
     frame = inspect.currentframe()
     while frame is not None:
-        kind = type(frame.f_locals.get("self"))
+        kind: Any = type(frame.f_locals.get("self"))
         if issubclass(kind, keras.layers.Layer) and isinstance(kind.call, tf.types.experimental.PolymorphicFunction):
             warnings.warn(
                 f"{kind.__name__}.call is a tf.function, which TensorFlow traces when Keras builds the model: "

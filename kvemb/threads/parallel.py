@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import cache
@@ -51,7 +51,7 @@ def ahead_of_caller() -> Iterator[None]:
             _working.discard(thread)
 
 
-def run_each(works: list[Callable[[], None]], threads: int) -> list[Exception | None]:
+def run_each(works: Sequence[Callable[[], object]], threads: int) -> list[Exception | None]:
     """Run all works, at most `threads` at a time, one on the caller's thread. Return each work's exception, or None.
 
     An exception does not stop the others. What a signal handler raises does: works that have not begun are skipped.
