@@ -121,6 +121,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "restore.memory_budget": lambda p, v: opened(p, kvemb.restore, p.checkpoint, memory_budget=v),
     "open.keep_marks": lambda p, v: opened(p, kvemb.open, keep_marks=v, memory_budget="8MiB"),
     "open.flush_every": lambda p, v: opened(p, kvemb.open, flush_every=v, memory_budget="8MiB"),
+    "restore.keep_marks": lambda p, v: opened(p, kvemb.restore, p.checkpoint, keep_marks=v, memory_budget="8MiB"),
     "restore.flush_every": lambda p, v: opened(p, kvemb.restore, p.checkpoint, flush_every=v, memory_budget="8MiB"),
     **{
         f"{where}.{name}": lambda p, v, name=name: variable(p, **{name: v, **BESIDE.get(name, {})})
@@ -216,6 +217,8 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "ServedModel.memory_budget": lambda p, v: served(p, memory_budget=v),
     "hash_strings.seed": lambda p, v: kvemb.hash_strings(["a"], seed=v),
     "hash_strings.missing": lambda p, v: kvemb.hash_strings(["a", None], missing=v),
+    "string_keys.name_bytes": lambda p, v: kvemb.string_keys(["a"], name_bytes=v),
+    "CheckpointManager.resume.keep_marks": lambda p, v: resumed(p, keep_marks=v),
     "CheckpointManager.resume.memory_budget": lambda p, v: resumed(p, memory_budget=v),
     "CheckpointManager.resume.device_memory": lambda p, v: resumed(p, device_memory=v),
     "CheckpointManager.every": lambda p, v: kvemb.CheckpointManager(p.path / "series", every=v),
@@ -235,7 +238,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "bulk.scan.last": lambda p, v: list(bulk.scan(p.table, last=v)),
 }
 # Made by kvemb, for a caller to read.
-RESULTS = {"Mark", "Repair", "Saved", "Stats", "Transfer", "Verification", "Loaded"}
+RESULTS = {"Mark", "Repair", "Saved", "Stats", "Transfer", "Verification", "Loaded", "StringKeys"}
 # Called by kvemb, with numbers of its own (all those of optimizers are, and formulas take them); or REQUIRES what
 # check() found right.
 OWN = {
