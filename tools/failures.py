@@ -28,6 +28,8 @@ _ADVICE = {
     "again with verify=True": "again with --verify",
     "close it there": "stop the process that has it open",
     "choose on_conflict 'replace' or 'keep'": "give --on-conflict replace, or keep",
+    "choose on_conflict 'replace', with": "give --on-conflict replace, with",
+    ", or 'keep', with which": ", or keep, with which",
 }
 
 
