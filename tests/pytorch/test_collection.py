@@ -195,7 +195,7 @@ def test_tables_by_their_arguments(store):
         (({"a": {}, "b": {}}, {"f": "b"}), ValueError, "no feature names the table 'a'"),
         (({"a": {}}, None, "median"), ValueError, "mode must be one of"),
         (({"a": {}}, None, "sum", {"b": 1}), ValueError, "padding_idx must name tables, got 'b'; there is a"),
-        (({"a": {}}, None, "sum", "0"), TypeError, "padding_idx"),
+        (({"a": {"dim": 2}}, None, "sum", "0"), TypeError, "padding_idx"),
         (({"a": {}}, None, {"b": "sum"}), ValueError, "mode must be one mode, or a dict"),
     ],
     ids=str,
