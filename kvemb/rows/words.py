@@ -236,6 +236,7 @@ def _arrow_column(values: Any) -> Any:
 
 # Names of Arrow's types: those with 32-bit offsets, those with 64-bit ones, and those that are cast to the latter.
 _SMALL, _LARGE = ("string", "binary"), ("large_string", "large_binary")
+_MOST_IN_32_BITS = 2**31 - 1  # bytes of all chunks together
 _CAST = re.compile(r"(string|binary)_view|fixed_size_binary\[\d+\]")
 
 
@@ -251,11 +252,11 @@ def _of_arrow(column: Any, what: str) -> Words:
     if kind not in _SMALL + _LARGE and not _CAST.fullmatch(kind):
         raise TypeError(f"{what} must be strings, got a column of {kind}; {_NO_STRINGS[what]}")
     chunks = column.chunks if isinstance(column, pyarrow.ChunkedArray) else [column]
-    if coded:  # pyarrow casts dictionaries of some kinds of strings only
+    if coded and chunks:  # pyarrow casts dictionaries of some kinds of strings only
         chunks = [chunk.dictionary.cast(large).take(chunk.indices) for chunk in chunks]
-    elif len(chunks) != 1 or _CAST.fullmatch(kind):  # all chunks may have more bytes than 32-bit offsets count
-        chunks = [chunk.cast(large) for chunk in chunks]
-    array = chunks[0] if len(chunks) == 1 else pyarrow.concat_arrays([*chunks, pyarrow.array([], large)])
+    elif not chunks or _CAST.fullmatch(kind) or column.nbytes > _MOST_IN_32_BITS:
+        chunks = [chunk.cast(large) for chunk in chunks] or [pyarrow.array([], large)]
+    array = chunks[0] if len(chunks) == 1 else pyarrow.concat_arrays(chunks)
     _, ends, data = array.buffers()
     offsets: npt.NDArray[Any] = np.zeros(1, np.int64)
     if ends is not None and ends.size:

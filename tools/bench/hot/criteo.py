@@ -52,7 +52,7 @@ def run(
             begun = time.perf_counter()
             table = _read(part)
             read = time.perf_counter()
-            keys.append(np.stack([kvemb.hash_strings(table[name], field=name) for name in WORDS], axis=1))
+            keys.append(np.stack([kvemb.hash_strings(table[name], field=name) for name in WORDS]))
             spent["reading"].append(read - begun)
             spent["hashing"].append(time.perf_counter() - read)
             whole.append(table)
@@ -115,7 +115,7 @@ def _read(file: Path) -> Any:
 
 
 def _ids(whole: list[Any]) -> list[Keys]:
-    """Return the ids (lines, columns) of each part: the words of all columns, numbered from 0."""
+    """Return the ids (columns, lines) of each part: the words of all columns, numbered from 0."""
     import pyarrow as pa
 
     columns, first = [], 0
@@ -123,7 +123,7 @@ def _ids(whole: list[Any]) -> list[Keys]:
         coded = pa.concat_tables(whole)[name].combine_chunks().dictionary_encode()
         columns.append(np.asarray(coded.indices).astype(np.int64) + first)
         first += len(coded.dictionary)
-    return np.split(np.stack(columns, axis=1), np.cumsum([len(table) for table in whole])[:-1])
+    return np.split(np.stack(columns), np.cumsum([len(table) for table in whole])[:-1], axis=1)
 
 
 def _trained(
@@ -141,8 +141,8 @@ def _trained(
     for table, part in zip(whole, keys, strict=True):
         begun = time.perf_counter()
         labels = torch.from_numpy(np.asarray(table["label"]).astype(np.float32))
-        for at in range(0, len(part), batch):
-            rows = words(torch.from_numpy(part[at : at + batch]))
+        for at in range(0, len(table), batch):
+            rows = words(torch.from_numpy(part[:, at : at + batch]).T)
             out = dense(rows.flatten(1))[:, 0]
             loss = torch.nn.functional.binary_cross_entropy_with_logits(out, labels[at : at + batch])
             loss.backward()
