@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,8 +18,11 @@ import numpy.typing as npt
 from kvemb.checks.brief import brief
 from kvemb.checks.numeric import as_int
 from kvemb.rows.tensors import is_of
+from kvemb.threads.parallel import free_cores, run_each
 
 _MAX_SEED = 2**64 - 1
+# Words for which another thread pays: half a millisecond of work.
+_WORDS_OF_A_THREAD = 65_536
 # Strings of a list that are joined at once.
 _PIECE = 16_384
 
@@ -49,13 +54,23 @@ class Words:
         return bytes(self.data[self.offsets[at] : self.offsets[at + 1] - self.gap])
 
     def hashes(self, seed: int = 0) -> npt.NDArray[np.int64]:
-        """Return the hash of every word (n,)."""
+        """Return the hash of every word (n,). A large column is split over the cores."""
         from kvemb.kernels.xxh3 import SECRET, secret_of
         from kvemb.rows import word_kernels
 
-        hashes = np.empty(len(self), np.int64)
-        secret, sums = secret_of(seed), np.empty(8, np.uint64)
-        word_kernels.hash_words(self.data, self.offsets, self.gap, SECRET, np.uint64(seed), secret, sums, hashes)
+        hashes, secret = np.empty(len(self), np.int64), secret_of(seed)
+
+        def part(begin: int, end: int) -> None:
+            word_kernels.hash_words(
+                self.data, self.offsets[begin : end + 1], self.gap, SECRET, np.uint64(seed), secret,
+                np.empty(8, np.uint64), hashes[begin:end],
+            )  # fmt: skip
+
+        threads = max(1, min(free_cores(), len(self) // _WORDS_OF_A_THREAD))
+        bounds = [len(self) * at // threads for at in range(threads + 1)]
+        for failure in run_each([partial(part, *ends) for ends in pairwise(bounds)], threads):
+            if failure is not None:
+                raise failure
         return hashes
 
 

@@ -232,3 +232,19 @@ def test_words_are_their_bytes_one_after_the_other():
     assert words.data.tobytes() == "éabc".encode()
     assert words.offsets.tolist() == [0, 2, 2, 5]
     assert (len(words), words.present, words.shape) == (3, None, (3,))
+
+
+def test_a_large_column_has_the_keys_of_its_parts():
+    values = np.arange(140_001).astype("S7")
+    parts = [kvemb.hash_strings(values[at : at + 50_000], field="a") for at in range(0, len(values), 50_000)]
+    assert (kvemb.hash_strings(values, field="a") == np.concatenate(parts)).all()
+
+
+def test_chunks_of_a_column_are_one_column():
+    pyarrow = pytest.importorskip("pyarrow")
+    whole = ["a", None, "bc", "", "d"]
+    for kind in (pyarrow.string(), pyarrow.large_string(), pyarrow.dictionary(pyarrow.int32(), pyarrow.string())):
+        for chunks in ([], [[]], [whole[:2], [], whole[2:]], [whole]):
+            column = pyarrow.chunked_array([pyarrow.array(each, kind) for each in chunks], kind)
+            wanted = kvemb.hash_strings(column.to_pylist(), missing=7)
+            assert (kvemb.hash_strings(column, missing=7) == wanted).all(), (kind, chunks)
