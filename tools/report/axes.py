@@ -148,7 +148,8 @@ class Time(Scale):
     def _every(self, step: float) -> Ticks:
         """Return the local times at multiples of so many seconds since the Monday after 1 January 1970."""
         first, last = ((datetime.fromtimestamp(end) - _MONDAY).total_seconds() / step for end in (self.low, self.high))
-        times = [_MONDAY + timedelta(seconds=at * step) for at in range(math.ceil(first), math.floor(last) + 1)]
+        numbers = range(math.ceil(first), math.floor(last) + 1)
+        times = [_MONDAY + timedelta(milliseconds=round(at * step * 1000)) for at in numbers]
         form = "%H:%M:%S" if step < 60 else "%H:%M"
         if step >= _DAY:
             form = "%b %d" if step < 30 * _DAY else "%Y-%m-%d"

@@ -40,6 +40,12 @@ def test_labels_are_between_the_ends_in_order_differ_and_fit(scales, data):
         assert fit(list(zip(places, labels, strict=True)))
 
 
+def test_tenths_of_a_second_are_not_cut_off():
+    labels = [label for _, label in Time(137439299072.75, 137439299073.06622).ticks(above)]
+    assert len(labels) == 3
+    assert [label[-2:] for label in labels] == [".8", ".9", ".0"]
+
+
 def test_labels_are_round():
     assert [label for _, label in Linear(0, 20_000).ticks()] == ["0", "5k", "10k", "15k", "20k"]
     assert [label for _, label in Linear(0.1, 4.2).ticks()] == ["1", "2", "3", "4"]
