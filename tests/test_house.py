@@ -232,7 +232,7 @@ REACHES = {
     "kvemb/handle.py": {"_inside"},
     "kvemb/kernels/compiling.py": {"_cache", "_rebuild", "_reduce"},
     # Whether this thread has a lock, as threading.Condition asks it; which threads there are.
-    "kvemb/tiers/access.py": {"_is_owned", "_current_frames"},
+    "kvemb/tiers/access.py": {"_current_frames"},
     "kvemb/torch/anchor_watch.py": {"_version"},
     "kvemb/torch/joined_gradient.py": {"_make_wrapper_subclass", "_amp_foreach_non_finite_check_and_unscale_"},
     "kvemb/torch/module.py": {"_C", "_apply", "_current_graph_task_id", "_save_to_state_dict"},

@@ -35,7 +35,7 @@ from kvemb.options import format_time, parse_budget, parse_device_memory
 from kvemb.rows.codec import Ordered
 from kvemb.store_state import StoreState
 from kvemb.threads.interrupts import result_of
-from kvemb.threads.locks import Event, Held, Lock
+from kvemb.threads.locks import Event, HeldLock, Lock
 from kvemb.threads.pool import Threads
 from kvemb.tiers.ahead import reading_threads
 
@@ -197,9 +197,9 @@ class Engine:
             self.collections[name] = [each for each in collection if each is not table.variable]
 
     @property
-    def lock(self) -> Held:
+    def lock(self) -> HeldLock:
         """A block with the store's lock, which calls on the store as a whole take. Reentrant."""
-        return Held(self._lock)
+        return HeldLock(self._lock)
 
     # Durable points.
 

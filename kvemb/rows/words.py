@@ -66,7 +66,10 @@ class Words:
                 np.empty(8, np.uint64), hashes[begin:end],
             )  # fmt: skip
 
-        threads = max(1, min(free_cores(), len(self) // _WORDS_OF_A_THREAD))
+        threads = min(free_cores(), len(self) // _WORDS_OF_A_THREAD)
+        if threads < 2:
+            part(0, len(self))
+            return hashes
         bounds = [len(self) * at // threads for at in range(threads + 1)]
         for failure in run_each([partial(part, *ends) for ends in pairwise(bounds)], threads):
             if failure is not None:

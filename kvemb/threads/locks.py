@@ -59,7 +59,7 @@ class Future(futures.Future[Result]):
         self._condition = Condition()
 
 
-class Held(uninterrupted):
+class HeldLock(uninterrupted):
     """A block with a reentrant lock. Signal handlers are deferred while the main thread has it, not while it waits."""
 
     __slots__ = ("_lock", "_taken")

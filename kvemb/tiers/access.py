@@ -20,7 +20,7 @@ from kvemb.errors import ColdStoreError
 from kvemb.stats import Timed
 from kvemb.store_state import StoreState
 from kvemb.threads.interrupts import TURN_SECONDS, uninterrupted, wait_for
-from kvemb.threads.locks import Event
+from kvemb.threads.locks import Event, Lock
 
 
 class InFlight(Protocol):
@@ -46,7 +46,7 @@ class TableAccess:
     def __init__(self, state: StoreState, in_flight: InFlight) -> None:
         self.state, self.in_flight = state, in_flight
         # Reentrant, because such a lock knows its thread; no thread takes it twice.
-        self._lock, self._owner, self._handlers_run = threading.RLock(), 0, False
+        self._lock, self._owner, self._handlers_run = Lock(), 0, False
         self._room = Event()
         self._room.set()
         self._no_snapshot = Event()
@@ -93,7 +93,7 @@ class TableAccess:
 
     def take(self, seconds: float, *, rows: bool = True) -> bool:
         """Take the lock within `seconds`; return whether it was taken. See held_if_free and held."""
-        if self._is_mine():
+        if self._lock.is_mine:
             if self._handlers_run:
                 raise RuntimeError("a signal handler must not use a variable while a load into it runs")
             self._poison_left()
@@ -107,14 +107,11 @@ class TableAccess:
 
     def leave(self) -> None:
         """Release the lock. See held()."""
-        if self._is_mine():
+        if self._lock.is_mine:
             self._owner = 0
             self._lock.release()
         else:  # an exception came before released() took it again
             self._poison_left()
-
-    def _is_mine(self) -> bool:
-        return bool(self._lock._is_owned())  # type: ignore[attr-defined,unused-ignore]
 
     def _poison_left(self) -> None:
         self.state.poison(RuntimeError("an exception from another thread interrupted a call while it had the lock"))
@@ -124,7 +121,7 @@ class TableAccess:
         lock, owner = self._lock, self._owner
         if owner and owner not in sys._current_frames() and (lock, owner) == (self._lock, self._owner):
             self._poison_left()
-            self._lock = threading.RLock()
+            self._lock = Lock()
 
     def released(self) -> Released:
         """Release the lock during the block, so that other calls can run. REQUIRES: held()."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -24,6 +26,13 @@ def test_kills_lose_nothing(capsys):
     assert told["rounds"] == KILLS
     assert told["durable points"] > KILLS
     assert told["rows compared"] > 50 * KILLS
+
+
+def test_the_command_runs_from_any_folder(tmp_path):
+    command = [sys.executable, crash.__file__.rpartition("/")[0], "random", "--ops", "300", "--keys", "100", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["agreed"]
+    assert list(tmp_path.iterdir()) == []
 
 
 class HarmedRounds(crash.CrashRounds):

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import pytest
 
-from kvemb.threads.locks import Condition, Event, Future, Held, Lock
+from kvemb.threads.locks import Condition, Event, Future, HeldLock, Lock
 from kvemb.threads.pool import Threads
 
 ROUNDS = 50
@@ -83,7 +83,7 @@ def holding_a_lock() -> tuple[Callable[[], object], Callable[[], object]]:
     lock = Lock()
 
     def hold() -> None:
-        with Held(lock), Held(lock):
+        with HeldLock(lock), HeldLock(lock):
             pass
 
     return hold, hold
@@ -140,11 +140,11 @@ def test_a_held_lock_is_reentrant_and_excludes_other_threads():
     lock, entered = Lock(), threading.Event()
 
     def enter() -> None:
-        with Held(lock):
+        with HeldLock(lock):
             entered.set()
 
-    with Held(lock):
-        with Held(lock):
+    with HeldLock(lock):
+        with HeldLock(lock):
             pass
         other = threading.Thread(target=enter)
         other.start()
