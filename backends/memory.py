@@ -29,6 +29,9 @@ class MemoryStore(ColdStore):
         return decode_records(keys[found], [r for r in records if r], self._schema), found
 
     def write(self, rows: RowBlock) -> None:
+        # The last row of each key.
+        _, places = np.unique(rows.keys[::-1], return_index=True)
+        rows = rows.select(len(rows) - 1 - places)
         removed = rows.flags & REMOVED != 0
         for key in encode_keys(rows.keys[removed], self._schema):
             self._records.pop(key, None)

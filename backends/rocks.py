@@ -14,7 +14,6 @@ from pathlib import Path
 
 import rocksdict as rd
 
-from kvemb.backends.memtables import Memory
 from kvemb.backends.open_files import FEW_FILES, PLENTY, most_open, raise_limit
 from kvemb.backends.rocks_config import check_config
 from kvemb.backends.rocks_families import Families
@@ -44,8 +43,8 @@ class RocksDatabase(ColdDatabase):
 
     families: its column families. cache_bytes: used if files are not mapped; half is for filters and indexes that are
     held whole, half for the block cache, which holds partitioned ones (rocks_options), so that memory does not grow
-    with the tables. write_buffer_bytes: for all memtables together. compacting: whether automatic compaction is on.
-    salvaging: also open a database that is damaged or lacks files.
+    with the tables. compacting: whether automatic compaction is on. salvaging: also open a database that is damaged or
+    lacks files.
     """
 
     def __init__(
@@ -54,7 +53,6 @@ class RocksDatabase(ColdDatabase):
         families: dict[str, Family],
         *,
         cache_bytes: int,
-        write_buffer_bytes: int,
         read_only: bool,
         compacting: bool = True,
         salvaging: bool = False,
@@ -73,7 +71,6 @@ class RocksDatabase(ColdDatabase):
         cache = rd.Cache(cache_bytes - self._metadata_bytes)
         files = most_open(path) if compacting and not salvaging else FEW_FILES
         self._options = DatabaseOptions(cache, mapped, read_only, compacting, salvaging, files)
-        self._memory = Memory(write_buffer_bytes, self._flush_largest)
         self._stores: dict[str, RocksStore] = {}
         self._naming = threading.Lock()  # of _stores and _partitioned: variables come and go while others are written
         self.threads = min(8, cores())
@@ -105,11 +102,6 @@ class RocksDatabase(ColdDatabase):
     def read_mode(self) -> str:
         return self._creator.read_mode
 
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes of the rows that are in no file yet."""
-        return self._memory.used
-
     def _opened_again(self, creator: RocksDBCreator) -> bool:
         """Open the database again as this creator of a whole database says; returns whether: only while it is empty."""
         mapped = creator.read_mode == "mmap"
@@ -129,7 +121,7 @@ class RocksDatabase(ColdDatabase):
         return self.path if read else None
 
     def attach(self, name: str, schema: Schema) -> RocksStore:
-        """Return the store of an existing column family: always the same, because it has rows in memory."""
+        """Return the store of an existing column family: always the same, because it has files open."""
         if (known := self._stores.get(name)) is not None and known.schema == schema:
             return known
         store = RocksStore(
@@ -139,7 +131,6 @@ class RocksDatabase(ColdDatabase):
             self._creators.get(name, self._creator),
             path=self.path,
             options=self._options,
-            memory=self._memory,
             readers=self.readers,
             threads=self.threads,
             limits=self.limits,
@@ -164,8 +155,7 @@ class RocksDatabase(ColdDatabase):
             self.column_families.drop(name)
 
     def checkpoint(self, path: Path) -> None:
-        # It costs a flush of the memtables and hard links.
-        self.flush()
+        # It costs hard links.
         with translated(f"checkpoint to {path}"):
             try:
                 self.column_families.checkpoint(path)
@@ -184,14 +174,6 @@ class RocksDatabase(ColdDatabase):
     def amendment(cls, path: Path) -> RocksAmendment:
         return RocksAmendment(path)
 
-    def flush(self) -> None:
-        for store in list(self._stores.values()):
-            store.flush()
-
-    def _flush_largest(self) -> None:
-        """Write the rows of the memtables that take the most memory to a file."""
-        max(list(self._stores.values()), key=lambda store: store.memory_bytes).flush()
-
     def resume(self) -> None:
         # RocksDB looks every 5 seconds whether there is space again, and then goes on by itself.
         unlogged, until = rd.WriteOptions(), time.monotonic() + RESUME_SECONDS
@@ -201,7 +183,7 @@ class RocksDatabase(ColdDatabase):
                 with translated(f"write to {self.path}"):
                     # Refused as long as RocksDB is stopped, as a flush is only if there is something to flush.
                     self.column_families.db.write(rd.WriteBatch(raw_mode=True), unlogged)
-                return self.flush()
+                return
             except ColdStoreError:
                 if time.monotonic() > until:
                     raise

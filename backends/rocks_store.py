@@ -1,14 +1,12 @@
 """Cold rows of one variable in RocksDB: one column family. rocks_scan.translated turns RocksDB's errors into kvemb's.
 
-Rows that are written stay in memory (memtables) until they are as many as a file should have. The file is then added to
-the family as a whole: RocksDB has no memtable and no log of its own. The store makes rows durable with flush() and
-checkpoint(). Concurrent reads are safe; writes to one variable must be serialised, by its lock or by the thread that
-spills.
+Rows that are written become a file, which is added to the family as a whole: RocksDB has no memtable and no log of its
+own. The store makes rows durable with checkpoint(). Concurrent reads are safe; writes to one variable must be
+serialised.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -23,7 +21,6 @@ from weakref import WeakMethod, WeakSet
 import numpy as np
 import rocksdict as rd
 
-from kvemb.backends.memtables import Memory, Memtable, row_bytes
 from kvemb.backends.rocks_families import Families
 from kvemb.backends.rocks_files import RocksSortedFile, splits
 from kvemb.backends.rocks_options import PARTITIONED, SLOW_FILES, DatabaseOptions
@@ -36,10 +33,9 @@ from kvemb.contracts import ColdStore, Gap, Mask
 from kvemb.errors import ColdStoreError
 from kvemb.limits import Limits
 from kvemb.options import RocksDBCreator
-from kvemb.rows.block import MEMORY_FLAGS, REMOVED, RowBlock
-from kvemb.rows.codec import KEY_BYTES, LAST_KEY, decode_records, encode_keys, order_keys
+from kvemb.rows.block import RowBlock
+from kvemb.rows.codec import KEY_BYTES, LAST_KEY, Ordered, decode_records, encode_keys, order_keys
 from kvemb.rows.hashing import Keys, Positions
-from kvemb.rows.row_copies import copy_rows
 from kvemb.rows.schema import Schema
 from kvemb.threads.interrupts import uninterrupted
 from kvemb.threads.parallel import free_cores
@@ -59,9 +55,9 @@ Property = TypeVar("Property")
 class RocksStore(ColdStore):
     """A cold store that is one column family, which is made when its first file is.
 
-    path: of the database, opened with these options. memory: of the memtables of all families. readers: threads for
-    large reads; threads: how many. bound_metadata: called after each new file. partitioned: whether new files have
-    partitioned filters and indexes. folder: of the files, if kernels read them (table_files).
+    path: of the database, opened with these options. readers: threads for large reads; threads: how many.
+    bound_metadata: called after each new file. partitioned: whether new files have partitioned filters and indexes.
+    folder: of the files, if kernels read them (table_files).
     """
 
     def __init__(
@@ -73,7 +69,6 @@ class RocksStore(ColdStore):
         *,
         path: Path,
         options: DatabaseOptions,
-        memory: Memory,
         readers: Executor,
         threads: int,
         limits: Limits,
@@ -82,11 +77,7 @@ class RocksStore(ColdStore):
         folder: Path | None,
     ) -> None:
         self._families, self._name, self._schema, self._creator = families, name, schema, creator
-        self._path, self._memory, self._row_bytes = path, memory, row_bytes(schema)
-        self._memtable_rows = max(limits.batch_rows, creator.write_buffer_bytes // self._row_bytes)
-        # The newest first. It takes what is written; the others are being written to files, or could not be.
-        self._memtables: tuple[Memtable, ...] = ()
-        self._changing, self._flushing, self._numbers = threading.Lock(), threading.Lock(), count()
+        self._path, self._numbers = path, count()
         self._readers, self._threads, self._limits = readers, threads, limits
         self._scans: WeakSet[Scan] = WeakSet()
         self._bound_metadata, self.partitioned = bound_metadata, partitioned
@@ -143,22 +134,17 @@ class RocksStore(ColdStore):
             with suppress(Exception):
                 self.family.close()
             del self.family
-        self._forget_rows()
 
-    # Reads: rows in memory, then those in files.
+    # Reads.
 
     def read(self, keys: Keys) -> tuple[RowBlock, Mask]:
         n, words = len(keys), (len(keys), self._schema.row_words)
         columns = keys.copy(), np.empty(n), np.empty(n, np.int64), np.empty(n, np.uint8), np.empty(words, np.uint64)
         rows, states = RowBlock.of(self._schema, *columns), np.full(n, reading.UNKNOWN, np.uint8)
-        # Rows leave the memory when their file can be read, so what is not here is in a file that this read sees.
-        for memtable in self._memtables:
-            _read_memtable(memtable, rows, states)
-        left = (states == reading.UNKNOWN).nonzero()[0]
-        if len(left) and self.made:
+        if n and self.made:
             with translated(f"read {self._name!r}"):
                 if self._tables is None or not self._tables.read(rows, states, self._spread):
-                    self._read_by_rocksdb(left, rows, states)
+                    self._read_by_rocksdb(np.arange(n), rows, states)
                 elif len(asked := (states == reading.ASK).nonzero()[0]):
                     self._read_by_rocksdb(asked, rows, states)
         found = states == reading.FOUND
@@ -200,40 +186,25 @@ class RocksStore(ColdStore):
         self._spread(get, len(encoded))
         return records
 
-    # Writes: to memory, and from there to files.
+    # Writes.
 
     def write(self, rows: RowBlock) -> None:
-        for at in range(0, len(rows), self._limits.batch_rows):
-            part = rows.part(at, min(len(rows), at + self._limits.batch_rows))
-            if self._memtables and self._memtables[0].rows + len(part) > self._memtable_rows:
-                self.flush()
-            self._memory.take(len(part) * self._row_bytes)
-            try:
-                with uninterrupted(), self._changing:
-                    if not self._memtables or self._memtables[0].closed:
-                        self._memtables = (Memtable(self._schema, self._memtable_rows), *self._memtables)
-                    self._memtables[0].put(part)
-            except BaseException:
-                self._memory.give_back(len(part) * self._row_bytes)
-                raise
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes of the rows that are in no file yet."""
-        return sum(memtable.rows for memtable in self._memtables) * self._row_bytes
-
-    def flush(self) -> None:
-        """Write the rows in memory to files. Raises ColdStoreError; then they stay in memory."""
-        with uninterrupted(), self._flushing:
-            with self._changing:
-                memtables = self._memtables
-                if memtables:
-                    memtables[0].closed = True
-            for memtable in reversed(memtables):
-                self._write_file(memtable)
-                with self._changing:
-                    self._memtables = self._memtables[:-1]
-                self._memory.give_back(memtable.rows * self._row_bytes)
+        if len(rows) == 0:
+            return
+        ordered, places = _last_of_each_key(rows)
+        file = self._new_file()
+        try:
+            for at in range(0, len(ordered), self._limits.batch_rows):
+                part = slice(at, at + self._limits.batch_rows)
+                file.append_at(rows, ordered[part], places[part])
+            file.finish()
+            self._wait_for_merges()
+            with translated(f"write {len(ordered)} rows of {self._name!r}"):
+                self.ingest(file.path, move=True)
+        finally:
+            file.close()
+            file.path.unlink(missing_ok=True)
+        self._bound_metadata()
 
     def _new_file(self) -> TableWriter | RocksSortedFile:
         path = self._path / f"{id(self):x}-{next(self._numbers)}.new.sst"
@@ -241,23 +212,6 @@ class RocksStore(ColdStore):
             return TableWriter(path, self._schema, self._creator)
         options = self._options.of_family(self._creator, partitioned=self.partitioned)
         return RocksSortedFile(path, self._schema, rd.SstFileWriter(options), self._limits.batch_rows)
-
-    def _write_file(self, memtable: Memtable) -> None:
-        """Add a file of the rows of a memtable."""
-        file = self._new_file()
-        try:
-            keys, places = memtable.in_order()
-            for at in range(0, len(keys), self._limits.batch_rows):
-                part = slice(at, at + self._limits.batch_rows)
-                file.append_at(memtable.block, keys[part], places[part])
-            file.finish()
-            self._wait_for_merges()
-            with translated(f"write {len(keys)} rows of {self._name!r}"):
-                self._ingest(file.path, move=True)
-        finally:
-            file.close()
-            file.path.unlink(missing_ok=True)
-        self._bound_metadata()
 
     def _wait_for_merges(self) -> None:
         """Wait while RocksDB merges, if a read has to look into too many files: it slows only its own writes down."""
@@ -275,7 +229,6 @@ class RocksStore(ColdStore):
 
     def scan(self, batch_rows: int, first: int = 0, last: int = LAST_KEY) -> Iterator[RowBlock]:
         # Its snapshot's files stay on disk until the scan is exhausted or deleted.
-        self.flush()
         if not self.made:
             return iter(())
         options = rd.ReadOptions()
@@ -297,7 +250,6 @@ class RocksStore(ColdStore):
 
     def compact(self, report: Callable[[int, int], None]) -> None:
         # Compacts one range at a time, because rocksdict holds the GIL meanwhile.
-        self.flush()
         with translated(f"compact {self._name!r}"):
             parts = max(1, self.disk_bytes() // COMPACT_PART_BYTES)
             bounds = [None, *(split.to_bytes(8, "big") for split in self.splits(parts)), None]
@@ -311,12 +263,10 @@ class RocksStore(ColdStore):
 
     def clear(self) -> None:
         # A file of one deletion, of all keys: kernels read no file below it (table_files.listing).
-        with uninterrupted(), self._flushing, self._changing:
-            if self.made:
-                with self._changing_files(), translated(f"clear {self._name!r}"):
-                    self._delete_all()
-                    self.family.flush(True)
-            self._forget_rows()
+        if self.made:
+            with uninterrupted(), self._changing_files(), translated(f"clear {self._name!r}"):
+                self._delete_all()
+                self.family.flush(True)
 
     def _delete_all(self) -> None:
         """Delete all keys, again and again as long as RocksDB stalls writes.
@@ -338,17 +288,8 @@ class RocksStore(ColdStore):
                     raise ColdStoreError(f"{what}: RocksDB's background work failed; is the disk full?") from error
             time.sleep(STALL_SECONDS)
 
-    def _forget_rows(self) -> None:
-        """Forget the rows that are in no file."""
-        nbytes, self._memtables = self.memory_bytes, ()
-        self._memory.give_back(nbytes)
-
     def ingest(self, path: Path, *, move: bool) -> None:
         """Ingest one file. rocksdict holds the GIL meanwhile: several in one call would stop other threads for long."""
-        self.flush()  # those rows are older
-        self._ingest(path, move=move)
-
-    def _ingest(self, path: Path, *, move: bool) -> None:
         options = rd.IngestExternalFileOptions()
         options.set_move_files(move)
         with self._changing_files():
@@ -358,20 +299,16 @@ class RocksStore(ColdStore):
         return nullcontext() if self._tables is None else self._tables.changing()
 
     def disk_bytes(self) -> int:
-        return self.memory_bytes + (self._count("total-sst-files-size") if self.made else 0)
+        return self._count("total-sst-files-size") if self.made else 0
 
 
-def _read_memtable(memtable: Memtable, rows: RowBlock, states: States) -> None:
-    """Copy the rows of the keys that no newer memtable has, and say of each whether it is a row or a removal."""
-    if not memtable.rows:
-        return
-    places = memtable.find(rows.keys)
-    here = ((places >= 0) & (states == reading.UNKNOWN)).nonzero()[0]
-    if len(here):
-        copy_rows(memtable.block, places[here], rows, here)
-        removed = rows.flags[here] & REMOVED != 0
-        states[here] = np.where(removed, reading.REMOVED, reading.FOUND)
-        rows.flags[here] &= ~np.uint8(MEMORY_FLAGS)
+def _last_of_each_key(rows: RowBlock) -> tuple[Ordered, Positions]:
+    """Return the keys of rows, ordered, distinct and ascending, and the position of the last row of each."""
+    ordered = order_keys(rows.keys, rows.schema)
+    places = np.argsort(ordered, kind="stable")
+    ordered = ordered[places]
+    last = np.append(ordered[1:] != ordered[:-1], True)
+    return (ordered, places) if last.all() else (ordered[last], places[last])
 
 
 def _cache_blocks(family: rd.Rdict, fill: bool) -> None:

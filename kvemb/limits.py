@@ -18,8 +18,9 @@ class Limits:
         call_rows: Distinct keys that a call processes at a time. Longer calls are processed in parts. Default: 65,536.
         init_rows: The first capacity of a variable's hot tables, in rows, if neither init_size nor hot_rows is given.
             Default: 8,192.
-        min_slot_rows: The least rows in a slot of the spill buffer. Default: 64.
-        max_slot_rows: The most rows in a slot of the spill buffer. Default: 4,096.
+        min_own_copies: Rows of a variable that a snapshot may always copy, at least. Default: 64.
+        max_own_copies: Rows of a variable that a snapshot may always copy, at most. Default: 4,096.
+        memtable_rows: The most rows in a memtable. Default: 4,194,304.
         ahead_rows: Rows of one read ahead. Default: 32,768.
         copied_rows: Rows that are copied for a snapshot before callers wait. Default: 65,536.
         write_rows: Dirty rows in one write to the cold store. Default: 65,536.
@@ -55,8 +56,9 @@ class Limits:
 
     call_rows: int = 65_536
     init_rows: int = 8192
-    min_slot_rows: int = 64
-    max_slot_rows: int = 4096
+    min_own_copies: int = 64
+    max_own_copies: int = 4096
+    memtable_rows: int = 1 << 22
     ahead_rows: int = 32_768
     copied_rows: int = 65_536
     write_rows: int = 65_536

@@ -56,7 +56,7 @@ class Stats:
             checkpoints and flushes.
         rows: Rows in both tiers.
         rows_hot: Rows in the hot tier.
-        rows_waiting: Rows in the spill buffer, removals included.
+        rows_waiting: Rows in memtables, removals included. A key's rows count each.
         bytes_hot: Bytes of the hot tier.
         bytes_cold: Bytes of the cold store.
         bytes_sightings: Bytes of the counters of an ``Admission``.

@@ -541,10 +541,10 @@ class Store(ManyTables[Engine]):
         """Where the bytes of the memory budget are; empty after ``close()``.
 
         The values add up to ``memory_budget``. Outside staging: ``cells`` of hot tables, used or not; ``free``, into
-        which they can grow; ``slots`` that each variable has for rows on their way to disk; ``sightings``, the counters
+        which they can grow; ``copies`` that a snapshot of each variable may always make; ``sightings``, the counters
         of an ``Admission``; ``cache``, what RocksDB may cache if files are not mapped; and ``other`` memory, such as
-        that through which GPUs are reached. In staging: ``read``, rows read for their update or ahead, and copies for
-        a snapshot; ``memtables``, rows that are written and in no file yet; and ``staging_free``.
+        that through which GPUs are reached. In staging: ``read``, rows read for their update or ahead, and more copies
+        for a snapshot; ``memtables``, rows that are on their way to a file; and ``staging_free``.
         """
         return {} if self.state.gone else memory_use(self._inside)
 

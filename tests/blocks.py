@@ -64,15 +64,6 @@ def values_of(rows: RowBlock) -> dict[int, float]:
     return dict(zip(rows.keys.tolist(), rows.values[:, 0].tolist(), strict=True))
 
 
-class Now(Executor):
-    """Runs work at once, when it is submitted."""
-
-    def submit(self, call: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        run(future, lambda: call(*args, **named))
-        return future
-
-
 class Later(Executor):
     """Runs submitted work when the test says so."""
 

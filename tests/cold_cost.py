@@ -19,23 +19,26 @@ import numpy as np
 from schemas import schema_of
 from table_readers import opened, read_by_rocksdb, rows_at
 
+from kvemb.durability.buffered_store import BufferedStore
+from kvemb.memory.staging import MemtableMemory
 from kvemb.options import RocksDBCreator
 from kvemb.rows.codec import encode_keys
 
 SCHEMA, BATCH, TURNS = schema_of(dim=63, widths=()), 16_384, 8
 SPREAD = np.uint64(0x9E3779B97F4A7C15)
-SIZES = {"cache_bytes": 128 << 20, "write_buffer_bytes": 128 << 20}
+SIZES, MEMTABLE_BYTES = {"cache_bytes": 128 << 20}, 64 << 20
 
 
 def make(path: Path, rows: int) -> None:
     """Write all rows in random order, and a third of them again."""
     database, random = opened(path, **SIZES), np.random.default_rng(1)
-    store = database.create("rows", SCHEMA, RocksDBCreator())
+    cold = database.create("rows", SCHEMA, RocksDBCreator())
+    store = BufferedStore(cold, SCHEMA, MemtableMemory(MEMTABLE_BYTES))
     keys = random.permutation(rows).astype(np.uint64) * SPREAD
     again = [random.choice(keys, BATCH, replace=False) for _ in range(rows // 3 // BATCH)]
     for moment, part in enumerate([*np.array_split(keys, max(1, rows // BATCH)), *again]):
         store.write(rows_at(np.sort(part.view(np.int64)), moment, SCHEMA))
-    database.flush()
+    store.flush()
     database.close()
 
 

@@ -12,10 +12,11 @@ import kvemb
 
 
 def small_spill(rows: int) -> dict[str, int]:
-    """Limits of two slots of so many rows, as little of all else that waits for the disk."""
+    """Limits of memtables of a few times so many rows, and as little of all else that waits for the disk."""
     return {
-        "min_slot_rows": rows,
-        "max_slot_rows": rows,
+        "memtable_rows": 4 * rows,
+        "min_own_copies": rows,
+        "max_own_copies": rows,
         "copied_rows": rows,
         "ahead_rows": rows // 2,
     }

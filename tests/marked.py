@@ -184,7 +184,7 @@ class MarkedHistory:
         """Wait for the mark that is being written, without another durable point, and for what a rollback deletes."""
         with pytest.raises(kvemb.errors.MarkNotFound):
             self.store.drop_mark("none has this name")
-        inside(self.store).spiller.submit(lambda: None).result()
+        inside(self.store).writer.submit(lambda: None).result()
 
     def reopen(self) -> None:
         """Close it, with or without a last durable point."""

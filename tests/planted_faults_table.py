@@ -23,26 +23,24 @@ FAULTS = [
     # Where rows are, and how they move.
     Fault(
         "a removed row that waits to be written is a row again",
-        "kvemb/tiers/spill.py",
-        "exists[known] = self._block.flags[source] & REMOVED == 0",
-        "exists[known] = True",
-        ("tiers/test_spill.py",),
+        "kvemb/tiers/memtables.py",
+        "known[here], exists[here] = True, into.flags[here] & REMOVED == 0",
+        "known[here], exists[here] = True, True",
+        ("tiers/test_memtables.py",),
     ),
     Fault(
-        "rows are added to a slot that is being written",
-        "kvemb/tiers/spill.py",
-        """        if begin + count == len(self._held):
-            self._filled = self._slot_rows  # later rows go to another slot
-""",
-        "",
-        ("tiers/test_spill.py",),
+        "rows are added to a memtable that is being written",
+        "kvemb/tiers/memtables.py",
+        "if not self._tables or self._tables[0].sealed:",
+        "if not self._tables:",
+        ("tiers/test_memtables.py",),
     ),
     Fault(
-        "a row that waits twice is counted twice and its older copy stays",
-        "kvemb/tiers/spill.py",
-        "        self.discard(rows.keys)\n        if len(rows) > len(self._block)",
-        "        if len(rows) > len(self._block)",
-        ("tiers/test_spill.py",),
+        "of the memtables that have a key the oldest counts",
+        "kvemb/tiers/memtables.py",
+        "for table in reversed(self._tables):",
+        "for table in self._tables:",
+        ("tiers/test_memtables.py",),
     ),
     Fault(
         "rows that moved during a cold read are not looked for again",
@@ -104,15 +102,15 @@ FAULTS = [
     Fault(
         "rows in flight stay there beside the hot ones",
         "kvemb/tiers/storage.py",
-        "                    self.in_flight.discard(keys)\n                self.size",
-        "                self.size",
+        "                    self.in_flight.discard(keys)  # not before they are hot or in `left`\n",
+        "",
         ("tiers/test_in_flight.py",),
     ),
     Fault(
-        "a row that is hot again still waits to be written",
+        "a rollback keeps a row that was written since the mark and is hot again",
         "kvemb/tiers/storage.py",
-        "                    self._spill.discard(keys)  # not before they are hot or in `left`\n",
-        "",
+        "gone = np.union1d(changed, waiting)",
+        "gone = changed",
         ("tiers/test_storage.py",),
     ),
     Fault(

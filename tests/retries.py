@@ -184,7 +184,7 @@ def rolled_back(root: Path) -> Iterator[Callable[[], object]]:
 
         def going_back() -> None:
             store.rollback("then")
-            inside(store).spiller.submit(lambda: None).result()  # what it leaves is deleted
+            inside(store).writer.submit(lambda: None).result()  # what it leaves is deleted
 
         yield going_back
 

@@ -38,7 +38,7 @@ SIGNALS = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGINT")
 WAYS = ("raise", "return", "save", "close", "exception")
 NAMES, DIM, KEYS = ("users", "items"), 4, np.arange(400)
 # Slots of 32 rows: rows leave memory all the time.
-SMALL = {"min_slot_rows": 32, "max_slot_rows": 32, "copied_rows": 32, "ahead_rows": 16}
+SMALL = {"memtable_rows": 128, "min_own_copies": 32, "max_own_copies": 32, "copied_rows": 32, "ahead_rows": 16}
 STORES_PER_PROCESS, HANGS_AFTER = 20, 300
 
 # The rows of each variable, NaN where there is none.

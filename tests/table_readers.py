@@ -24,7 +24,7 @@ TINY = RocksDBCreator(write_buffer_bytes=1 << 16)
 
 
 def opened(path: Path, families: Any = None, *, limits: Limits = DEFAULT, **changes: Any) -> RocksDatabase:
-    sizes: dict[str, Any] = {"cache_bytes": 1 << 20, "write_buffer_bytes": 1 << 18, "read_only": False, **changes}
+    sizes: dict[str, Any] = {"cache_bytes": 1 << 20, "read_only": False, **changes}
     return RocksDatabase(
         path, {name: Family(creator) for name, creator in (families or {}).items()}, limits=limits, **sizes
     )

@@ -45,7 +45,10 @@ class ColdStore(Protocol):
         """
 
     def write(self, rows: RowBlock) -> None:
-        """Replace rows; delete those flagged REMOVED. Raises ColdStoreError unless all of it was written."""
+        """Replace rows, in any order; delete those flagged REMOVED. Of a key's rows the last one counts.
+
+        For RocksDB this makes a file. Raises ColdStoreError unless all of it was written.
+        """
 
     def scan(self, batch_rows: int, first: int = 0, last: int = LAST_KEY) -> Iterator[RowBlock]:
         """Yield the rows between two ordered keys (codec.order_keys), both included, in key order.
@@ -158,10 +161,6 @@ class ColdDatabase(Protocol):
     def read_mode(self) -> str:
         """How its files are read now: "mmap", "pread" or "direct"."""
 
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes of the rows that were written and are in no file yet."""
-
     def create(self, name: str, schema: Schema, creator: Any) -> ColdStore:
         """Make an empty cold store."""
 
@@ -182,11 +181,8 @@ class ColdDatabase(Protocol):
     def amendment(cls, path: Path) -> Amendment:
         """Return the changes, none so far, to a copy that checkpoint() wrote, or will have written by the first one."""
 
-    def flush(self) -> None:
-        """Write the rows in memory to files, so that the next checkpoint() is quick. Raises ColdStoreError."""
-
     def resume(self) -> None:
-        """Go on after a failure, such as of a full disk, and do what flush() does. Raises ColdStoreError."""
+        """Go on after a failure, such as of a full disk. Raises ColdStoreError."""
 
     def sorted_file(self, path: Path, schema: Schema, creator: Any) -> SortedFile:
         """Create an empty file for rows in key order."""

@@ -1,8 +1,8 @@
 """Opening of cold databases, one function for each use: read and write, read in place, salvage, repair, sorting.
 
 All cold databases of kvemb are opened here. The caller closes the database. path: RocksDB's directory. described: the
-manifest; its variables must be the column families, otherwise Corruption. cache_bytes: of the block cache;
-write_buffer_bytes: of all memtables. All raise ColdStoreError, Corruption, BackendUnavailable.
+manifest; its variables must be the column families, otherwise Corruption. cache_bytes: of the block cache.
+All raise ColdStoreError, Corruption, BackendUnavailable.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ from kvemb.rows.codec import KEY_BYTES, record_dtype
 from kvemb.rows.schema import Schema
 
 # Sizes for databases that are outside any store's budget.
-READING_BYTES = {"cache_bytes": 8 << 20, "write_buffer_bytes": 1 << 20}
-REPAIR_BYTES = {"cache_bytes": 8 << 20, "write_buffer_bytes": 64 << 20}
-SORTING_BYTES = {"cache_bytes": 1 << 20, "write_buffer_bytes": 1 << 20}
+READING_BYTES = {"cache_bytes": 8 << 20}
+SORTING_BYTES = {"cache_bytes": 1 << 20}
 
 
 def to_write(path: Path, described: Manifest, *, limits: Limits = DEFAULT, **sizes: int) -> ColdDatabase:
-    """Open a database for reading and writing, or create an empty one. sizes: each of those in READING_BYTES."""
+    """Open a database for reading and writing, or create an empty one. sizes: cache_bytes."""
     return _rocks(path, described, **sizes, read_only=False, limits=limits)
 
 
@@ -40,12 +39,12 @@ def to_read(path: Path, described: Manifest, *, limits: Limits = DEFAULT, **size
 
 def to_salvage(path: Path, described: Manifest) -> ColdDatabase:
     """Open a database that may be damaged or lack files, read-only, for ColdStore.rescue."""
-    return _rocks(path, described, **REPAIR_BYTES, read_only=True, salvaging=True)
+    return _rocks(path, described, **READING_BYTES, read_only=True, salvaging=True)
 
 
 def to_repair_into(path: Path) -> ColdDatabase:
     """Create an empty database for salvaged rows."""
-    return _rocks(path, None, **REPAIR_BYTES, read_only=False)
+    return _rocks(path, None, **READING_BYTES, read_only=False)
 
 
 def to_sort_in(path: Path) -> ColdDatabase:

@@ -2,7 +2,7 @@
 
 1. write_attached(): the caller's files.
 2. take_snapshots(), some milliseconds under all variables' locks: dirty rows are marked (kvemb.tiers.snapshot),
-   and a native checkpoint of the cold database is queued after the writes of all rows that wait in spill buffers.
+   and a native checkpoint of the cold database is queued after the writes of all rows in memtables.
 3. write(), in the background: the marked rows are written to files in key order, which are ingested into the open cold
    database and into its copy. A checkpoint is linked to the copy, complete but for its name. The copy becomes the
    store's durable point; then the checkpoint gets its name. So the store follows every checkpoint that exists.
@@ -212,7 +212,7 @@ class PointWriter:
     def _copy_database(self) -> list[Epoch]:
         """Copy the cold database, in order with its writes; returns the epochs up to that moment."""
         for _, snapshot in self._snapshots:
-            snapshot.check_spilled()
+            snapshot.check_written()
         self._database.checkpoint(self._draft.path / layout.ROWS)
         for name in self._without:
             self._changes.record_dropped(name)

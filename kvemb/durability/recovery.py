@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,16 @@ import numpy as np
 
 from kvemb.checks.brief import brief
 from kvemb.checks.ranges import MAX_STEPS
-from kvemb.contracts import ColdDatabase, ColdStore
+from kvemb.contracts import ColdDatabase
 from kvemb.durability import journal_segments as log
+from kvemb.durability.buffered_store import BufferedStore
 from kvemb.durability.changes import ChangeLog
 from kvemb.durability.journal_segments import LogEntry
 from kvemb.durability.manifest import Manifest
 from kvemb.durability.variable_entry import VariableEntry
 from kvemb.errors import Corruption
+from kvemb.limits import DEFAULT, Limits
+from kvemb.memory.staging import MemtableMemory
 from kvemb.options import format_count, format_time
 from kvemb.rows.block import REMOVED, RowBlock
 from kvemb.rows.codec import KEY_BYTES, order_keys, record_dtype, unordered_keys, unpack_rows
@@ -113,33 +117,42 @@ def _check_records(records: Any) -> None:
 
 
 def replay(
-    entries: Iterable[LogEntry], current: Manifest, database: ColdDatabase, changes: ChangeLog
+    entries: Iterable[LogEntry],
+    current: Manifest,
+    database: ColdDatabase,
+    changes: ChangeLog,
+    memory: MemtableMemory,
+    limits: Limits = DEFAULT,
 ) -> tuple[dict[str, VariableEntry], int]:
-    """Write the log's checked entries to the cold database.
+    """Write the log's checked entries to the cold database. memory: for rows until they are in a file.
 
     Returns the updated variables and the number of rows written or removed. Raises Corruption, ColdStoreError.
     """
     variables, rows = dict(current.variables), 0
-    stores: dict[str, ColdStore] = {}
-    for entry in entries:
-        described = variables[entry.variable]
-        described = replace(described, step=max(described.step, entry.step))
-        if entry.kind == log.COUNTED:
-            variables[entry.variable] = replace(described, optimizer_steps=log.counted(entry))
-            continue
-        if entry.variable not in stores:
-            stores[entry.variable] = database.attach(entry.variable, described.schema)
-        cold = stores[entry.variable]
-        if entry.kind == log.CLEARED:
-            cold.clear()
-            changes.record_cleared(entry.variable)
-            size = 0
-        else:
-            block = _block(entry, described.schema)
-            changes.record(entry.variable, order_keys(block.keys, described.schema))
-            size = described.rows + _write(cold, block, removed=entry.kind == log.REMOVED)
-        variables[entry.variable] = replace(described, rows=size)
-        rows += entry.rows
+    stores: dict[str, BufferedStore] = {}
+    with ExitStack() as closing:
+        for entry in entries:
+            described = variables[entry.variable]
+            described = replace(described, step=max(described.step, entry.step))
+            if entry.kind == log.COUNTED:
+                variables[entry.variable] = replace(described, optimizer_steps=log.counted(entry))
+                continue
+            if (store := stores.get(entry.variable)) is None:
+                cold = database.attach(entry.variable, described.schema)
+                store = stores[entry.variable] = BufferedStore(cold, described.schema, memory, limits)
+                closing.callback(store.close)
+            if entry.kind == log.CLEARED:
+                store.clear()
+                changes.record_cleared(entry.variable)
+                size = 0
+            else:
+                block = _block(entry, described.schema)
+                changes.record(entry.variable, order_keys(block.keys, described.schema))
+                size = described.rows + _write(store, block, removed=entry.kind == log.REMOVED)
+            variables[entry.variable] = replace(described, rows=size)
+            rows += entry.rows
+        for store in stores.values():
+            store.flush()
     return variables, rows
 
 
@@ -152,9 +165,8 @@ def _block(entry: LogEntry, schema: Schema) -> RowBlock:
     return removals
 
 
-def _write(cold: ColdStore, block: RowBlock, *, removed: bool) -> int:
+def _write(store: BufferedStore, block: RowBlock, *, removed: bool) -> int:
     """Write or remove rows; returns the change of the number of rows."""
-    _, existed = cold.read(block.keys)
-    cold.write(block)
-    existing = int(np.sum(existed))
+    existing = int(np.sum(store.have(block.keys)))
+    store.write(block)
     return -existing if removed else len(block) - existing

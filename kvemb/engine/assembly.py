@@ -27,7 +27,8 @@ from kvemb.operations.table_operations import TableOperations
 from kvemb.options import RocksDBCreator
 from kvemb.rows.codec import order_keys
 from kvemb.tiers.hot_tables import HotTables
-from kvemb.tiers.sizing import make_tables, spill_bytes
+from kvemb.tiers.memtables import row_bytes
+from kvemb.tiers.sizing import copies_bytes, make_tables
 from kvemb.tiers.storage import TieredStorage
 
 _logger = logging.getLogger("kvemb")
@@ -96,7 +97,7 @@ def _make_table(engine: Engine, specification: Specification, variable: Handle[T
     for table in sized.tables:
         if table.device_rows is not None:
             table.device_rows.account_host(host.use, host.total)
-    undo.callback(give_back, engine, hot_tables, sized.slot_rows)
+    undo.callback(give_back, engine, hot_tables, sized.own_copies)
     recorded = specification.persistent and not engine.state.read_only
     if recorded and specification.joins_checkpoints:
         record_whole(engine, specification, cold)
@@ -105,9 +106,10 @@ def _make_table(engine: Engine, specification: Specification, variable: Handle[T
         hot_tables,
         cold,
         state=engine.state,
-        executor=engine.spiller,
+        executor=engine.writer,
         readers=engine.readers,
-        slot_rows=sized.slot_rows,
+        own_copies=sized.own_copies,
+        memtable_rows=_write_buffer_bytes(specification) // row_bytes(schema),
         staging=engine.budgets.staging,
         limits=engine.limits,
         recorder=engine.changes.of(name) if recorded else None,
@@ -150,6 +152,11 @@ def _cold_store(engine: Engine, specification: Specification, undo: ExitStack) -
         raise
     undo.callback(_drop, engine, name)
     return cold
+
+
+def _write_buffer_bytes(specification: Specification) -> int:
+    creator = specification.creator
+    return (creator if isinstance(creator, RocksDBCreator) else RocksDBCreator).write_buffer_bytes
 
 
 def _warn_if_mapped(engine: Engine, specification: Specification) -> None:
@@ -199,10 +206,10 @@ def record_whole(engine: Engine, specification: Specification, cold: ColdStore) 
             engine.changes.record(specification.name, order_keys(rows.keys, specification.schema))
 
 
-def give_back(engine: Engine, hot_tables: HotTables, slot_rows: int) -> None:
+def give_back(engine: Engine, hot_tables: HotTables, own_copies: int) -> None:
     """Return the memory of a table's rows to the budgets. REQUIRES: the table is not used afterwards."""
     hot_tables.memory.end()
-    engine.budgets.host.give_back(spill_bytes(hot_tables.tables[0].schema, slot_rows))
+    engine.budgets.host.give_back(copies_bytes(hot_tables.tables[0].schema, own_copies))
 
 
 def _register(engine: Engine, table: Table, undo: ExitStack) -> None:

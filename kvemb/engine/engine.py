@@ -50,7 +50,7 @@ class Engine:
     the state recovered after a crash, or None. database: the cold rows. opened_manifest: the manifest of the point from
     which they were opened. view: the links through which a read-only store reads, and what holds the history that it
     follows; closed with the store. has_history: whether that is still the store's. tables, collections: by name.
-    spiller: the one thread that writes to the database. Only a writable store has points, changes, log (None unless
+    writer: the one thread that writes to the database. Only a writable store has points, changes, log (None unless
     every write is durable) and checkpointer. hot_rows: if warm, how many rows of each variable were hot at that point.
     closing: set as close() begins. shared: whether another process may train the store at the same time. shards: over
     how many stores the tables are spread. keeper: the thread that keeps the tables' bounds, once a table has any.
@@ -98,7 +98,7 @@ class Engine:
                 with inventory.naming_damaged_file(self.points.folder, self.opened_manifest):
                     self.database = self.open_database(self.points.live / layout.ROWS, self.opened_manifest)
                 undo.callback(lambda: self.database.close())  # another one after a rollback
-            self.spiller = Threads(1, thread_name_prefix="kvemb-spill", started=True)
+            self.writer = Threads(1, thread_name_prefix="kvemb-write", started=True)
             self.readers = reading_threads()
             if not read_only:
                 self.changes = ChangeLog(self.points.live / layout.CHANGES, self.opened_manifest.changes, self.limits)
@@ -147,14 +147,15 @@ class Engine:
         return database
 
     def _checkpointer_with(self, log: Journal | None) -> Checkpointer:
-        return Checkpointer(self.database, self.points, self.changes, log, self.state, self.spiller)
+        return Checkpointer(self.database, self.points, self.changes, log, self.state, self.writer)
 
     def _recover(self) -> Recovery | None:
         """Make a durable point of the state after a crash, or a new store's first one. Returns what was recovered."""
         points, recovery = self.points, None
         if points.crashed or points.log:
             entries = checked(points.log, points.current.variables, begun=points.logged)
-            variables, rows = replay(entries, points.current, self.database, self.changes)
+            memory = self.budgets.staging.memtables
+            variables, rows = replay(entries, points.current, self.database, self.changes, memory, self.limits)
             recovery = Recovery(self.path, points.current.created, rows)
             points.set_variables(variables)
         if points.log or points.current.point == 0:
@@ -169,7 +170,7 @@ class Engine:
 
     def in_order(self, call: Callable[..., Result], *args: Any) -> Result:
         """Call a function on the thread that writes to the cold database, after earlier calls; returns its result."""
-        return result_of(self.spiller.submit(call, *args))
+        return result_of(self.writer.submit(call, *args))
 
     # Variables. All but names() REQUIRE lock.
 
@@ -314,7 +315,7 @@ class Engine:
             for table in self.tables.values():
                 table.keep_bytes_cold()
             self.state.close()
-        self.spiller.shutdown(wait=True)
+        self.writer.shutdown(wait=True)
         self.readers.shutdown(wait=True)
         if not self.state.read_only:
             self.points.closed = True

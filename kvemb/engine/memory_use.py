@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvemb.engine.admitting import memory_bytes
 from kvemb.engine.engine import Engine
 from kvemb.stats import HOST
-from kvemb.tiers.sizing import spill_bytes
+from kvemb.tiers.sizing import copies_bytes
 
 
 def memory_use(engine: Engine) -> dict[str, int]:
@@ -16,13 +16,13 @@ def memory_use(engine: Engine) -> dict[str, int]:
     cells = {
         "cells": sum(size[HOST].nbytes for size in sizes if HOST in size),
         "free": budgets.host.free,
-        "slots": sum(spill_bytes(table.schema, table.storage.slot_rows) for table in tables),
+        "copies": sum(copies_bytes(table.schema, table.storage.own_copies) for table in tables),
         "sightings": sum(memory_bytes(engine, table.specification) for table in tables),
         "cache": budgets.cached_bytes,
     }
     staged = {
         "read": staging.read.total - staging.read.free,
-        "memtables": engine.database.memory_bytes,
+        "memtables": staging.memtables.used,
     }
     staged["staging_free"] = staging.total - sum(staged.values())
     return {**cells, "other": budgets.host.total - staging.total - sum(cells.values()), **staged}

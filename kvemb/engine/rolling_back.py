@@ -47,7 +47,7 @@ class _Move(NamedTuple):
     changed: Keys | None
 
     def make(self) -> None:
-        """Move the variable. REQUIRES: closing(), wait_for_spills()."""
+        """Move the variable. REQUIRES: closing(), wait_for_writes()."""
         storage, entry, sightings = self.table.storage, self.entry, self.table.operations.sightings
         storage.go_back(self.cold, entry.rows, entry.step, entry.optimizer_steps, self.changed)
         self.table.ages = entry.ages
@@ -80,7 +80,7 @@ def rollback(engine: Engine, given: Mark | str) -> None:
             raise
         points.copied = described.point
         # In the background, where it ends before the store is closed: it takes as long as opening the copy.
-        engine.spiller.submit(_leave, before, [*files, *points.others()])
+        engine.writer.submit(_leave, before, [*files, *points.others()])
         if engine.log is not None:
             engine.log.delete_before(new.point)
 
@@ -119,7 +119,7 @@ def _move(
             paused.enter_context(table.storage.closing())
         engine.state.check_writable()
         for table in tables:
-            table.storage.wait_for_spills()
+            table.storage.wait_for_writes()
         with layout.as_cold_store_error(f"read which keys changed in {engine.path}"):
             sealed = engine.changes.seal_epoch()
             changed = {table: _changed(engine, table, epochs, sealed) for table in cold}

@@ -33,7 +33,7 @@ class Budgets:
     @property
     def cold_sizes(self) -> dict[str, int]:
         """The cold store's share, as it is opened with it."""
-        return {"cache_bytes": self.cache_bytes, "write_buffer_bytes": self.staging.memtables}
+        return {"cache_bytes": self.cache_bytes}
 
     def opened(self, *, cached: bool) -> None:
         """Pay for a cold store that was opened. cached: whether it caches what it reads."""

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Protocol
 
 from kvemb.threads.interrupts import uninterrupted
 
@@ -75,11 +77,83 @@ class Holding:
         self.pool.give_back(nbytes)
 
 
+class Writable(Protocol):
+    """Rows of one variable that take memory until they are written (kvemb.tiers.memtables)."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows."""
+
+    @property
+    def open_bytes(self) -> int:
+        """Bytes of those rows that are not about to be written."""
+
+    def seal(self) -> Future[None] | None:
+        """Begin to write all rows. Any thread may call this."""
+
+
+class MemtableMemory:
+    """`total` bytes, which the memtables of a store share. Thread-safe.
+
+    A quarter of it is for rows that come while others are written: if unsealed rows have more than the rest, the
+    largest memtable is sealed. A caller waits only if nothing is left.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.total, self.used = total, 0
+        self._sealed = 0
+        self._holders: list[Writable] = []
+        self._lock = threading.Lock()
+
+    def join(self, holder: Writable) -> None:
+        """Add one that takes memory."""
+        with uninterrupted(), self._lock:
+            self._holders.append(holder)
+
+    def leave(self, holder: Writable) -> None:
+        """Remove one that has given back all that it took."""
+        with uninterrupted(), self._lock:
+            self._holders.remove(holder)
+
+    def take(self, nbytes: int) -> None:
+        """Take memory, after waiting for writes if there is not enough; if one fails, take it all the same."""
+        failed = False
+        while not self._taken(nbytes, although_full=failed):
+            largest = self._largest(lambda holder: holder.nbytes)
+            write = None if largest is None else largest.seal()
+            failed = write is None or write.exception() is not None
+        if self.used - self._sealed > self.total // 4 * 3:
+            largest = self._largest(lambda holder: holder.open_bytes)
+            if largest is not None and largest.open_bytes:
+                largest.seal()
+
+    def _taken(self, nbytes: int, *, although_full: bool) -> bool:
+        with uninterrupted(), self._lock:
+            fits = not 0 < self.used > self.total - nbytes or although_full
+            self.used += nbytes if fits else 0
+            return fits
+
+    def _largest(self, size: Callable[[Writable], int]) -> Writable | None:
+        with uninterrupted(), self._lock:
+            return max(self._holders, key=size, default=None)
+
+    def seal(self, nbytes: int) -> None:
+        """Take note that so many of the bytes are about to be written."""
+        with uninterrupted(), self._lock:
+            self._sealed += nbytes
+
+    def give_back(self, nbytes: int, *, sealed: bool = False) -> None:
+        """Give memory back. sealed: whether seal() was told of it."""
+        with uninterrupted(), self._lock:
+            self.used -= nbytes
+            self._sealed -= nbytes if sealed else 0
+
+
 class Staging:
     """What a store has for rows that are in no cell, of a budget of so many bytes.
 
-    read: for rows that were read, for their update or ahead, and for a snapshot's copies. memtables: bytes of the rows
-    that were written and are in no file yet. more: see Pool.
+    read: for rows that were read, for their update or ahead, and for a snapshot's copies. memtables: for rows that are
+    in no file yet. more: see Pool.
     """
 
     MOST_READ, MOST_MEMTABLES = 512 << 20, 128 << 20
@@ -87,9 +161,9 @@ class Staging:
     def __init__(self, memory_budget: int, more: Callable[[int], bool] = lambda nbytes: False) -> None:
         most = min(memory_budget // 8, self.MOST_READ)
         self.read = Pool(most // 2, most, more)
-        self.memtables = min(memory_budget // 4, self.MOST_MEMTABLES)
+        self.memtables = MemtableMemory(min(memory_budget // 4, self.MOST_MEMTABLES))
 
     @property
     def total(self) -> int:
         """The bytes of all this."""
-        return self.read.total + self.memtables
+        return self.read.total + self.memtables.total

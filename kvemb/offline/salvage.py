@@ -10,7 +10,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from kvemb import hard_links
 from kvemb.checks.brief import brief
 from kvemb.contracts import ColdDatabase, ColdStore, Gap
 from kvemb.durability import cold_databases, inventory, journal_segments, layout, manifest, paths
+from kvemb.durability.buffered_store import BufferedStore
 from kvemb.durability.changes import ChangeLog
 from kvemb.durability.checking import table_bytes
 from kvemb.durability.checkpoint import atomic_directory, complete
@@ -31,6 +32,7 @@ from kvemb.durability.sightings.counter_file import Counted, read_counters
 from kvemb.durability.sightings.point_files import Stored, write_sightings
 from kvemb.errors import Corruption, StoreNotFound, UnsupportedFormat
 from kvemb.masking import masked
+from kvemb.memory.staging import MemtableMemory
 from kvemb.offline.remote_checking import RemoteChecking, is_pushed
 from kvemb.offline.transfer import Remote
 from kvemb.progress import Meter, Progress
@@ -38,6 +40,8 @@ from kvemb.rows.codec import key_at, record_dtype
 from kvemb.rows.schema import Schema
 
 BATCH_ROWS = 65_536
+# Of rows that wait for a file.
+REPAIR_BYTES = 64 << 20
 CONFIG = "rocksdict-config.json"
 
 
@@ -186,7 +190,8 @@ def _repair(
                 fresh = _fill(new, source, described, fresh, done, meter)
                 if log is not None:
                     changes = ChangeLog(live / layout.CHANGES, fresh.changes)
-                    variables, done.logged = replay(_entries(*log, described, done), fresh, new, changes)
+                    entries, memory = _entries(*log, described, done), MemtableMemory(REPAIR_BYTES)
+                    variables, done.logged = replay(entries, fresh, new, changes, memory)
                     fresh = replace(fresh, variables=variables)
                 new.checkpoint(point / layout.ROWS)
                 fresh = replace(fresh, sightings=_sightings(source, described, point))
@@ -217,13 +222,15 @@ def _fill(
 
 def _save(old: ColdStore, new: ColdStore, schema: Schema, expected: int, meter: Meter) -> Saved:
     saved = Saved()
-    for piece in old.rescue(BATCH_ROWS):
-        if isinstance(piece, Gap):
-            saved.gaps.append((key_at(piece.first, schema), key_at(piece.last, schema)))
-        else:
-            new.write(piece)
-            saved.rows += len(piece)
-            meter(len(piece) * record_dtype(schema).itemsize)
+    with closing(BufferedStore(new, schema, MemtableMemory(REPAIR_BYTES))) as buffered:
+        for piece in old.rescue(BATCH_ROWS):
+            if isinstance(piece, Gap):
+                saved.gaps.append((key_at(piece.first, schema), key_at(piece.last, schema)))
+            else:
+                buffered.write(piece)
+                saved.rows += len(piece)
+                meter(len(piece) * record_dtype(schema).itemsize)
+        buffered.flush()
     saved.lost = expected - saved.rows
     return saved
 

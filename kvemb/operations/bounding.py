@@ -93,7 +93,8 @@ class Bounding:
         storage = self._storage
         with storage.access.held(rows=False):
             storage.state.check_writable()
-            keys, scan = storage.keys_in_memory(), storage.cold.scan(self._batch_rows)
+            storage.flush_memtables()
+            keys, scan = storage.hot_tables.keys(), storage.cold.scan(self._batch_rows)
         in_memory = np.sort(order_keys(keys, self._schema))  # without the lock, as there may be millions of keys
         at, began = 0, time.perf_counter()
         for stored in scan:

@@ -266,7 +266,7 @@ class TableUpdates(TableReads):
     def put(self, rows: RowBlock, step: int) -> None:
         """Insert or replace whole rows (embedding, slots, score, step) of distinct keys. step: the table's.
 
-        Rows that are not hot go to the spill buffer and stay cold. The caller's block is marked dirty.
+        Rows that are not hot go to a memtable and stay cold. The caller's block is marked dirty.
         """
         with uninterrupted():
             for chunk in self._chunks(len(rows)):

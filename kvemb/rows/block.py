@@ -1,4 +1,4 @@
-"""RowBlock: rows in memory, as columns of equal length. Hot tables, batches and spill buffers consist of it.
+"""RowBlock: rows in memory, as columns of equal length. Hot tables, batches and memtables consist of it.
 
 Not thread-safe; the owner's lock guards it. kvemb.rows.codec defines the bytes on disk.
 """

@@ -28,6 +28,19 @@ Result = TypeVar("Result")
 Work = tuple[Future[Any], Callable[[], Any]] | None
 
 
+class Here(Executor):
+    """Does work at once, on the thread that gives it."""
+
+    def submit(self, fn: Callable[Given, Result], /, *args: Given.args, **kwargs: Given.kwargs) -> Future[Result]:
+        """Return a future that has fn's result or its Exception."""
+        future: Future[Result] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
 class Threads(Executor):
     """A pool of at most `most` threads, which start as they are needed, as daemons. Thread-safe.
 

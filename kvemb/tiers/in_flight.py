@@ -31,7 +31,7 @@ _BESIDE_BYTES = 16 + 8 + 2
 class RowsInFlight:
     """The rows of one lookup that were not hot, with its uses, and the keys that it found to have no row.
 
-    No key here is hot. What is here is newer than what the spill buffer and the cold store have of its key: the values
+    No key here is hot. What is here is newer than what memtables and the cold store have of its key: the values
     are the same, but the uses are recorded here only. left: how many keys are here. expected: whether an update is
     expected to follow a lookup, as in training; a lookup that no update followed is a sign that none does. followed:
     whether an update followed this one, even if it took none of its keys. moves: how often rows came or left.
@@ -90,7 +90,7 @@ class RowsInFlight:
         known[to], exists[to] = True, self._found.exists[source]
 
     def discard(self, keys: Keys) -> None:
-        """Forget the rows of keys, because newer ones are hot or in the spill buffer by now."""
+        """Forget the rows of keys, because newer ones are hot or in a memtable by now."""
         if self._found is not None:
             self.moves += 1
             positions = self._positions(keys)

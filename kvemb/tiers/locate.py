@@ -1,4 +1,4 @@
-"""Locating rows by key: in the hot tables, in staging (in flight, to be spilled, read ahead), or in the cold store.
+"""Locating rows by key: in the hot tables, in staging (in flight, in memtables, read ahead), or in the cold store.
 
 A search has three parts. begin() looks in memory. read_together() reads what is not there, of any number of variables
 in one job, without a lock. end() looks in memory again if the variable's version says that rows have moved: a row that
@@ -31,7 +31,7 @@ from kvemb.tiers.fetch import Fetch
 from kvemb.tiers.hot_tables import HotTables
 from kvemb.tiers.in_flight import RowsInFlight
 from kvemb.tiers.located import Located
-from kvemb.tiers.spill import SpillBuffer
+from kvemb.tiers.memtables import Memtables
 
 _NONE: Mask = np.empty(0, np.bool_)
 # Of the process, because its threads, its cores and the page cache are.
@@ -89,7 +89,7 @@ class Locator:
     def __init__(
         self,
         hot_tables: HotTables,
-        spill: SpillBuffer,
+        memtables: Memtables,
         in_flight: RowsInFlight,
         cold: ColdStore,
         access: TableAccess,
@@ -97,7 +97,7 @@ class Locator:
         parallel_keys: int = 512,
     ) -> None:
         self.parallel_keys = parallel_keys
-        self._hot_tables, self._spill, self._in_flight, self._cold = hot_tables, spill, in_flight, cold
+        self._hot_tables, self._memtables, self._in_flight, self._cold = hot_tables, memtables, in_flight, cold
         self._access, self._stats, self._counting = access, stats, threading.Lock()
         self._schema = hot_tables.tables[0].schema
         self._no_rows = RowBlock(self._schema, 0)
@@ -108,7 +108,7 @@ class Locator:
     @property
     def version(self) -> int:
         """A number that grows whenever a row moves, or changes in the cold store."""
-        return self._hot_tables.moves + self._spill.moves + self._in_flight.moves + self._forgotten
+        return self._hot_tables.moves + self._memtables.moves + self._in_flight.moves + self._forgotten
 
     def begin(self, keys: Keys, *, hot: bool = True) -> Search:
         """Look for distinct keys in memory. hot: whether any of them may be hot.
@@ -154,7 +154,7 @@ class Locator:
         return found
 
     def _look(self, keys: Keys, hot: bool = True) -> Located:
-        """Look in the hot tables, in the spill buffer and among rows in flight; rows elsewhere stay unknown."""
+        """Look in the hot tables, in memtables and among rows in flight; rows elsewhere stay unknown."""
         owners = self._hot_tables.owners(keys)
         if hot:
             cells = self._hot_tables.find(keys, owners)
@@ -165,8 +165,8 @@ class Locator:
             return Located(keys, owners, cells, cold, self._no_rows, _NONE, _NONE)
         rows = RowBlock(self._schema, len(cold))
         rows.keys[:] = keys[cold]
-        known, exists = self._spill.read(rows.keys, rows)
-        self._in_flight.read(rows, known, exists)  # newer than those that wait to be spilled
+        known, exists = self._memtables.read(rows.keys, rows)
+        self._in_flight.read(rows, known, exists)  # newer than those in memtables
         return Located(keys, owners, cells, cold, rows, exists, known)
 
     def _take(self, found: Located, reads: Sequence[Fetch]) -> Positions:
@@ -196,7 +196,7 @@ class Locator:
         return found.only(found.known & found.exists)
 
     def unknown(self, keys: Keys) -> Keys:
-        """Return those of distinct keys that are neither hot nor in flight nor to be spilled."""
+        """Return those of distinct keys that are neither hot nor in flight nor in memtables."""
         found = self._look(keys)
         return found.rows.keys[~found.known]
 

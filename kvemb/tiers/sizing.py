@@ -1,7 +1,7 @@
 """Reserving memory for a variable from the budgets, and making its hot tables.
 
-The budget of a memory pays for the cells in it. The host's budget also pays for slots in which the variable's rows wait
-to be written.
+The budget of a memory pays for the cells in it. The host's budget also pays for the rows that a snapshot may always
+copy.
 """
 
 from __future__ import annotations
@@ -14,20 +14,18 @@ from kvemb.contracts import HOST, HotTable, Memory
 from kvemb.limits import Limits
 from kvemb.memory.budget import Budget
 from kvemb.memory.budgets import Budgets
+from kvemb.rows.block import RowBlock
 from kvemb.rows.schema import Schema
-from kvemb.tiers.spill import SLOTS, slot_bytes
 
-# The spill buffer's slots that belong to the variable, and one for a snapshot's copies.
-_OWN_SLOTS = SLOTS + 1
 # A table begins with at most 1/_FIRST_SHARE of the free memory, and may shrink to that.
 _FIRST_SHARE = 256
-# A slot is at most 1/_SLOT_SHARE of the budget, so that there is room for many variables.
-_SLOT_SHARE = 4096
+# A variable's own copies take at most 1/_COPIES_SHARE of the budget, so that there is room for many variables.
+_COPIES_SHARE = 4096
 
 
 @dataclass(frozen=True)
 class SizedTables:
-    """Hot tables, one per device, the budget that pays for each table's cells, and the rows in a spill slot.
+    """Hot tables, one per device, the budget that pays for each table's cells, and the rows that may always be copied.
 
     min_rows: cells that each table keeps when others need memory; None: the number of cells is fixed. host_tier:
     whether the last table is that of kvemb.tiers.host_tier, below the devices' tables.
@@ -35,7 +33,7 @@ class SizedTables:
 
     tables: list[HotTable]
     budgets: list[Budget]
-    slot_rows: int
+    own_copies: int
     min_rows: int | None
     host_tier: bool
 
@@ -58,7 +56,7 @@ def make_tables(
     """
     kinds = [registry.hot_table(device) for device in devices]
     memories = [kind.memory(device) for kind, device in zip(kinds, devices, strict=True)]
-    slot_rows = _slot_rows(schema, budgets.host, limits)
+    own_copies = _own_copies(schema, budgets.host, limits)
     host_tier = hot_rows is None and HOST not in memories
     if host_tier:
         devices, kinds, memories = (*devices, "cpu"), [*kinds, registry.hot_table("cpu")], [*memories, HOST]
@@ -68,7 +66,7 @@ def make_tables(
         min_rows = None
     else:
         what = "init_size of " if init_size else ""
-        sizes = _growing(schema, kinds, memories, init_size, slot_rows, budgets, limits, host_tier=host_tier)
+        sizes = _growing(schema, kinds, memories, init_size, own_copies, budgets, limits, host_tier=host_tier)
         first, most = [begin for begin, _ in sizes], [limit for _, limit in sizes]
         min_rows = min(
             limits.init_rows, *(count * kind.cells_per_bucket for count, kind in zip(first, kinds, strict=True))
@@ -78,7 +76,7 @@ def make_tables(
         needed = [count * _bucket_bytes(kind, schema) for count, kind in zip(first, kinds, strict=True)]
         for memory in dict.fromkeys([HOST, *memories]):
             nbytes = sum(size for size, used in zip(needed, memories, strict=True) if used == memory)
-            nbytes += spill_bytes(schema, slot_rows) if memory == HOST else 0
+            nbytes += copies_bytes(schema, own_copies) if memory == HOST else 0
             budgets.of(memory).reserve(nbytes, f"{what}variable {variable!r}", below_min=not init_size)
             undo.callback(budgets.of(memory).give_back, nbytes)
         tables = [
@@ -86,7 +84,7 @@ def make_tables(
             for kind, start, limit, device in zip(kinds, first, most, devices, strict=True)
         ]
         undo.pop_all()
-    return SizedTables(tables, paying, slot_rows, min_rows, host_tier)
+    return SizedTables(tables, paying, own_copies, min_rows, host_tier)
 
 
 def _growing(
@@ -94,7 +92,7 @@ def _growing(
     kinds: list[type[HotTable]],
     memories: list[Memory],
     init_size: int,
-    slot_rows: int,
+    own_copies: int,
     budgets: Budgets,
     limits: Limits,
     *,
@@ -109,7 +107,7 @@ def _growing(
     sizes = []
     for number, (kind, memory) in enumerate(zip(kinds, memories, strict=True)):
         budget, sharing = budgets.of(memory), memories.count(memory)
-        spills = spill_bytes(schema, slot_rows) if memory == HOST else 0
+        spills = copies_bytes(schema, own_copies) if memory == HOST else 0
         free = max(0, budget.free - spills) // sharing
         below = host_tier and number == len(kinds) - 1
         rows = wanted
@@ -120,20 +118,20 @@ def _growing(
     return sizes
 
 
-def spill_bytes(schema: Schema, slot_rows: int) -> int:
-    """Return the bytes of the host's budget that a variable's own slots take, beside its hot tables."""
-    return _OWN_SLOTS * slot_bytes(schema, slot_rows)
+def copies_bytes(schema: Schema, own_copies: int) -> int:
+    """Return the bytes of the host's budget that so many copies take, beside the hot tables."""
+    return own_copies * RowBlock.bytes_per_row(schema)
 
 
 def own_bytes(schema: Schema, host: Budget, limits: Limits) -> int:
-    """Return the bytes of the host's budget that the own slots of a variable with this schema take."""
-    return spill_bytes(schema, _slot_rows(schema, host, limits))
+    """Return the bytes of the host's budget that the own copies of a variable with this schema take."""
+    return copies_bytes(schema, _own_copies(schema, host, limits))
 
 
-def _slot_rows(schema: Schema, host: Budget, limits: Limits) -> int:
-    """Return the number of rows in one slot of the spill buffer."""
-    affordable = host.total // _SLOT_SHARE // slot_bytes(schema, 1)
-    return max(limits.min_slot_rows, min(limits.max_slot_rows, affordable))
+def _own_copies(schema: Schema, host: Budget, limits: Limits) -> int:
+    """Return how many rows a snapshot of the variable may always copy."""
+    affordable = host.total // _COPIES_SHARE // copies_bytes(schema, 1)
+    return max(limits.min_own_copies, min(limits.max_own_copies, affordable))
 
 
 def _sizes(kind: type[HotTable], schema: Schema, rows: int, for_growth: int) -> tuple[int, int]:

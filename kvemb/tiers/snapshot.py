@@ -14,7 +14,7 @@ So a snapshot holds the variable's lock for milliseconds at a time. Its memory i
 is full. Copies are written to files of the checkpoint only. Files of rows that were taken also go to the cold store in
 use, in order with its other writes. Such a file must end before other rows of the variable are written there: a row in
 it may have changed since, and have left the hot tier. Rows in a file that has not ended are dirty, so they are read
-from the hot tier or from the spill buffer.
+from the hot tier or from a memtable.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from kvemb.rows.hashing import Keys, Positions
 from kvemb.rows.schema import Schema
 from kvemb.tiers.access import TableAccess
 from kvemb.tiers.hot_tables import HotTables
+from kvemb.tiers.memtables import Memtables
 from kvemb.tiers.partition import Owners
-from kvemb.tiers.spill import SpillBuffer
 
 # Bytes of rows that are taken at a time if the budget has no room for more. A store may use this much memory beyond the
 # budget while a checkpoint is written.
@@ -50,24 +50,23 @@ MOST_FILES = 16
 class CurrentSnapshot:
     """Begins and ends the snapshots of one variable, one at a time.
 
-    in_order, written: see DirtySnapshot. slot_rows: rows of the slot that belongs to the variable for copies. memory:
-    pays for more copies.
+    in_order, written: see DirtySnapshot. own_copies: how many rows may always be copied. memory: pays for more.
     """
 
     def __init__(
         self,
         hot_tables: HotTables,
-        spill: SpillBuffer,
+        memtables: Memtables,
         access: TableAccess,
         in_order: Executor,
         written: Callable[[Keys], None],
-        slot_rows: int,
+        own_copies: int,
         memory: Holding,
         limits: Limits,
     ) -> None:
-        self._hot_tables, self._spill, self._access = hot_tables, spill, access
+        self._hot_tables, self._memtables, self._access = hot_tables, memtables, access
         self._in_order, self._written = in_order, written
-        self._slot_rows, self._memory, self._limits = slot_rows, memory, limits
+        self._own_copies, self._memory, self._limits = own_copies, memory, limits
         self._snapshot: DirtySnapshot | None = None
 
     @property
@@ -81,10 +80,8 @@ class CurrentSnapshot:
         """Begin a snapshot of the dirty rows, kept until end(). REQUIRES: held(), and no other snapshot.
 
         sharing: the number of variables, this one included, that have yet to begin; they share the memory for copies.
-        On return, all rows that wait to be spilled have been queued on the executor.
+        On return, a write of all rows in memtables has been given to the executor.
         """
-        with self._access.state.keeping_rows():
-            spilling = self._spill.start_write()
         self._snapshot = DirtySnapshot(
             self._hot_tables.tables[0].schema,
             self._hot_tables,
@@ -94,21 +91,21 @@ class CurrentSnapshot:
             self._room_for_copies(sharing),
             self._limits.snapshot_part_bytes,
             self._limits.table_file_bytes,
-            spilling,
+            self._memtables.seal(),
         )
         self._snapshot.begin()
         return self._snapshot
 
     def _room_for_copies(self, sharing: int) -> int:
-        """Return how many rows a snapshot may copy: a slot of the variable's own, and what memory is enough for.
+        """Return how many rows a snapshot may copy: the variable's own, and what memory is enough for.
 
         The available memory is divided into equal parts: one for each variable that shares it, one for reads.
         """
         row_bytes = RowBlock.bytes_per_row(self._hot_tables.tables[0].schema)
         part = self._memory.available // (sharing + 1) // row_bytes
-        wanted = max(0, min(self._limits.copied_rows - self._slot_rows, part))
+        wanted = max(0, min(self._limits.copied_rows - self._own_copies, part))
         paid = wanted if self._memory.take(wanted * row_bytes) else 0
-        return self._slot_rows + paid
+        return self._own_copies + paid
 
     def end(self) -> None:
         """End the snapshot, if there is one. Takes the lock."""
@@ -141,8 +138,8 @@ class DirtySnapshot:
 
     in_order: the one thread that writes to the cold store in use. written: called under the lock with the keys of rows
     that have changed there. room_rows: how many rows the buffer holds before callers wait for the disk. part_bytes: the
-    most bytes of rows taken at a time. file_bytes: of rows in a file, unless that makes more than MOST_FILES. spilling:
-    the last earlier write on in_order of rows that had left the hot tier; None: there is none.
+    most bytes of rows taken at a time. file_bytes: of rows in a file, unless that makes more than MOST_FILES. earlier:
+    the last earlier write of rows that had left the hot tier; None: there is none.
     """
 
     def __init__(
@@ -155,9 +152,9 @@ class DirtySnapshot:
         room_rows: int,
         part_bytes: int,
         file_bytes: int,
-        spilling: Future[Keys] | None = None,
+        earlier: Future[None] | None = None,
     ) -> None:
-        self._spilling = spilling
+        self._earlier = earlier
         self._schema, self._hot_tables, self._access = schema, hot_tables, access
         self._in_order, self._written = in_order, written
         row_bytes = RowBlock.bytes_per_row(schema)
@@ -217,10 +214,10 @@ class DirtySnapshot:
 
     # Called by the writing thread, without the lock.
 
-    def check_spilled(self) -> None:
-        """Raise the error of the earlier write (`spilling`), whose rows the cold store lacks. REQUIRES: on in_order."""
-        if self._spilling is not None:
-            self._spilling.result()
+    def check_written(self) -> None:
+        """Raise the error of the earlier write (`earlier`), whose rows the cold store lacks. REQUIRES: on in_order."""
+        if self._earlier is not None:
+            self._earlier.result()
 
     def keys(self) -> Ordered:
         """Return the keys of the snapshot, ascending."""
@@ -245,7 +242,7 @@ class DirtySnapshot:
             last = start + part_rows >= len(ordered)
             with self._access.held():
                 rows = self._take(keys)
-                # Submitted under the lock, so that a later change of a row is spilled after this write.
+                # Submitted under the lock, so that a later change of a row is written after this write.
                 adding = self._in_order.submit(self._growing.add, keys, rows, last=last)
             del rows
             yield self._mark_written(adding.result())

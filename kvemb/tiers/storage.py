@@ -2,9 +2,9 @@
 
 All entries to a variable's rows and all their moves are here, under one lock.
 
-Exactly one copy of a row counts: that in its hot cell, else that in flight (kvemb.tiers.in_flight), else that in the
-spill buffer (dirty, readable from memory), else that in the cold store. One lock per variable makes each call atomic
-per key (kvemb.tiers.access). It is released while cold rows are read; rows that changed meanwhile are read again
+Exactly one copy of a row counts: that in its hot cell, else that in flight (kvemb.tiers.in_flight), else that in a
+memtable, on its way to disk (kvemb.tiers.memtables), else that in the cold store. One lock per variable makes each call
+atomic per key (kvemb.tiers.access). It is released while cold rows are read; rows that changed meanwhile are read again
 (kvemb.tiers.locate). What a call does to the rows that it finds is defined in kvemb.operations.
 """
 
@@ -39,9 +39,9 @@ from kvemb.tiers.hot_tables import HotTables
 from kvemb.tiers.in_flight import RowsInFlight
 from kvemb.tiers.locate import Locator, Search, read_together
 from kvemb.tiers.located import Located
+from kvemb.tiers.memtables import Memtables
 from kvemb.tiers.reclaimer import Reclaimer
 from kvemb.tiers.snapshot import CurrentSnapshot
-from kvemb.tiers.spill import SpillBuffer
 from kvemb.tiers.write_logging import WriteLogging
 
 
@@ -66,10 +66,11 @@ class Staged(NamedTuple):
 
 
 class TieredStorage:
-    """One variable's rows over its hot tables, its spill buffer and its cold store.
+    """One variable's rows over its hot tables, its memtables and its cold store.
 
-    executor: one background thread, which writes spills. readers: threads that read ahead. slot_rows: rows in a slot of
-    the spill buffer. staging: pays for rows that are read, and for copies. recorder: records which rows change in the
+    executor: the one thread that writes to the cold store. readers: threads that read ahead. own_copies: how many rows
+    a snapshot may always copy. memtable_rows: of a memtable. staging: pays for rows in memtables, for those that are
+    read, and for more copies. recorder: records which rows change in the
     cold store. log: makes each write durable before its call returns. size: the exact number of rows in both tiers.
     step: the number of calls that recorded uses, ever. optimizer_steps: the number of steps, ever, of optimizers that
     need it (Optimizer.counts_steps). refreshes: how often the rows became those of another durable point. changed: set
@@ -85,7 +86,8 @@ class TieredStorage:
         state: StoreState,
         executor: Executor,
         readers: Executor,
-        slot_rows: int,
+        own_copies: int,
+        memtable_rows: int,
         staging: Staging,
         limits: Limits,
         recorder: Recorder | None = None,
@@ -97,17 +99,33 @@ class TieredStorage:
         self.schema, self.hot_tables, self.cold, self.state = schema, hot_tables, cold, state
         self.size, self.step, self.optimizer_steps, self.limits = size, step, optimizer_steps, limits
         self.counts, self.refreshes, self.changed = Stats(), 0, False
-        self._recorder, self.slot_rows = recorder, slot_rows
+        self._recorder, self.own_copies = recorder, own_copies
         self.staged = Staged(*(Holding(staging.read) for _ in range(3)))
         self.in_flight = RowsInFlight(self.staged.in_flight, state, self._promote)
         self.access = TableAccess(state, self.in_flight)
         self.log = WriteLogging(log, hot_tables, self.access)
-        self._spill = SpillBuffer(schema, slot_rows, executor, self._write, self._forget_reads, self._spill_failed)
+        self.memtables = Memtables(
+            schema,
+            staging.memtables,
+            memtable_rows,
+            executor,
+            self._write,
+            self._forget_reads,
+            self._write_failed,
+            limits,
+        )
         self.snapshot = CurrentSnapshot(
-            hot_tables, self._spill, self.access, executor, self._forget_reads, slot_rows, self.staged.copies, limits
+            hot_tables,
+            self.memtables,
+            self.access,
+            executor,
+            self._forget_reads,
+            own_copies,
+            self.staged.copies,
+            limits,
         )
         self._locator = Locator(
-            hot_tables, self._spill, self.in_flight, cold, self.access, self.counts, limits.cold_parallel_keys
+            hot_tables, self.memtables, self.in_flight, cold, self.access, self.counts, limits.cold_parallel_keys
         )
         self._mover = BackgroundMover(self.access, hot_tables, readers, self._move)
         self.ahead = ReadsAhead(
@@ -145,8 +163,6 @@ class TieredStorage:
 
     def _begin_reading(self) -> None:
         self.state.check_open()
-        if self.state.keeps_uses:
-            self._spill.poll()
         self._move_used_up()
         if self.hot_tables.memory.has_work:
             self._reclaimer.reclaim()
@@ -189,7 +205,6 @@ class TieredStorage:
         self.changed = True
         if (moment := current_moment()) is not None:
             self.step = max(self.step, moment.step)
-        self._spill.poll()
         self._move_used_up()
         if self.hot_tables.memory.has_work:
             self._reclaimer.reclaim()
@@ -230,10 +245,6 @@ class TieredStorage:
         """Locate the rows of distinct keys that are in memory; which are elsewhere is left unknown. Reads nothing."""
         return self._locator.without_reading(keys)
 
-    def keys_in_memory(self) -> Keys:
-        """Return the keys of all rows that are hot or wait to be spilled, and of removals; a key may come twice."""
-        return np.concatenate([self.hot_tables.keys(), self._spill.keys()])
-
     @contextmanager
     def closing(self) -> Iterator[None]:
         """Hold the lock during the block, and then wait until all cold reads have ended."""
@@ -244,7 +255,7 @@ class TieredStorage:
     # Moving rows.
 
     def admit(self, found: Located, *, by_score: bool = False, together: bool = False) -> None:
-        """Offer found.rows to the hot tier; dirty rows that they evict go to the spill buffer.
+        """Offer found.rows to the hot tier; dirty rows that they evict go to a memtable.
 
         From here on, the rows of keys that did not exist exist and are counted. by_score: only rows that outscore hot
         rows become hot. together: see HotTables.insert. A failure poisons the store, because rows may be half moved.
@@ -258,14 +269,13 @@ class TieredStorage:
                     found.rows, found.cold_owners, by_score=by_score, together=together
                 ):
                     left.append(leaving)
-                    self._spill.discard(keys)  # not before they are hot or in `left`
-                    self.in_flight.discard(keys)
+                    self.in_flight.discard(keys)  # not before they are hot or in `left`
                 self.size += len(found.exists) - int(np.count_nonzero(found.exists))
                 self.counts.promotions += len(found.rows)
                 for leaving in left:
                     self.snapshot.copy_before_leaving(leaving)
             finally:
-                self._spill.append(left)
+                self.memtables.add(left)
 
     def promote(self, found: Located, *, by_score: bool) -> None:
         """Keep in flight what was looked up, or offer to the hot tier the rows of it that exist.
@@ -314,14 +324,14 @@ class TieredStorage:
             self.hot_tables.put(found.cells, found.owners, rows)
             self.size += len(found.exists) - int(np.count_nonzero(found.exists))
             self.step = max(self.step, step)
-            self._spill.append([cold])
+            self.memtables.add([cold])
             self.in_flight.discard(cold.keys)
             self.log.rows(rows, self.step)
 
     def remove(self, keys: Keys) -> None:
-        """Drop the rows of distinct keys, which all exist. Removals reach the cold store in order with spilled rows.
+        """Drop the rows of distinct keys, which all exist. Removals reach the cold store in order with other rows.
 
-        Raises Poisoned if a write of spilled rows has failed since the call on the variable began.
+        Raises Poisoned if a write of rows has failed since the call on the variable began.
         """
         self.state.check_sound()
         removals = RowBlock(self.schema, len(keys))
@@ -331,21 +341,22 @@ class TieredStorage:
         self.hot_tables.prepare(owners, len(keys), PlannedChange())
         with self.access.poisoning():
             self.hot_tables.remove(keys, owners)
-            # Counted first, because the spill buffer keeps the removals even if it is interrupted.
+            # Counted first, because the memtables keep the removals even if they are interrupted.
             self.size -= len(keys)
-            self._spill.append([removals])
+            self.memtables.add([removals])
             self.in_flight.discard(keys)
             self.log.removed(keys, self.step)
 
     def clear(self) -> None:
         """Drop every row. REQUIRES: writing(without_snapshot=True)."""
-        with self.state.keeping_rows():
-            self._spill.wait_for_write()
-            self.cold.clear()
+        with self.memtables.paused():
+            with self.state.keeping_rows():
+                self.cold.clear()
+            with self.access.poisoning():
+                self.memtables.clear()
         with self.access.poisoning():
             if self._recorder is not None:
                 self._recorder.record_cleared()
-            self._spill.clear()
             self._empty_hot()
             self.size = 0
             self.log.cleared(self.step)
@@ -366,19 +377,22 @@ class TieredStorage:
         self.log.counted(self.optimizer_steps, self.step)
 
     def write_dirty(self) -> None:
-        """Write all dirty rows to the cold store. REQUIRES: no snapshot is being written."""
-        with self.state.keeping_rows():
-            self._spill.drain()
+        """Write all rows in memory that are newer to the cold store. REQUIRES: no snapshot is being written."""
         for table in self.hot_tables.tables:
             # If a table cannot read or mark rows, none are lost: they stay dirty.
             for cells, rows in table.dirty_batches(self.limits.write_rows):
-                with self.state.keeping_rows():
-                    self._write(rows)
-                self._forget_reads(rows.keys)
+                self.memtables.add([rows])
+                self.state.check_sound()
                 table.mark_clean(cells)
+        self.flush_memtables()
+
+    def flush_memtables(self) -> None:
+        """Write the rows in memtables to the cold store. Raises Poisoned; then they stay."""
+        with self.state.keeping_rows():
+            self.memtables.flush()
 
     def _write(self, rows: RowBlock) -> None:
-        """Write rows to the cold store. Called on the executor's thread without the lock, or by write_dirty()."""
+        """Write rows to the cold store. Called on the executor's thread, without the lock."""
         self.snapshot.before_write()
         try:
             with self.counting_writes(len(rows)):
@@ -390,16 +404,16 @@ class TieredStorage:
             # Whatever failed, these rows are not in the cold store, so they must stay in memory.
             raise ColdStoreError(f"cannot write {len(rows):,} rows to the cold store: {error}") from error
 
-    def _spill_failed(self, error: BaseException) -> None:
+    def _write_failed(self, error: BaseException) -> None:
         self.state.poison(error, intact=isinstance(error, Exception))
 
-    def retry_spill(self) -> None:
+    def retry_writes(self) -> None:
         """Take up again what failed of the rows on their way to the cold store. REQUIRES: the failure left rows whole.
 
         If it fails again, the store is poisoned anew. Takes the lock.
         """
         with self.access.held():
-            self._spill.retry(lambda keys: self.hot_tables.find(keys, self.hot_tables.owners(keys)) >= 0)
+            self.memtables.retry(lambda keys: self.hot_tables.find(keys, self.hot_tables.owners(keys)) >= 0)
 
     @contextmanager
     def counting_writes(self, rows: int) -> Iterator[None]:
@@ -413,7 +427,7 @@ class TieredStorage:
         try:
             self.snapshot.copy_before_leaving(leaving)
         finally:
-            self._spill.append([leaving])
+            self.memtables.add([leaving])
 
     def _forget_reads(self, keys: Keys) -> None:
         self._locator.forget(keys)
@@ -426,8 +440,7 @@ class TieredStorage:
     def is_clean(self) -> bool:
         """Whether the cold store has all rows, and all their changes are recorded. Takes the lock."""
         with self.access.held():
-            self._spill.poll()
-            if self._spill.writing or self._spill.rows:
+            if self.memtables.rows:
                 return False
             return all(next(table.dirty_batches(1), None) is None for table in self.hot_tables.tables)
 
@@ -491,35 +504,38 @@ class TieredStorage:
         self.refreshes += 1
         self._locator.read_from(cold)
 
-    def wait_for_spills(self) -> None:
-        """Wait until no spilled rows are being written. REQUIRES: closing(). Raises Poisoned."""
+    def wait_for_writes(self) -> None:
+        """Wait until no rows of memtables are being written. REQUIRES: closing(). Raises Poisoned."""
         with self.state.keeping_rows():
-            self._spill.wait_for_write()
+            self.memtables.wait()
 
     def discard(self) -> None:
-        """Forget all changes that the cold store does not have. REQUIRES: closing(), wait_for_spills(), no snapshot."""
+        """Forget all rows that the cold store does not have. REQUIRES: closing(), wait_for_writes(), no snapshot."""
         self.in_flight.clear()
-        self._spill.clear()
+        self.memtables.clear()
         self.hot_tables.remove_dirty()
 
     def go_back(self, cold: ColdStore, size: int, step: int, optimizer_steps: int, changed: Keys | None) -> None:
         """Move to an earlier durable point: another cold store, with its counts.
 
-        changed: all distinct keys whose rows may differ there; None: unknown. Other hot rows stay hot.
-        REQUIRES: as discard().
+        changed: all distinct keys whose rows were written to the present cold store since then; None: unknown. Other
+        hot rows stay hot. REQUIRES: as discard().
         """
         try:
+            waiting = self.memtables.keys()  # such a row may be hot again, and clean
             self.discard()
             if changed is None:
                 self._empty_hot()
             else:
-                self.hot_tables.remove(changed, self.hot_tables.owners(changed))
+                gone = np.union1d(changed, waiting)
+                self.hot_tables.remove(gone, self.hot_tables.owners(gone))
         except MemoryError:  # of a GPU
             self._empty_hot()
         self._read_from(cold, size, step, optimizer_steps)
 
     def give_back_staging(self) -> None:
-        """Give back what it has of the store's staging. REQUIRES: it is not used afterwards."""
+        """Give back what it has of the store's staging. REQUIRES: it is not used afterwards, nothing is written."""
+        self.memtables.end()
         for holding in self.staged:
             holding.give_back(holding.held)
 
@@ -566,8 +582,8 @@ class TieredStorage:
     def stats(self) -> Stats:
         """Return a copy of the counts so far, with the present size of each tier. Takes the lock."""
         with self.access.held():
-            hot, waiting, tiers = self.hot_tables.size, self._spill.rows, self.hot_tables.sizes()
-            disk_bytes = 0 if self.state.closed else self.cold.disk_bytes()
+            hot, waiting, tiers = self.hot_tables.size, self.memtables.rows, self.hot_tables.sizes()
+            disk_bytes = 0 if self.state.closed else self.cold.disk_bytes() + self.memtables.nbytes
             return replace(
                 self.counts,
                 rows=self.size,
@@ -575,5 +591,5 @@ class TieredStorage:
                 rows_waiting=waiting,
                 bytes_hot=self.hot_tables.nbytes,
                 bytes_cold=disk_bytes,
-                tiers={**tiers, DISK: TierSize(max(0, self.size - hot - waiting), 0, disk_bytes)},
+                tiers={**tiers, DISK: TierSize(max(0, self.size - hot), 0, disk_bytes)},
             )

@@ -59,7 +59,7 @@ def all_rows(store: Any, batch_rows: int = 1000) -> RowBlock:
 
 
 def database(path: Path, families: Any = None, **changes: Any) -> RocksDatabase:
-    arguments = {"cache_bytes": 1 << 20, "write_buffer_bytes": 4 << 20, "read_only": False, **changes}
+    arguments = {"cache_bytes": 1 << 20, "read_only": False, **changes}
     return RocksDatabase(path, {name: Family(creator) for name, creator in (families or {}).items()}, **arguments)
 
 
@@ -315,7 +315,6 @@ def test_a_large_read_is_shared_as_soon_as_cores_are_free(
     try:
         store = opened.create("rows", schema, RocksDBCreator())
         store.write(rows_of(schema, keys))
-        opened.flush()
         shared = Mock(wraps=opened.readers.map)
         monkeypatch.setattr(opened.readers, "map", shared)
         read = store.read if by == "kernels" else partial(read_by_rocksdb, store)

@@ -80,7 +80,6 @@ def test_files_that_nobody_merges_are_not_waited_for(tmp_path):
     store = opened.create("a", schema, RocksDBCreator(compaction="level"))
     for number in range(8):  # the first is put below
         store.write(rows_of(schema, np.arange(9), number))
-        opened.flush()
     assert int(store.family.property_int_value("rocksdb.num-files-at-level0")) == 7
     assert not opened.crowded("a")
     opened.close()
@@ -123,7 +122,6 @@ def test_the_ends_of_a_range_deletion_are_no_keys(tmp_path):
     store = opened.create("table", schema_of(dim=2), RocksDBCreator())
     store.write(rows_of(schema_of(dim=2), np.arange(9)))
     store.clear()
-    opened.flush()
     store.compact(lambda *_: None)
     assert store.splits(2) == []
     opened.close()
@@ -133,7 +131,6 @@ def test_a_clear_waits_as_long_as_rocksdb_stalls_writes(tmp_path):
     opened = database(tmp_path / "rows")
     store = opened.create("table", schema_of(dim=2), RocksDBCreator())
     store.write(rows_of(schema_of(dim=2), np.arange(9)))
-    store.flush()
     family, stalls = store.family, iter([True, True])
 
     def delete_range(*given):

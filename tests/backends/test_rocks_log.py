@@ -27,7 +27,6 @@ def manifest(tmp_path_factory) -> bytes:
     opened = database(folder / "rows")
     for at in range(400):
         opened.create(f"{at}" + "n" * 200, schema_of(dim=1), RocksDBCreator())
-    opened.flush()
     opened.checkpoint(folder / "copy")
     opened.close()
     return next((folder / "copy").glob("MANIFEST-*")).read_bytes()

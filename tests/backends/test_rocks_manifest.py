@@ -48,12 +48,10 @@ class Life:
         return sorted_file_of(self.opened, self.folder / f"{self.salt}.sst", self.rows(name))
 
     def change(self, name: str) -> None:
-        kind = self.chance.integers(4)
+        kind = self.chance.integers(3)
         if kind == 0:
             self.opened.ingest(name, self.file(name).path)
         elif kind == 1:
-            self.opened.flush()
-        elif kind == 2:
             self.stores[name].compact(lambda *_: None)
         else:
             self.stores[name].write(self.rows(name))

@@ -27,7 +27,7 @@ CREATOR = RocksDBCreator(write_buffer_bytes=1 << 16, read_mode="pread")
 
 def opened(path: Path, rows: int | None = None, creator: RocksDBCreator = CREATOR) -> RocksDatabase:
     families = {} if rows is None else {"rows": Family(creator, rows, 42)}
-    return RocksDatabase(path, families, cache_bytes=2 * SHARE, write_buffer_bytes=1 << 20, read_only=False)
+    return RocksDatabase(path, families, cache_bytes=2 * SHARE, read_only=False)
 
 
 def opened_unmapped(path: Path) -> RocksDatabase:
@@ -42,7 +42,6 @@ def fill(store: Any, first: int, last: int) -> None:
     writes = (last - first) // 1000
     for each in range(writes):
         store.write(rows_of(np.arange(first + each, last, writes)))  # files that overlap are merged
-    store.flush()
     store.read(np.arange(first, last))  # a file that was merged is opened, and counted, when it is first read
 
 
@@ -171,7 +170,6 @@ def test_a_lookup_leaves_no_data_in_the_block_cache(tmp_path):
     database = opened_unmapped(tmp_path / "rows")
     store = database.attach("rows", SCHEMA)
     store.write(rows_of(np.arange(5000)))
-    store.flush()
     # RocksDB reads both ends of a file that it ingests.
     before = int(store.family.property_int_value("rocksdb.block-cache-usage"))
     assert store.read(np.arange(5000))[1].all()

@@ -176,7 +176,7 @@ def waiting(open_store, tmp_path):
     return store, table
 
 
-@pytest.mark.limits(min_slot_rows=16, max_slot_rows=16, copied_rows=16)
+@pytest.mark.limits(memtable_rows=32, min_own_copies=16, max_own_copies=16, copied_rows=16)
 def test_a_checkpoint_behind_does_not_wait_for_rows_that_wait_to_be_spilled(monkeypatch, waiting, tmp_path):
     store, table = waiting
     go, cold = threading.Event(), inside(table).storage.cold

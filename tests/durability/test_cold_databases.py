@@ -27,7 +27,7 @@ from kvemb.errors import ColdStoreError, Corruption, UnsupportedFormat
 from kvemb.options import RocksDBCreator
 from kvemb.tools.cli import run
 
-SIZES = {"cache_bytes": 1 << 20, "write_buffer_bytes": 1 << 20}
+SIZES = {"cache_bytes": 1 << 20}
 CREATOR = RocksDBCreator(block_bytes=8192)
 DESCRIBED = manifest_of(variables={"users": entry_of(creator=asdict(CREATOR))})
 

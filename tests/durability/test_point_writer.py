@@ -35,7 +35,7 @@ def writer_of(store: kvemb.Store, target: Any = None, without: Any = ()) -> Poin
 
 
 def begin(store: kvemb.Store, writer: PointWriter, closing: Any = None) -> None:
-    writer.take_snapshots(inside(store).spiller, inside(store).state, closing)
+    writer.take_snapshots(inside(store).writer, inside(store).state, closing)
 
 
 def points_of(store: kvemb.Store) -> list[str]:
@@ -77,7 +77,7 @@ def test_a_state_that_refuses_writes_leaves_no_draft(store):
     before, writer, state = points_of(store), writer_of(store), StoreState("other")
     state.poison(ColdStoreError("too full"))
     with pytest.raises(Poisoned):
-        writer.take_snapshots(inside(store).spiller, state, None)
+        writer.take_snapshots(inside(store).writer, state, None)
     assert points_of(store) == before
     store.flush()
     assert shown(store) == {1: 1.0}

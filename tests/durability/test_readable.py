@@ -21,7 +21,7 @@ from kvemb.rows.codec import order_keys
 @pytest.fixture
 def made(tmp_path):
     """A checkpoint of `users`, five rows, all of them recorded; returns its path and its manifest."""
-    sizes = {"cache_bytes": 1 << 20, "write_buffer_bytes": 1 << 20}
+    sizes = {"cache_bytes": 1 << 20}
     database = cold_databases.to_write(tmp_path / "database", manifest_of(), **sizes)
     database.create("users", SCHEMA, RocksDBCreator()).write(rows_of(range(5), 3.0))
     (tmp_path / "made" / "changes").mkdir(parents=True)

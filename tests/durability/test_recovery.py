@@ -12,6 +12,7 @@ from kvemb.checks.ranges import MAX_STEPS
 from kvemb.durability.journal_segments import CLEARED, COUNTED, NUMBER, REMOVED, ROWS, LogEntry, counted
 from kvemb.durability.recovery import Recovery, checked, replay
 from kvemb.errors import Corruption
+from kvemb.memory.staging import MemtableMemory
 from kvemb.rows.codec import order_keys, pack_rows, unordered_keys
 
 
@@ -36,7 +37,7 @@ class Place:
         self.recorded.append((name, "cleared"))
 
     def replay(self, *entries):
-        return replay(entries, self.current, self, self)
+        return replay(entries, self.current, self, self, MemtableMemory(1 << 20))
 
     def rows(self, name):
         return {key: value for block in self.stores[name].scan(9) for key, value in values_of(block).items()}

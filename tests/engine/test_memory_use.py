@@ -28,7 +28,7 @@ def test_every_byte_of_the_budget_is_in_one_part(open_store: Opener, tmp_path: P
     seen = store.memory
     assert sum(seen.values()) == TOTAL
     assert seen["cells"] == rows.stats.bytes_hot + other.stats.bytes_hot > TOTAL * 0.6
-    assert min(seen["slots"], seen["memtables"], seen["read"]) > 0
+    assert min(seen["copies"], seen["memtables"], seen["read"]) > 0
     assert (seen["sightings"], seen["cache"], seen["other"]) == (2 * 8192, 0, 0)
     store.drop_variable("rows")
     store.drop_variable("other")

@@ -20,7 +20,7 @@ from kvemb.durability import changes, journal, layout, point_writer
 from kvemb.errors import Closed, ColdStoreError, Poisoned
 from kvemb.handle import inside
 from kvemb.limits import Limits
-from kvemb.tiers import spill, storage
+from kvemb.tiers import memtables, storage
 from tests.histories import small_spill
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -95,9 +95,8 @@ class Trained:
     [
         (rocks_store.RocksStore, "write", ColdStoreError("No space left on device")),
         (changes.ChangeLog, "record", FULL),
-        (spill.SpillBuffer, "_write_slots", MemoryError()),
-        (spill.SpillBuffer, "_write_after", MemoryError()),
-        (spill.SpillBuffer, "_put", MemoryError()),
+        (memtables.Memtables, "_write_oldest", MemoryError()),
+        (memtables.Memtable, "put", MemoryError()),
     ],
 )
 def test_rows_that_could_not_be_spilled_are_written_once_they_can(
@@ -117,18 +116,16 @@ def test_rows_that_could_not_be_spilled_are_written_once_they_can(
     trained.store.close()
 
 
-def test_a_lookup_poisons_the_store_when_it_finds_that_a_write_failed(
+def test_a_write_that_fails_behind_all_calls_poisons_the_store(
     open_store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained = Trained(open_store, tmp_path / "store")
     inner = inside(trained.table).storage
-    while not inner._spill.rows:
+    while not inner.memtables.rows:
         trained.train()
-    monkeypatch.setattr(spill.SpillBuffer, "_write_slots", Mock(side_effect=MemoryError("in the thread")))
-    with inner.access.held():
-        writing = inner._spill.start_write()
-        assert isinstance(writing.exception(60), MemoryError)
-    assert trained.store.state.cause is None
+    monkeypatch.setattr(memtables.Memtables, "_write_oldest", Mock(side_effect=MemoryError("in the thread")))
+    writing = inner.memtables.seal()
+    assert isinstance(writing.exception(60), MemoryError)
     trained.check()
     assert isinstance(trained.store.state.cause, MemoryError)
     assert trained.store.state.halfway is None

@@ -272,7 +272,7 @@ def test_rollbacks_leave_the_files_of_the_last_one_alone(store):
     for value in range(2, 5):
         fill(store, range(10), value)
         store.rollback(mark)
-    inside(store).spiller.submit(lambda: None).result()
+    inside(store).writer.submit(lambda: None).result()
     assert len(list((store.path / "live").iterdir())) == 1
 
 

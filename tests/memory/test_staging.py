@@ -46,7 +46,7 @@ def test_staging_has_a_share_of_the_budget_up_to_a_limit():
         (4 << 20, 1 << 18, 1 << 20), (1 << 30, 64 << 20, 128 << 20), (1 << 36, 256 << 20, 128 << 20)
     ):  # fmt: skip
         staging = Staging(total)
-        assert (staging.read.total, staging.memtables) == (read, memtables)
+        assert (staging.read.total, staging.memtables.total) == (read, memtables)
         assert staging.total == read + memtables
 
 

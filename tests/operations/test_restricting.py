@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from blocks import SCHEMA, Now, hot_tables_of, rows_of, values_of
+from blocks import SCHEMA, hot_tables_of, rows_of, values_of
 
 import kvemb
 from kvemb.backends.memory import MemoryStore
@@ -18,14 +18,15 @@ from kvemb.operations.scoring import Scorer
 from kvemb.operations.selection import ScoreSpool
 from kvemb.rows.block import DIRTY
 from kvemb.store_state import StoreState
+from kvemb.threads.pool import Here
 from kvemb.tiers.storage import TieredStorage
 from tests.histories import small_spill
 
 
 def test_the_highest_scores_of_both_tiers_stay_and_of_equal_ones_the_larger_key(tmp_path):
     storage = TieredStorage(
-        SCHEMA, hot_tables_of(16), MemoryStore(SCHEMA), state=StoreState("test"), executor=Now(), readers=Now(),
-        slot_rows=8, staging=Staging(1 << 24), limits=Limits(**small_spill(8)),
+        SCHEMA, hot_tables_of(16), MemoryStore(SCHEMA), state=StoreState("test"), executor=Here(), readers=Here(),
+        own_copies=8, memtable_rows=64, staging=Staging(1 << 24), limits=Limits(**small_spill(8)),
     )  # fmt: skip
     keys, told = np.arange(100), []
     with storage.writing():

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from arrays_on_device import ArrayOnDevice, DlpackOnly, there
-from blocks import Now
 from counting_device import CountingDevice
 from cuda_devices import device_of
 from cuda_on_cpu import CudaOnCpuTable, cpu_device
@@ -24,6 +23,7 @@ from kvemb.many_tables import calls
 from kvemb.many_tables.arguments import CountedKeys
 from kvemb.memory.budget import Budget
 from kvemb.optimizers import Adagrad
+from kvemb.threads.pool import Here
 from tests.histories import small_spill
 
 KEYS, DIM = 900, 5
@@ -55,7 +55,7 @@ def still(store: kvemb.Store) -> kvemb.Store:
     """A store whose rows are moved on the caller's thread, so that a test can tell where they are."""
     engine = inside(store)
     engine.readers.shutdown()
-    engine.readers = Now()
+    engine.readers = Here()
     return store
 
 

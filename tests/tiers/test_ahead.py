@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from blocks import SCHEMA, Later, Now, Watched, hot_tables_of, rows_of
+from blocks import SCHEMA, Later, Watched, hot_tables_of, rows_of
 from quick import quick
 
 import kvemb
@@ -27,6 +27,7 @@ from kvemb.store_state import DroppedState, StoreState
 from kvemb.threads import disk_waits, parallel
 from kvemb.threads.disk_waits import ReadThreads
 from kvemb.threads.parallel import free_cores
+from kvemb.threads.pool import Here
 from kvemb.tiers import ahead
 from kvemb.tiers.ahead import READS_AHEAD
 from kvemb.tiers.storage import TieredStorage
@@ -44,8 +45,8 @@ class Place:
         self.cold.write(rows_of(range(100)))
         self.hot = hot_tables_of(16)
         self.storage = TieredStorage(
-            SCHEMA, self.hot, self.cold, state=self.state, executor=writer or Now(), readers=readers or Now(),
-            slot_rows=8, staging=self.staging, limits=Limits(**small_spill(16)), size=100,
+            SCHEMA, self.hot, self.cold, state=self.state, executor=writer or Here(), readers=readers or Here(),
+            own_copies=8, memtable_rows=64, staging=self.staging, limits=Limits(**small_spill(16)), size=100,
         )  # fmt: skip
         factory = RowFactory(SCHEMA, None, None, None)
         self.reads = TableReads(self.storage, factory, Scorer(FrequencyRestrictPolicy(), self.hot))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from arrays_on_device import there
-from blocks import SCHEMA, Later, Now, Watched, rows_of
+from blocks import SCHEMA, Later, Watched, rows_of
 from counting_device import CountingDevice
 from cuda_devices import device_of
 from cuda_on_cpu import CudaOnCpuTable
@@ -26,6 +26,7 @@ from kvemb.optimizers import SGD
 from kvemb.registry import row_kernels
 from kvemb.restrict import TimestampRestrictPolicy
 from kvemb.store_state import StoreState
+from kvemb.threads.pool import Here
 from kvemb.tiers.hot_tables import HotTables
 from kvemb.tiers.partition import default_partitioner
 from kvemb.tiers.storage import TieredStorage
@@ -50,10 +51,11 @@ class Place:
             tables, default_partitioner, np.dtype(np.int64), [Budget(1 << 24)] * len(tables), min_rows=None,
             host_tier=bool(below),
         )  # fmt: skip
-        self.readers = readers or Now()
+        self.readers = readers or Here()
         self.storage = TieredStorage(
-            SCHEMA, self.hot, self.cold, state=self.state, executor=Now(), readers=self.readers, slot_rows=8,
-            staging=Staging(1 << 24), limits=Limits(**{**small_spill(16), "ahead_rows": 200}), size=ROWS,
+            SCHEMA, self.hot, self.cold, state=self.state, executor=Here(), readers=self.readers, own_copies=8,
+            memtable_rows=64, staging=Staging(1 << 24), limits=Limits(**{**small_spill(16), "ahead_rows": 200}),
+            size=ROWS,
         )  # fmt: skip
         policy = TimestampRestrictPolicy(clock="steps")
         factory = RowFactory(SCHEMA, Constant(7), SGD(1.0), row_kernels())
@@ -160,9 +162,9 @@ def test_dirty_rows_that_are_evicted_leave_on_the_other_thread() -> None:
     place.train(range(128))
     place.lookup(range(200, 328))
     spilled = place.storage.counts
-    assert place.storage._spill.rows + spilled.cold_writes == 0
+    assert place.storage.memtables.rows + spilled.cold_writes == 0
     readers.go()
-    assert place.storage._spill.rows + spilled.cold_writes >= 128
+    assert place.storage.memtables.rows + spilled.cold_writes >= 128
     assert (place.lookup(range(128)) == 0).all()
 
 

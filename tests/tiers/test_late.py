@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from arrays_on_device import there
-from blocks import Later, Now
+from blocks import Later
 from late_device import LateDevice
 from quick import quick
 
 from kvemb.rows.bags import Bags
+from kvemb.threads.pool import Here
 from tests.tiers.test_background_mover import ROWS, Place
 
 STREAMS = [5, 6, 7]
@@ -62,7 +63,7 @@ def there_at(array: Any, stream: int) -> Any:
 @pytest.mark.parametrize("seed", quick(range(4), 2))
 @pytest.mark.parametrize("below", [64, 0], ids=["three tiers", "two tiers"])
 def test_callers_arrays_on_any_streams_are_theirs_when_a_call_ends(seed: int, below: int) -> None:
-    chance, readers, device = np.random.default_rng(seed), Later() if seed % 2 else Now(), LateDevice(seed)
+    chance, readers, device = np.random.default_rng(seed), Later() if seed % 2 else Here(), LateDevice(seed)
     place, model = Place(readers, below, device), np.ones(ROWS)
     late, rows, held = Late(device, place, chance), place.operations, None
     for _ in range(80):

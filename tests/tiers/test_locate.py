@@ -6,10 +6,11 @@ import threading
 
 import numpy as np
 import pytest
-from blocks import SCHEMA, Now, Watched, hot_tables_of, rows_of, values_of
+from blocks import SCHEMA, Later, Watched, hot_tables_of, rows_of, values_of
 
 from kvemb.errors import Closed, ColdStoreError
-from kvemb.memory.staging import Holding, Pool
+from kvemb.limits import DEFAULT
+from kvemb.memory.staging import Holding, MemtableMemory, Pool
 from kvemb.rows.block import DIRTY, REMOVED
 from kvemb.stats import Stats
 from kvemb.store_state import StoreState
@@ -17,22 +18,23 @@ from kvemb.tiers.access import TableAccess
 from kvemb.tiers.fetch import Fetch
 from kvemb.tiers.in_flight import RowsInFlight
 from kvemb.tiers.locate import Locator, read_together
-from kvemb.tiers.spill import SpillBuffer
+from kvemb.tiers.memtables import Memtables
 
 
 class Place:
-    """A locator over every place: key 1 is hot, 2 waits to be spilled, 3 is cold, 4 waits to be removed, 5 is not."""
+    """A locator over every place: key 1 is hot, 2 is in a memtable, 3 is cold, 4 is removed in a memtable, 5 is not."""
 
     def __init__(self):
         self.hot, self.cold, self.state = hot_tables_of(), Watched(), StoreState("test")
         pool = Pool(1 << 20)
         self.in_flight = RowsInFlight(Holding(pool), self.state, lambda found, by_score: None)
         self.access = TableAccess(self.state, self.in_flight)
-        self.spill = SpillBuffer(SCHEMA, 8, Now(), self.cold.write, lambda keys: None, self.state.poison)
+        made = MemtableMemory(1 << 20), 100, Later(), self.cold.write, lambda keys: None, self.state.poison
+        self.memtables = Memtables(SCHEMA, *made, DEFAULT)
         list(self.hot.insert(rows_of([1], 1.0), None))
-        self.spill.append([rows_of([2], 2.0, flags=DIRTY), rows_of([4], flags=DIRTY | REMOVED)])
+        self.memtables.add([rows_of([2], 2.0, flags=DIRTY), rows_of([4], flags=DIRTY | REMOVED)])
         self.cold.write(rows_of([2, 3, 4], 3.0))
-        self.locator = Locator(self.hot, self.spill, self.in_flight, self.cold, self.access, Stats())
+        self.locator = Locator(self.hot, self.memtables, self.in_flight, self.cold, self.access, Stats())
 
     def locate(self, *keys):
         """Locate keys as TieredStorage does."""

@@ -15,7 +15,7 @@ from kvemb.handle import inside
 from kvemb.limits import Limits
 from kvemb.memory.budgets import Budgets
 from kvemb.rows.schema import Schema, dtype_of
-from kvemb.tiers.sizing import make_tables, spill_bytes
+from kvemb.tiers.sizing import copies_bytes, make_tables
 
 SCHEMA = Schema(dtype_of("int64"), dtype_of("float32"), 8)
 BUDGET = 16 << 20
@@ -40,7 +40,7 @@ def test_tables_of_one_variable_draw_on_the_budget_of_their_own_memory():
     free = budgets.host.free
     made = sized(budgets, "cpu", "gpu:0", "gpu:1", "gpu:0", hot_rows=400)
     host, first, second, third = (table.nbytes for table in made.tables)
-    assert budgets.host.free == free - host - spill_bytes(SCHEMA, made.slot_rows)
+    assert budgets.host.free == free - host - copies_bytes(SCHEMA, made.own_copies)
     assert on_device(budgets, "gpu:0") == DEVICE_BYTES - first - third
     assert on_device(budgets, "gpu:1") == DEVICE_BYTES - second
 

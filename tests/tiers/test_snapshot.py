@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from blocks import SCHEMA, InFlight, Later, Now, hot_tables_of, rows_of, values_of
+from blocks import SCHEMA, InFlight, Later, hot_tables_of, rows_of, values_of
 
 from kvemb.errors import ColdStoreError
 from kvemb.limits import Limits
@@ -14,6 +14,7 @@ from kvemb.memory.staging import Staging
 from kvemb.rows.block import DIRTY, PENDING, WRITING, RowBlock
 from kvemb.rows.codec import order_keys
 from kvemb.store_state import StoreState
+from kvemb.threads.pool import Here
 from kvemb.tiers.access import TableAccess
 from kvemb.tiers.snapshot import DirtySnapshot
 from tests.histories import small_spill
@@ -50,7 +51,7 @@ class Taken:
         list(self.hot.insert(rows_of([9]), self.hot.owners(np.array([9]))))
         self.written, self.ingested = [], {}
         self.snapshot = DirtySnapshot(
-            SCHEMA, self.hot, self.access, Now(), lambda keys: self.written.extend(keys.tolist()), room_rows,
+            SCHEMA, self.hot, self.access, Here(), lambda keys: self.written.extend(keys.tolist()), room_rows,
             part_rows * RowBlock.bytes_per_row(SCHEMA), file_rows * RowBlock.bytes_per_row(SCHEMA),
         )  # fmt: skip
         with self.access.held():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from blocks import SCHEMA, Later, Now, hot_tables_of, rows_of, values_of
+from blocks import SCHEMA, Later, hot_tables_of, rows_of, values_of
 
 from kvemb.backends.memory import MemoryStore
 from kvemb.errors import Closed, ReadOnly
@@ -12,6 +12,7 @@ from kvemb.limits import Limits
 from kvemb.memory.staging import Staging
 from kvemb.rows.block import DIRTY
 from kvemb.store_state import StoreState
+from kvemb.threads.pool import Here
 from kvemb.tiers.storage import TieredStorage
 from tests.histories import small_spill
 
@@ -32,12 +33,13 @@ class Told:
 def storage_of(cold=None, cells=16, **arguments):
     given = {
         "state": StoreState("test"),
-        "executor": Now(),
+        "executor": Here(),
         "staging": Staging(1 << 24),
         "limits": Limits(**small_spill(8)),
     }
     cold = cold or MemoryStore(SCHEMA)
-    return TieredStorage(SCHEMA, hot_tables_of(cells), cold, readers=Now(), slot_rows=8, **(given | arguments))
+    sizes = {"own_copies": 8, "memtable_rows": 64}
+    return TieredStorage(SCHEMA, hot_tables_of(cells), cold, readers=Here(), **sizes, **(given | arguments))
 
 
 def put(storage, keys, value=1.0):
@@ -64,20 +66,39 @@ def test_rows_that_do_not_fit_are_spilled_and_none_is_lost():
     assert storage.size == 100
     stats = storage.stats()
     assert (stats.rows, stats.rows_hot) == (100, 16)
-    assert stats.cold_writes >= 100 - 16 - 16, "two slots of eight may wait"
-    assert 0 < stats.rows_waiting <= 16
+    assert stats.cold_writes >= 100 - 16 - 32, "a memtable of 32 may wait"
+    assert 0 < stats.rows_waiting <= 32
     assert rows(storage, range(100)) == {key: float(key // 10 * 10) for key in range(100)}
     assert storage.check() == []
 
 
-def test_a_row_that_is_hot_again_waits_no_more():
+def test_a_row_that_is_hot_again_is_clean_and_stays_in_its_memtable():
     storage = storage_of(executor=Later())
     put(storage, range(20))
     waiting = np.setdiff1d(np.arange(20), storage.hot_tables.keys())
     assert len(waiting) == storage.stats().rows_waiting == 4
-    put(storage, waiting[:1], 2.0)
+    with storage.reading():
+        storage.admit(storage.locate(waiting[:1]))
     assert np.isin(waiting[0], storage.hot_tables.keys())
-    assert storage.stats().rows_waiting == 4, "another row left for it"
+    assert waiting[0] not in next(storage.hot_tables.tables[0].dirty_batches(100))[1].keys
+    put(storage, range(100, 140), 2.0)
+    assert not np.isin(waiting, storage.hot_tables.keys()).any()
+    assert rows(storage, waiting) == dict.fromkeys(waiting.tolist(), 1.0)
+
+
+def test_going_back_forgets_a_row_of_a_memtable_that_is_hot_again():
+    storage = storage_of(executor=Later())
+    put(storage, range(20))
+    waiting = np.setdiff1d(np.arange(20), storage.hot_tables.keys())
+    with storage.reading():
+        storage.admit(storage.locate(waiting[:1]))
+    before = MemoryStore(SCHEMA)
+    before.write(rows_of(waiting, 9.0))
+    with storage.closing():
+        storage.wait_for_writes()
+        storage.go_back(before, len(waiting), 0, 0, np.empty(0, np.int64))
+    assert rows(storage, range(20)) == dict.fromkeys(waiting.tolist(), 9.0)
+    assert storage.stats().rows_waiting == 0
 
 
 def test_whole_rows_replace_what_is_there_and_new_ones_stay_cold():

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from arrays_on_device import OnGpu
-from blocks import Now, nothing_grows
+from blocks import nothing_grows
 from crashes import copy_of_open
 from cuda_devices import device_of
 from hypothesis import HealthCheck, assume, settings
@@ -33,6 +33,7 @@ from kvemb import registry
 from kvemb.handle import inside
 from kvemb.limits import Limits
 from kvemb.rows.schema import value_dtype
+from kvemb.threads.pool import Here
 from tests.histories import small_spill
 
 KEYS = 160
@@ -404,7 +405,7 @@ class TieringOfArraysMovedAtOnce(TieringOfArraysOnCuda):
         variable = store.get_variable("table", **self.arguments)
         if self.at_once:
             storage = inside(variable).storage
-            storage.ahead._readers = storage._mover._threads = Now()
+            storage.ahead._readers = storage._mover._threads = Here()
         given: Any = OnGpu(variable)
         return LockstepChecker(given, model)
 

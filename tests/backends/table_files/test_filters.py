@@ -24,11 +24,10 @@ def _passing(keys: Any, filter_at: int, lines: int, probes: int) -> int:
 
 
 def test_keys_of_a_file_pass_and_few_others(tmp_path):
-    database = opened(tmp_path / "rows", write_buffer_bytes=16 << 20)
+    database = opened(tmp_path / "rows")
     store = database.create("rows", SCHEMA, RocksDBCreator())
     keys = np.random.default_rng(1).integers(-(2**63), 2**63 - 1, 20_000)
     store.write(rows_at(np.unique(keys), 1))
-    database.flush()
     store.read(keys[:1])
     (file,) = store._tables._version.files.values()
     parts = [int(file.row[column]) for column in (reading.FILTER, reading.LINES, reading.PROBES)]

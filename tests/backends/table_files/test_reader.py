@@ -20,6 +20,7 @@ from kvemb.backends.table_files.writer import TableWriter
 from kvemb.errors import ColdStoreError
 from kvemb.limits import Limits
 from kvemb.options import RocksDBCreator
+from kvemb.rows.block import RowBlock
 
 KEYS = np.arange(-3000, 3000)
 
@@ -37,9 +38,9 @@ def modelled(database: RocksDatabase) -> Modelled:
 
 
 def live(modelled: Modelled, folder: Path, seed: int, steps: int) -> None:
-    """A random life. Memtables are tiny, so that RocksDB flushes and merges by itself, too."""
+    """A random life. RocksDB merges the files behind it."""
     random, store = np.random.default_rng(seed), modelled.store
-    names = ["write"] * 12 + ["few"] * 8 + ["remove", "flush", "flush later", "ingest"] * 3 + ["compact", "clear"]
+    names = ["write"] * 12 + ["few"] * 8 + ["remove", "ingest"] * 3 + ["compact", "clear"]
     for moment in range(steps):
         some = random.choice(KEYS, random.integers(1, 900), replace=False)
         match random.choice(names):
@@ -49,10 +50,6 @@ def live(modelled: Modelled, folder: Path, seed: int, steps: int) -> None:
                 modelled.write(some[:3], moment)
             case "remove":
                 modelled.remove(some)
-            case "flush":
-                store.flush()
-            case "flush later":
-                store.flush()
             case "ingest":
                 modelled.ingest(folder, some[: len(some) // 2 + 1], some[len(some) // 2 + 1 :], moment)
             case "compact":
@@ -60,7 +57,6 @@ def live(modelled: Modelled, folder: Path, seed: int, steps: int) -> None:
             case "clear":
                 modelled.clear()
                 if random.random() < 0.7:  # else RocksDB has to be asked for long
-                    store.flush()
                     store.compact(lambda done, total: None)
         modelled.check(random.choice(KEYS, random.integers(1, 1500)))
     modelled.check(np.arange(-3500, 3500))
@@ -80,7 +76,6 @@ def test_random_lives_have_the_rows_of_a_model(modelled, tmp_path, seed):
 def test_rocksdb_is_asked_for_no_row(modelled, monkeypatch):
     monkeypatch.setattr(modelled.store, "_get", lambda keys: pytest.fail("RocksDB was asked"))
     modelled.write(KEYS, 1)
-    modelled.store.flush()
     modelled.write(KEYS[:50], 2)
     modelled.remove(KEYS[50:60])
     rows, found = modelled.store.read(KEYS)
@@ -91,7 +86,6 @@ def test_rocksdb_is_asked_for_no_row(modelled, monkeypatch):
 def test_files_may_be_merged_and_deleted_while_a_version_has_them(modelled):
     for moment in range(4):
         modelled.write(KEYS[moment::2], moment)
-        modelled.store.flush()
     modelled.check(KEYS)
     version = modelled.store._tables._version
     before = set(version.files)
@@ -107,7 +101,6 @@ def test_files_may_be_merged_and_deleted_while_a_version_has_them(modelled):
 
 def test_a_file_that_is_deleted_before_it_is_mapped_is_listed_again(modelled, monkeypatch):
     modelled.write(KEYS, 1)
-    modelled.store.flush()
     tables, text = modelled.store._tables, modelled.store._tables._text
     outdated = [text("sstables").replace(":", "99:", 1) for _ in range(2)]
     outdated = [listing.replace("\n ", "\n 99") for listing in outdated]
@@ -118,14 +111,12 @@ def test_a_file_that_is_deleted_before_it_is_mapped_is_listed_again(modelled, mo
 
 def test_a_cleared_table_is_read_by_kernels(modelled):
     modelled.write(KEYS, 1)
-    modelled.store.flush()
     modelled.write(KEYS[:10], 1)
     modelled.check(KEYS)
     modelled.clear()
     modelled.check(KEYS)
     modelled.write(KEYS[:100], 2)
     modelled.check(KEYS)
-    modelled.store.flush()
     modelled.check(KEYS)
     assert reads_by_kernels(modelled.store)
     modelled.store.family.compact_range(None, None)
@@ -138,7 +129,6 @@ def test_a_file_of_rows_and_a_deletion_of_all_is_read_by_rocksdb(modelled, tmp_p
     modelled.store.compact(lambda done, total: None)
     modelled.clear()
     modelled.write(KEYS[::2], 2)
-    modelled.store.flush()
     listed = modelled.store._text("sstables").replace("[1 .. 1]['' seq:1", "[1 .. 2]['' seq:1")
     assert listed != modelled.store._text("sstables")
     modelled.store._tables._text = lambda name: listed
@@ -146,22 +136,22 @@ def test_a_file_of_rows_and_a_deletion_of_all_is_read_by_rocksdb(modelled, tmp_p
     assert not reads_by_kernels(modelled.store)
 
 
-def test_rows_that_could_not_be_written_to_a_file_stay(modelled, monkeypatch):
+def test_a_write_that_fails_leaves_the_rows_of_before_and_no_file(modelled, monkeypatch):
     modelled.write(KEYS, 1)
-    modelled.store.flush()
-    modelled.write(KEYS[:400], 2)
-    monkeypatch.setattr(TableWriter, "finish", Mock(side_effect=ColdStoreError("the disk is full")))
-    for _ in range(2):
+    with monkeypatch.context() as patched:
+        patched.setattr(TableWriter, "finish", Mock(side_effect=ColdStoreError("the disk is full")))
         with pytest.raises(ColdStoreError, match="full"):
-            modelled.store.flush()
-        modelled.check(KEYS)
-    modelled.remove(KEYS[:30])
+            modelled.store.write(rows_at(KEYS[:400], 2))
     modelled.check(KEYS)
-    monkeypatch.undo()
-    modelled.store.flush()
+    modelled.write(KEYS[:400], 3)
     modelled.check(KEYS)
-    assert modelled.store.memory_bytes == modelled.database._memory.used == 0
     assert not list(modelled.database.path.glob("*.new.sst"))
+
+
+def test_the_last_row_of_a_key_is_written(modelled):
+    modelled.store.write(RowBlock.joined([rows_at(KEYS[:9], 1), removals_of(KEYS[:4]), rows_at(KEYS[2:3], 2)], SCHEMA))
+    modelled.moments = {KEYS[2]: 2} | dict.fromkeys(KEYS[4:9].tolist(), 1)
+    modelled.check(KEYS)
 
 
 @pytest.mark.parametrize(
@@ -175,12 +165,10 @@ def test_rows_that_could_not_be_written_to_a_file_stay(modelled, monkeypatch):
     ids=repr,
 )
 def test_files_of_all_options_are_read(tmp_path, creator):
-    database = opened(tmp_path / "rows", write_buffer_bytes=4 << 20)
+    database = opened(tmp_path / "rows")
     store = database.create("rows", SCHEMA, creator)
     store.write(rows_at(KEYS, 1))
-    database.flush()
     store.write(rows_at(KEYS[::3], 2))
-    database.flush()
     database.close()
     for read_only in (True, False):
         database = opened(tmp_path / "rows", {"rows": creator}, read_only=read_only)
@@ -197,7 +185,6 @@ def test_kernels_read_no_files_once_a_variable_asked_for_another_read_mode(datab
     database.create("second", SCHEMA, RocksDBCreator(read_mode="pread"))
     modelled = Modelled(first, database)
     modelled.write(KEYS, 1)
-    database.flush()
     modelled.check(KEYS)
     assert not modelled.by_kernels
 
@@ -205,18 +192,15 @@ def test_kernels_read_no_files_once_a_variable_asked_for_another_read_mode(datab
 def test_files_beyond_the_limit_of_mappings_are_read_by_rocksdb(modelled, monkeypatch):
     monkeypatch.setattr(table_file.mappings, "most", 0)
     modelled.write(KEYS, 1)
-    modelled.store.flush()
     modelled.check(KEYS)
     assert not reads_by_kernels(modelled.store)
 
 
 def test_a_table_that_nobody_reads_keeps_no_files(modelled):
     modelled.write(KEYS, 1)
-    modelled.store.flush()
     modelled.check(KEYS)
     for moment in range(5):
         modelled.write([moment], moment)
-        modelled.store.flush()
     assert modelled.store._tables._version is None
     modelled.check(KEYS)
 
@@ -275,7 +259,6 @@ def test_a_store_may_be_closed_while_a_read_runs(tmp_path):
     database = opened(tmp_path / "rows")
     store = database.create("rows", SCHEMA, TINY)
     store.write(rows_at(KEYS, 1))
-    database.flush()
     inside, go_on = threading.Event(), threading.Event()
 
     def spread(work: Any, count: int) -> None:

@@ -1,0 +1,270 @@
+"""Rows on their way from the hot tier to the cold store: memtables, which are written to a file each.
+
+Dirty rows that leave the hot tier, and removals, are added to the variable's newest memtable in the order in which they
+come. They are readable there, and of a key's rows the last one counts. A memtable that is full is sealed, and so is the
+largest one of the store if memory is short: one thread writes it to the cold store in the background, and forgets it
+when its rows can be read from there. A caller waits only if all memory for memtables is used.
+
+A failure to write rows, or to take them over, loses none and interrupts no call: they stay in memory, and the store is
+poisoned until retry(). RocksDB's own memtables are not used. They take ten times the CPU time, with the GIL, because
+each row is an object in Python.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+
+import numpy as np
+
+from kvemb.contracts import Mask
+from kvemb.limits import Limits
+from kvemb.memory.staging import MemtableMemory
+from kvemb.rows.block import MEMORY_FLAGS, REMOVED, ReservedBlock, RowBlock
+from kvemb.rows.hashing import KeyIndex, Keys, Positions
+from kvemb.rows.row_copies import copy_rows
+from kvemb.rows.schema import Schema
+from kvemb.threads.interrupts import result_of, uninterrupted
+
+_FIRST_ROWS = 256
+# Bytes of a row beside its block: at most eight cells of an index made for twice the rows.
+_INDEX_BYTES = 32
+
+
+def row_bytes(schema: Schema) -> int:
+    """Return the bytes of memory that a row takes at most."""
+    return RowBlock.bytes_per_row(schema) + _INDEX_BYTES
+
+
+class Memtable:
+    """At most `most` rows, in the order in which they came; of a key's rows the last one counts.
+
+    Rows are added by one thread, until it is sealed, and found by any. A row that is here does not change. block: all
+    rows, each where find() says.
+    """
+
+    def __init__(self, schema: Schema, most: int) -> None:
+        self.rows, self.most, self.sealed = 0, most, False
+        self.block = ReservedBlock(schema, most)
+        self._index = KeyIndex(_FIRST_ROWS)
+        self._lock = threading.Lock()
+
+    def put(self, rows: RowBlock) -> None:
+        """Add rows. REQUIRES: there is room."""
+        start, stop = self.rows, self.rows + len(rows)
+        self.block.put(slice(start, stop), rows)
+        with uninterrupted(), self._lock:
+            index = self._index
+            if not index.has_room(len(rows)):
+                index = KeyIndex(max(stop, min(2 * stop, self.most)))
+                index.put(self.block.keys, 0, start)
+            index.put(self.block.keys, start, stop)
+            self._index, self.rows = index, stop
+
+    def find(self, keys: Keys) -> Positions:
+        """Return the position of each key's row (n,), -1 if it has none here."""
+        with uninterrupted(), self._lock:
+            return self._index.find(self.block.keys, keys)
+
+
+class Memtables:
+    """The memtables of one variable.
+
+    memory: what all memtables of the store share. most_rows: of a memtable. executor: the one thread that writes to the
+    cold store. write: called there with the rows of a memtable, in any order; of a key's rows the last one counts.
+    moved: called with the keys of rows that came, under the variable's lock. failed: called with an error, on any
+    thread; it poisons the store.
+
+    REQUIRES the variable's lock for every method but seal(), which any thread may call. moves: how often rows came or
+    were forgotten, other than by being written.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        memory: MemtableMemory,
+        most_rows: int,
+        executor: Executor,
+        write: Callable[[RowBlock], None],
+        moved: Callable[[Keys], None],
+        failed: Callable[[BaseException], None],
+        limits: Limits,
+    ) -> None:
+        self._schema, self._memory, self._executor = schema, memory, executor
+        self._write, self._moved, self._failed = write, moved, failed
+        self._row_bytes = row_bytes(schema)
+        self._most = max(1, min(limits.memtable_rows, max(limits.batch_rows, most_rows)))
+        self._part_rows = min(self._most, limits.batch_rows)
+        # The newest first. It takes the rows that come; the others are being written, or could not be.
+        self._tables: tuple[Memtable, ...] = ()
+        self._changing, self._writing = threading.Lock(), threading.Lock()
+        self._last_write: Future[None] | None = None
+        self._kept: list[RowBlock] = []  # the rows of an add() that failed, and of all later ones
+        self._failure: BaseException | None = None
+        self.moves = 0
+        memory.join(self)
+
+    @property
+    def rows(self) -> int:
+        """Rows that no file has, removals included. A key's rows count each."""
+        return sum(table.rows for table in self._tables) + sum(map(len, self._kept))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the memory that is paid for."""
+        return sum(table.rows for table in self._tables) * self._row_bytes
+
+    @property
+    def open_bytes(self) -> int:
+        """Bytes of the memtable that is not sealed."""
+        return sum(table.rows for table in self._tables[:1] if not table.sealed) * self._row_bytes
+
+    def keys(self) -> Keys:
+        """Return the keys of these rows; a key may come twice."""
+        tables = (table.block.keys[: table.rows] for table in self._tables)
+        return np.concatenate([np.empty(0, np.int64), *tables, *(rows.keys for rows in self._kept)])
+
+    # Rows in and out.
+
+    def add(self, blocks: list[RowBlock]) -> None:
+        """Take over rows that left the hot tier, or removals (flagged REMOVED). May wait for memory.
+
+        If this fails, these rows and those of later calls are kept in memory.
+        """
+        self.moves += 1
+        if self._failure is not None:
+            self._kept.extend(blocks)
+            return
+        try:
+            for rows in blocks:
+                self._add(rows)
+        except BaseException as error:
+            # All of them, also those already in a memtable: finding out which are could fail, too.
+            self._kept.extend(blocks)
+            self._failure = error
+            self._failed(error)
+            if not isinstance(error, Exception):
+                raise
+
+    def _add(self, rows: RowBlock) -> None:
+        if len(rows):
+            self._moved(rows.keys)
+        for at in range(0, len(rows), self._part_rows):
+            part = rows.part(at, min(len(rows), at + self._part_rows))
+            if self._tables and self._tables[0].rows + len(part) > self._most:
+                self.seal()
+            nbytes = len(part) * self._row_bytes
+            self._memory.take(nbytes)
+            try:
+                with uninterrupted(), self._changing:
+                    if not self._tables or self._tables[0].sealed:
+                        self._tables = (Memtable(self._schema, self._most), *self._tables)
+                    self._tables[0].put(part)
+            except BaseException:
+                self._memory.give_back(nbytes)
+                raise
+
+    def read(self, keys: Keys, into: RowBlock) -> tuple[Mask, Mask]:
+        """Copy the rows of distinct keys that are here to the same positions of `into`, as clean rows.
+
+        Returns known (n,) bool: whether the key's latest row or its removal is here; exists (n,) bool: whether it is a
+        row.
+        """
+        known, exists = np.zeros((2, len(keys)), np.bool_)
+        for table in reversed(self._tables):  # from the oldest to the latest
+            places = table.find(keys)
+            if len(here := (places >= 0).nonzero()[0]):
+                copy_rows(table.block, places[here], into, here)
+                known[here], exists[here] = True, into.flags[here] & REMOVED == 0
+        for rows in self._kept:
+            _, source, here = np.intersect1d(rows.keys, keys, assume_unique=True, return_indices=True)
+            into.put(here, rows.select(source))
+            known[here], exists[here] = True, rows.flags[source] & REMOVED == 0
+        if len(known):
+            into.flags[known] &= ~np.uint8(MEMORY_FLAGS)
+        return known, exists
+
+    def retry(self, are_hot: Callable[[Keys], Mask]) -> None:
+        """Go on after a failure: kept rows are added again, and what could not be written is written again.
+
+        are_hot: says which of the kept rows are newer in the hot tier. If this fails, it is as if it had not been
+        called.
+        """
+        kept = [rows.select(~are_hot(rows.keys)) for rows in self._kept]
+        self._failure, self._kept = None, []
+        self.add(kept)
+        self.seal()
+
+    def clear(self) -> None:
+        """Forget every row. REQUIRES: nothing is being written: wait(), or paused()."""
+        self.moves += 1
+        with uninterrupted(), self._changing:
+            for table in self._tables:
+                self._memory.give_back(table.rows * self._row_bytes, sealed=table.sealed)
+            self._tables, self._kept = (), []
+
+    def end(self) -> None:
+        """Forget every row, and leave the memory to others."""
+        with self.paused():
+            self.clear()
+        self._memory.leave(self)
+
+    # Writing.
+
+    def seal(self) -> Future[None] | None:
+        """Begin to write all rows that are here; return the last write, or None if there is nothing to write.
+
+        The write fails if an earlier one does. Rows that come later are in another file. Any thread may call this.
+        """
+        with uninterrupted():
+            with self._changing:
+                if not self._tables:
+                    return None
+                if not self._tables[0].sealed:
+                    self._tables[0].sealed = True
+                    self._memory.seal(self._tables[0].rows * self._row_bytes)
+            self._last_write = last = self._executor.submit(self._write_sealed)
+            return last
+
+    def flush(self) -> None:
+        """Write everything and wait for it. If a write fails, or has failed, raises its error; the rows stay."""
+        self._check()
+        if (last := self.seal()) is not None:
+            result_of(last)
+
+    def wait(self) -> None:
+        """Wait until all writes in progress have ended. Raises the error of the last one."""
+        self._check()
+        if self._tables and self._last_write is not None:
+            result_of(self._last_write)
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def paused(self) -> threading.Lock:
+        """A block in which nothing is written."""
+        return self._writing
+
+    def _write_sealed(self) -> None:
+        """Write every sealed memtable, the oldest first. On the executor's thread."""
+        try:
+            while self._write_oldest():
+                pass
+        except BaseException as error:
+            self._failed(error)
+            raise
+
+    def _write_oldest(self) -> bool:
+        with self._writing:
+            with self._changing:
+                if not self._tables or not self._tables[-1].sealed:
+                    return False
+                oldest = self._tables[-1]
+            self._write(oldest.block.part(0, oldest.rows))
+            with self._changing:
+                # Not before its rows can be read elsewhere.
+                self._tables = self._tables[:-1]
+            self._memory.give_back(oldest.rows * self._row_bytes, sealed=True)
+            return True
