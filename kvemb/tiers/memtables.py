@@ -166,7 +166,7 @@ class Memtables:
                 raise
 
     def read(self, keys: Keys, into: RowBlock) -> tuple[Mask, Mask]:
-        """Copy the rows of distinct keys that are here to the same positions of `into`, as clean rows.
+        """Copy the rows of distinct keys that are here to the same positions of `into`; they are clean.
 
         Returns known (n,) bool: whether the key's latest row or its removal is here; exists (n,) bool: whether it is a
         row.
@@ -177,12 +177,11 @@ class Memtables:
             if len(here := (places >= 0).nonzero()[0]):
                 copy_rows(table.block, places[here], into, here)
                 known[here], exists[here] = True, into.flags[here] & REMOVED == 0
-        for rows in self._kept:
+        into.flags[known] &= ~np.uint8(MEMORY_FLAGS)
+        for rows in self._kept:  # dirty, because retry() drops those that are hot
             _, source, here = np.intersect1d(rows.keys, keys, assume_unique=True, return_indices=True)
             into.put(here, rows.select(source))
             known[here], exists[here] = True, rows.flags[source] & REMOVED == 0
-        if len(known):
-            into.flags[known] &= ~np.uint8(MEMORY_FLAGS)
         return known, exists
 
     def retry(self, are_hot: Callable[[Keys], Mask]) -> None:
@@ -229,17 +228,18 @@ class Memtables:
 
     def flush(self) -> None:
         """Write everything and wait for it. If a write fails, or has failed, raises its error; the rows stay."""
-        self._check()
+        self.check()
         if (last := self.seal()) is not None:
             result_of(last)
 
     def wait(self) -> None:
         """Wait until all writes in progress have ended. Raises the error of the last one."""
-        self._check()
+        self.check()
         if self._tables and self._last_write is not None:
             result_of(self._last_write)
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise the error because of which rows are kept outside of memtables, if there is one."""
         if self._failure is not None:
             raise self._failure
 

@@ -80,8 +80,10 @@ class CurrentSnapshot:
         """Begin a snapshot of the dirty rows, kept until end(). REQUIRES: held(), and no other snapshot.
 
         sharing: the number of variables, this one included, that have yet to begin; they share the memory for copies.
-        On return, a write of all rows in memtables has been given to the executor.
+        On return, a write of all rows in memtables has been given to the executor. Raises Poisoned if there are others.
         """
+        with self._access.state.keeping_rows():
+            self._memtables.check()
         self._snapshot = DirtySnapshot(
             self._hot_tables.tables[0].schema,
             self._hot_tables,

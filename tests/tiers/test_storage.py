@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 from blocks import SCHEMA, Later, hot_tables_of, rows_of, values_of
@@ -13,6 +15,7 @@ from kvemb.memory.staging import Staging
 from kvemb.rows.block import DIRTY
 from kvemb.store_state import StoreState
 from kvemb.threads.pool import Here
+from kvemb.tiers.memtables import Memtable
 from kvemb.tiers.storage import TieredStorage
 from tests.histories import small_spill
 
@@ -99,6 +102,25 @@ def test_going_back_forgets_a_row_of_a_memtable_that_is_hot_again():
         storage.go_back(before, len(waiting), 0, 0, np.empty(0, np.int64))
     assert rows(storage, range(20)) == dict.fromkeys(waiting.tolist(), 9.0)
     assert storage.stats().rows_waiting == 0
+
+
+def test_no_snapshot_is_taken_without_rows_that_no_memtable_could_take(monkeypatch):
+    """They are written once they can be, also those that are hot again."""
+    storage = storage_of()
+    with monkeypatch.context() as patched:
+        patched.setattr(Memtable, "put", Mock(side_effect=MemoryError))
+        put(storage, range(20))
+    storage.state.cause, kept = None, np.setdiff1d(np.arange(20), storage.hot_tables.keys())
+    put(storage, kept[:1])
+    with storage.access.held(), pytest.raises(MemoryError):
+        storage.snapshot.begin()
+    assert not storage.snapshot.under_way
+    storage.retry_writes()
+    storage.state.cause = None  # recover() does this
+    put(storage, range(100, 150), 2.0)
+    with storage.writing():
+        storage.write_dirty()
+    assert values_of(storage.cold.read(np.arange(20))[0]) == dict.fromkeys(range(20), 1.0)
 
 
 def test_whole_rows_replace_what_is_there_and_new_ones_stay_cold():
