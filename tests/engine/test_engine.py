@@ -26,7 +26,7 @@ from tests.test_store import VALUES, fill
 def test_calls_in_order_run_one_after_the_other_on_one_thread(store):
     ran = [inside(store).in_order(lambda at=at: (at, threading.current_thread().name)) for at in range(3)]
     assert [at for at, _ in ran] == [0, 1, 2]
-    assert {name for _, name in ran} == {"kvemb-spill_0"}
+    assert {name for _, name in ran} == {"kvemb-write_0"}
     with pytest.raises(ZeroDivisionError):
         inside(store).in_order(divmod, 1, 0)
 

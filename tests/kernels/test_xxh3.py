@@ -32,7 +32,6 @@ def test_it_is_what_rocksdb_stores_behind_blocks_of_all_lengths(tmp_path: Path, 
         schema = schema_of("int64", words, ())
         store = database.create(f"{words}", schema, TINY)
         store.write(rows_at(np.arange(rows), 1, schema))
-        store.flush()
         got, found = store.read(np.arange(rows))
         assert found.all()
         np.testing.assert_array_equal(got.words, rows_at(np.arange(rows), 1, schema).words)

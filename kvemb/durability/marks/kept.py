@@ -136,11 +136,7 @@ class Marks:
                 fresh_files.make_directory(folder)
                 data = {"format": FORMAT, **as_json(entry)}
                 whole = {"checksum": manifest.checksum_of(data), **data}
-                path = folder / (mark.id + SUFFIX)
-                temporary = path.with_suffix(TEMPORARY)
-                fresh_files.write_new(temporary, (json.dumps(whole, indent=1) + "\n").encode())
-                os.replace(temporary, path)
-                fresh_files.sync_directory(folder)
+                _write(folder / (mark.id + SUFFIX), (json.dumps(whole, indent=1) + "\n").encode())
             replaced = [each.id for each in self._entries.values() if entry.name and each.name == entry.name]
             self._entries[mark.id] = entry
             unnamed = [each for each in self._entries.values() if not each.name and each.id not in self._holds]
@@ -186,6 +182,21 @@ def check_name(name: object) -> str | None:
 
 def _mark(store: Path, entry: _Entry) -> Mark:
     return Mark(entry.id, entry.store, entry.name or None, entry.created, layout.point(store, entry.point))
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a new file that is whole or not there. Raises OSError; then it is not there."""
+    temporary = path.with_suffix(TEMPORARY)
+    try:
+        fresh_files.write_new(temporary, data)
+        os.replace(temporary, path)
+        fresh_files.sync_directory(path.parent)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+            fresh_files.sync_directory(path.parent)
+        raise
 
 
 def _told(mark: Mark) -> str:

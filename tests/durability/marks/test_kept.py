@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import pickle
 from pathlib import Path
 
 import pytest
 
-from kvemb.durability import manifest
+from kvemb.durability import fresh_files, manifest
 from kvemb.durability.marks.kept import Marks, check_name, read_marks
 from kvemb.errors import ColdStoreError, Corruption, MarkNotFound, UnsupportedFormat
 
@@ -140,3 +141,16 @@ def test_a_mark_whose_file_cannot_be_deleted_is_kept(tmp_path, monkeypatch):
     assert marks.all() == read_marks(tmp_path) == [mark]
     marks.drop(mark)
     assert marks.all() == read_marks(tmp_path) == []
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace", "sync_directory"])
+def test_of_a_mark_that_could_not_be_kept_nothing_is_left(tmp_path, monkeypatch, step):
+    marks = Marks(tmp_path, 10)
+    before = kept(marks, "best")
+    with monkeypatch.context() as patch:
+        owner = fresh_files if step == "sync_directory" else os
+        patch.setattr(owner, step, raising(OSError(28, "No space left on device")))
+        with pytest.raises(ColdStoreError, match="No space left"):
+            kept(marks, "best", 2)
+    assert marks.all() == read_marks(tmp_path) == [before]
+    assert [path.name for path in (tmp_path / "marks").iterdir()] == [f"{before.id}.json"]
