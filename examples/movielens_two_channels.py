@@ -121,6 +121,7 @@ def main() -> None:
         with store:
             model = TwoChannels(options.dim)
             model.compile(keras.optimizers.Adam(1e-3), "mse", metrics=["accuracy"])
+            model({name: each[:1] for name, each in known.items()})  # builds it
             begun = 0 if before is None else before.extra["kvemb.keras"]["epoch"]
             print(f"epochs done  {begun}")
             model.fit(

@@ -25,13 +25,15 @@ import kvemb
 import kvemb.cluster
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-# Keras' variables do not know an argument of NumPy 2's protocol.
+# Keras' variables do not know an argument of NumPy 2's protocol, and its exports give JAX an argument of old.
 KNOWN = ["-W", "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"]
+KNOWN += ["-W", "ignore:The `native_serialization` parameter is deprecated:DeprecationWarning"]
 # Runs an example with each of several lists of arguments.
 PROGRAM = """
-import json, runpy, sys
+import json, os, runpy, sys
 
 path, runs = sys.argv[1], json.loads(sys.argv[2])
+sys.path.insert(0, os.path.dirname(path))
 for words in runs:
     sys.argv = [path, *words]
     runpy.run_path(path, run_name="__main__")
@@ -250,6 +252,51 @@ def test_the_two_channels_go_on_learn_and_are_served(tmp_path: Path, monkeypatch
     assert figure("accuracy", second) > figure("most common", second)
     assert "served       the same bits" in first
     assert "served       the same bits" in second
+
+
+@pytest.mark.slow
+@pytest.mark.needs("tensorflow", "keras")
+def test_reviews_of_games_are_learned_bounded_resumed_and_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
+    small = ["--count", "5000", "--max-rows", "4000"]
+    first, again = printed_elsewhere(tmp_path, "video_games", *[["--epochs", "3", *small]] * 2)
+    check_the_same_after_loading(first, again, 3)
+    assert figure("rows", first) == 3200
+    assert figure("AUC", first) > 0.7, "by chance 0.5; 0.79 to 0.85 with five seeds"
+
+
+@pytest.mark.slow
+@pytest.mark.needs("tensorflow", "keras")
+def test_a_dlrm_in_keras_learns_resumes_and_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
+    first, again = printed_elsewhere(tmp_path, "dlrm_keras", *[["--epochs", "2", "--count", "5000"]] * 2)
+    check_the_same_after_loading(first, again, 2)
+    assert figure("AUC", first) > 0.65, "by chance 0.5; 0.72 to 0.75 with five seeds"
+
+
+def check_the_same_after_loading(first: str, again: str, epochs: int) -> None:
+    """A run that trains, and the same run again, which has nothing to train: it loads, and exports what it loaded."""
+    assert (figure("epochs done", first), figure("epochs done", again)) == (0, epochs)
+    assert figure("loss", first) == figure("loss", again)
+    assert "served       the same bits" in first
+    assert "served       the same bits" in again
+
+
+@pytest.mark.slow
+@pytest.mark.needs("tensorflow", "keras", "jax")
+def test_several_workers_train_as_one(tmp_path: Path) -> None:
+    """And one worker goes on where two have ended."""
+    small, one = ["--count", "5000", "--dim", "8"], ["--workers", "1", "--place", "one"]
+    (two,) = printed_elsewhere(tmp_path, "movielens_workers", [*small, "--place", "two"])
+    runs = [[*small, *one], [*small, *one, "--place", "two", "--epochs", "2"]]
+    alone, more = printed_elsewhere(tmp_path, "movielens_workers", *runs)
+    assert [figure("workers", each) for each in (two, alone, more)] == [2, 1, 1]
+    assert [figure("epochs done", each) for each in (two, alone, more)] == [0, 0, 1]
+    assert figure("loss", two) == pytest.approx(figure("loss", alone), abs=1e-6)
+    assert figure("loss", more) < figure("loss", two)
+    assert all(float(each.split("differs by")[1]) < 1e-6 for each in (two, alone, more))
 
 
 # The second rank, which has imported Ray before: it fails when it asks for the batch of a step and a checkpoint is

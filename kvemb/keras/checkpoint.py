@@ -49,7 +49,8 @@ class Checkpoint(keras.callbacks.LambdaCallback):
         TypeError: For an argument of the wrong type.
         ValueError: If ``every`` is out of range or given with ``save_best_only``, for an unknown ``mode``, or if the
             logs of an epoch lack ``monitor``. ``fit`` raises it if the newest checkpoint is of another model or
-            another store, or if the store is not in its state.
+            another store, if the store is not in its state, or if no epoch is left to train and the model is not
+            built, which TensorFlow does in the first step.
 
     Example:
         >>> import kvemb, kvemb.keras as kk
@@ -156,10 +157,16 @@ class Checkpoint(keras.callbacks.LambdaCallback):
             self._save(epoch + 1, 0)
 
     def _wait(self, logs: Any = None) -> None:
-        """Wait for the checkpoint that is being written."""
+        """Wait for the checkpoint that is being written. Raises ValueError if the dense part was not restored."""
         if self._writing is not None:
             self._writing.result()
             self._writing = None
+        if self._later is not None:  # no epoch is left, and TensorFlow's trainer has built nothing
+            later, self._later = self._later, None
+            raise ValueError(
+                f"fit had no batch to train, so the model was not built, and has not the weights of {later.path}; call "
+                "the model on a batch before fit"
+            )
 
     def _save(self, epoch: int, batches: int) -> None:
         model = self.model  # with JAX, this waits for the step

@@ -108,6 +108,27 @@ def test_an_interrupted_fit_of_a_subclassed_model_goes_on(tmp_path):
     np.testing.assert_array_equal(resumed, rows)
 
 
+def test_a_fit_without_an_epoch_left_restores_the_dense_part_or_says_that_it_cannot(tmp_path):
+    """A script that is run again: with TensorFlow, an unbuilt model predicted with new weights."""
+    with kvemb.CheckpointManager(tmp_path / "series") as series:
+        store, _ = series.resume(tmp_path / "store", memory_budget="16MiB")
+        rule = kvemb.optimizers.SGD(0.1)
+        words = store.get_variable("words", dim=4, key_dtype="int32", optimizer=rule)
+
+        def fit(model):
+            model.fit(IDS, LABELS, batch_size=64, epochs=1, verbose=0, callbacks=[kk.Checkpoint(series, store)])
+            return model.predict(IDS, verbose=0)
+
+        expected = fit(subclassed(kk.EmbeddingBag(words)))
+        again = subclassed(kk.EmbeddingBag(words))
+        if keras.backend.backend() == "tensorflow":
+            with pytest.raises(ValueError, match="so the model was not built"):
+                fit(again)
+            again(IDS[:1])
+        np.testing.assert_array_equal(fit(again), expected)
+        store.close()
+
+
 def test_the_best_epoch_alone_is_saved_with_its_rows(tmp_path):
     """The loss is made to rise after the second epoch, and the next process goes back to it."""
 
