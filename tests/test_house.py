@@ -244,7 +244,7 @@ REACHES = {
     # The tensors that an operation of Keras got, of which a layer may have several.
     "kvemb/keras/keys.py": {"_inbound_nodes"},
     # What tf.saved_model.save asks of each layer.
-    "kvemb/keras/layer.py": {"_trackable_children"},
+    "kvemb/keras/layer.py": {"_flatten_layers", "_trackable_children"},
     "kvemb/keras/learning_rate.py": {"_flatten_layers"},
     "kvemb/keras/servable.py": {"_flatten_layers"},
 }

@@ -61,6 +61,7 @@ class RowsLayer(keras.layers.Layer):
         self.supports_jit: bool = backend == "jax"
         self.built = True
         self._refused: ValueError | None = None
+        self._loaded_before_build = False
 
     # Keras' lists of weights. Anchors are shared by the layers on a variable, so a frozen layer leaves them out, and
     # does not freeze them for the others.
@@ -128,6 +129,7 @@ class RowsLayer(keras.layers.Layer):
         if self._refused is not None and not len(store):
             raise self._refused
         self._refused = None
+        self._loaded_before_build |= bool(len(store)) and not self._called
         try:
             self._check_states(store, "the saved weights")
         except ValueError as error:
@@ -140,12 +142,29 @@ class RowsLayer(keras.layers.Layer):
                 there = [f"{each}_{number}" for each in _STATE]
                 check_saved_state(variable, [saved[each] for each in there if each in saved], what)
 
+    def _check_loaded(self) -> None:
+        """Raise ValueError in a model that Keras did not build before it loaded its weights: it skips those of dense
+        layers then, with a warning at most, and their new ones would be used with the rows."""
+        model = self._get_call_context().entry_layer
+        if not self._loaded_before_build or not isinstance(model, keras.Model):
+            return
+        unbuilt = [each.name for each in model._flatten_layers() if not each.built and _makes_weights(each)]
+        if unbuilt:
+            raise ValueError(
+                f"the weights of {', '.join(unbuilt)} were not loaded, because {model.name!r} was not built: Keras "
+                "builds a model that it loads with floats, which operations such as keras.ops.bitwise_and refuse. Let "
+                "call begin with ids = keras.ops.cast(ids, 'int64') and load the model again; before load_weights, "
+                "call the model on a batch"
+            )
+        self._loaded_before_build = False
+
     def _found(self, wanted: Sequence[Wanted], training: bool | None) -> list[Any]:
         """Return a tensor for each, in the layer's compute dtype. A backward pass trains the rows.
 
         training: whether uses of rows are recorded. Raises ValueError if a variable that is to be trained has no
         optimizer, and what Store.lookup raises.
         """
+        self._check_loaded()
         if (tables := static_tables()) is not None:
             return self._results(wanted, look_up_static(tables, *self._asked(wanted)))
         anchors = self._anchors()
@@ -191,3 +210,8 @@ class RowsLayer(keras.layers.Layer):
         optimizer = getattr(self._get_call_context().entry_layer, "optimizer", None)
         scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         return optimizer if scales or getattr(optimizer, "loss_scale_factor", None) is not None else None
+
+
+def _makes_weights(layer: keras.layers.Layer) -> bool:
+    """Whether a layer makes weights of its own in build(); a model's are those of its layers."""
+    return type(layer).build is not keras.layers.Layer.build and not isinstance(layer, keras.Model)

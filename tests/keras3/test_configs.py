@@ -58,3 +58,48 @@ def test_a_saved_subclassed_model_has_its_dense_weights(words, clicks, tmp_path)
     np.testing.assert_array_equal(loaded.predict(clicks[0], verbose=0), model.predict(clicks[0], verbose=0))
     for left, right in zip(loaded.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_array_equal(left, right)
+
+
+@keras.saving.register_keras_serializable("tests")
+class Computing(keras.Model):
+    """A model that computes with ids before it looks them up. how: the name of a function of COMPUTED."""
+
+    def __init__(self, how, **arguments):
+        super().__init__(**arguments)
+        self.how, self.rows, self.out = how, kk.EmbeddingBag("words"), keras.layers.Dense(1)
+
+    def call(self, ids):
+        return self.out(self.rows(COMPUTED[self.how](ids)))
+
+    def get_config(self):
+        return {**super().get_config(), "how": self.how}
+
+
+COMPUTED = {
+    "modulo": lambda ids: ids % 7,
+    "quotient": lambda ids: ids // 2,
+    "where": lambda ids: keras.ops.where(ids > 5, ids, 0),
+    "concatenate": lambda ids: keras.ops.concatenate([ids, keras.ops.maximum(ids, 3)], axis=-1),
+    "cast": lambda ids: keras.ops.bitwise_and(keras.ops.cast(ids, "int32"), 7),
+    "bits": lambda ids: keras.ops.bitwise_and(ids, 7),
+}
+
+
+@pytest.mark.parametrize("how", COMPUTED)
+@pytest.mark.filterwarnings("ignore:Model 'computing.*had a build config")
+@pytest.mark.filterwarnings("ignore:Layer 'computing.*looks like it has unbuilt state")
+@pytest.mark.filterwarnings("ignore:.build.. was called on layer 'computing")
+def test_a_saved_model_that_computes_with_ids_has_its_weights_or_says_what_to_do(how, words, tmp_path):
+    """Keras builds it with floats. What floats do not have left the dense weights new, with a warning alone."""
+    ids = np.arange(12, dtype=np.int32).reshape(4, 3)
+    with words.resource_handle[0].as_default():
+        model = Computing(how)
+        expected = model.predict(ids, verbose=0)
+        model.save(tmp_path / "model.keras")
+        loaded = keras.saving.load_model(tmp_path / "model.keras")
+        if how == "bits" and keras.backend.backend() != "torch":
+            for _ in range(2):
+                with pytest.raises((ValueError, RuntimeError), match=r"Let call begin with ids = keras\.ops\.cast"):
+                    loaded.predict(ids, verbose=0)
+        else:
+            np.testing.assert_array_equal(loaded.predict(ids, verbose=0), expected)

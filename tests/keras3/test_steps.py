@@ -94,6 +94,15 @@ def test_what_an_optimizer_would_do_with_weights_alone_is_refused(words, clicks)
             model.train_on_batch(*(each[:9] for each in clicks))
 
 
+def test_averages_are_refused_in_fit_and_jax_has_it_in_the_log(words, clicks, caplog):
+    """With JAX, Keras' fit ends in an error of its own, 'NoneType' object is not callable."""
+    model = classifier(kk.Embedding(words), optimizer=keras.optimizers.Adam(use_ema=True))
+    with pytest.raises((ValueError, TypeError)) as raised:
+        model.fit(*clicks, verbose=0)
+    text = caplog.text if keras.backend.backend() == "jax" else str(raised.value)
+    assert "use_ema=True, which cannot be done with rows" in text
+
+
 def test_the_oldest_passes_are_dropped(store):
     from kvemb.keras.steps import MAX_WAITING, Step, keep, new_token, take
 
