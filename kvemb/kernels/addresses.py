@@ -80,6 +80,20 @@ def copy(typingctx: Any, to: Any, source: Any, nbytes: Any) -> Any:
 
 
 @intrinsic
+def narrow_8(typingctx: Any, source: Any, to: Any) -> Any:
+    """Store 8 numbers of type uint32 as 8 bytes. Return whether all of them are below 0x80."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        wide, narrow = ir.VectorType(ir.IntType(32), 8), ir.VectorType(_BYTE, 8)
+        numbers = builder.load(builder.inttoptr(args[0], wide.as_pointer()), align=1)
+        builder.store(builder.trunc(numbers, narrow), builder.inttoptr(args[1], narrow.as_pointer()), align=1)
+        small = builder.icmp_unsigned("<", numbers, ir.Constant(wide, [0x80] * 8))
+        return builder.icmp_signed("==", builder.bitcast(small, _BYTE), _BYTE(-1))
+
+    return types.boolean(types.int64, types.int64), codegen
+
+
+@intrinsic
 def reversed_bytes(typingctx: Any, word: Any) -> Any:
     """Return a uint64 with its bytes in the opposite order: a big-endian number that load_64 loaded."""
 

@@ -1,7 +1,8 @@
 """Compilation of kernels by numba, and their code on disk (kvemb.kernels.cache). Loading numba takes half a second.
 
-Kernels release the GIL and access only their arguments; callers hold the locks. numba's own cache is not used: it lies
-beside the sources, and has one index of all signatures of a kernel, in which two processes can mix up their code.
+Kernels access only their arguments, and release the GIL unless they read objects; callers hold the locks. numba's own
+cache is not used: it lies beside the sources, and has one index of all signatures of a kernel, in which two processes
+can mix up their code.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from kvemb.version import VERSION
 _NO_MORE: Any = {"_nrt": False, "no_cfunc_wrapper": True}
 
 
-def kernel(function: Any, source: bytes = b"") -> Any:
-    """Compile a nogil kernel and cache it on disk, if possible. Division by zero is IEEE 754's.
+def kernel(function: Any, source: bytes = b"", *, nogil: bool = True) -> Any:
+    """Compile a kernel and cache it on disk, if possible. Division by zero is IEEE 754's.
 
     No fastmath, so that no multiply-add is fused: results must not depend on the machine. No reference counts either:
     arrays passed to inlined functions would be counted for every row, and an atomic operation waits for all earlier
     reads. So a kernel cannot make arrays. source: that of a generated function, which is in no file.
     """
-    made = numba.njit(nogil=True, error_model="numpy", **_NO_MORE)(function)
+    made = numba.njit(nogil=nogil, error_model="numpy", **_NO_MORE)(function)
     made._cache = _CodeOnDisk(function, source)
     compile_one = made.compile
 

@@ -128,7 +128,7 @@ def _packed(words: Words, name_bytes: int) -> Names:
     from kvemb.rows import word_kernels
 
     names = np.full((len(words), name_bytes), PAD, np.uint8)
-    wrong, only_ascii = word_kernels.pack(words.data, words.offsets, words.gap, names)
+    wrong, only_ascii = word_kernels.pack(words.data, words.offsets, names)
     if wrong >= 0:
         raise ValueError(_refusal(words.word(wrong), wrong, name_bytes))
     if not only_ascii:  # no word begins within a character, so all of them are UTF-8 if their bytes together are

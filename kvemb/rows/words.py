@@ -23,8 +23,10 @@ from kvemb.threads.parallel import free_cores, run_each
 _MAX_SEED = 2**64 - 1
 # Words for which another thread pays: half a millisecond of work.
 _WORDS_OF_A_THREAD = 65_536
-# Strings of a list that are joined at once.
-_PIECE = 16_384
+# Objects that are read at once: half a millisecond in which no other thread has the GIL.
+_PIECE = 32_768
+# Bytes of an object for which there is room at first. Pages that are not written take no memory.
+_ROOM = 32
 
 _FILL = "fill it, for example with fillna('')"
 _MISSING = {"values": f"{_FILL}, or pass missing= to hash_strings, the key of all missing values", "keys": _FILL}
@@ -33,25 +35,23 @@ _NO_STRINGS = {"values": "integers are keys without a hash", "keys": "convert th
 
 @dataclass(frozen=True)
 class Words:
-    """n strings in UTF-8, much as Arrow keeps them: word i is data[offsets[i]:offsets[i + 1] - gap].
+    """n strings in UTF-8, much as Arrow keeps them: word i is data[offsets[i]:offsets[i + 1]].
 
     data: uint8. offsets: int32 or int64 (n + 1,), ascending. present: bool (n,), which words are not missing; None: all
     are there; the bytes of a missing one have no meaning. shape: that of the values, whose elements are in C order.
-    gap: the bytes between two words.
     """
 
     data: npt.NDArray[np.uint8]
     offsets: npt.NDArray[Any]
     present: npt.NDArray[np.bool_] | None
     shape: tuple[int, ...]
-    gap: int = 0
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     def word(self, at: int) -> bytes:
         """Return one word."""
-        return bytes(self.data[self.offsets[at] : self.offsets[at + 1] - self.gap])
+        return bytes(self.data[self.offsets[at] : self.offsets[at + 1]])
 
     def hashes(self, seed: int = 0) -> npt.NDArray[np.int64]:
         """Return the hash of every word (n,). A large column is split over the cores."""
@@ -62,7 +62,7 @@ class Words:
 
         def part(begin: int, end: int) -> None:
             word_kernels.hash_words(
-                self.data, self.offsets[begin : end + 1], self.gap, SECRET, np.uint64(seed), secret,
+                self.data, self.offsets[begin : end + 1], SECRET, np.uint64(seed), secret,
                 np.empty(8, np.uint64), hashes[begin:end],
             )  # fmt: skip
 
@@ -135,28 +135,28 @@ def check_none_missing(words: Words, what: str = "values") -> None:
 def as_words(values: Any, what: str = "values") -> Words:
     """Return strings of any kind that hash_strings() takes. what: their name. Raises TypeError, ValueError."""
     if isinstance(values, (str, bytes)):
-        return _of_list([values], (), what)
+        return _of_objects([values], (), what)
     if type(values) is list or type(values) is tuple:
         if not any(isinstance(each, (list, tuple, np.ndarray)) for each in values[:1]):
-            return _of_list(values, (len(values),), what)
+            return _of_objects(values if type(values) is list else list(values), (len(values),), what)
         values = _nested(values, what)
     if (column := _arrow_column(values)) is not None:
         return _of_arrow(column, what)
     if is_of(values, "numpy.ma", "MaskedArray"):
         raise TypeError(f"{what} must be an array without a mask, got a masked array; pass {what}.filled('')")
     array = np.asarray(values)
-    if array.dtype.kind in "US" and array.dtype.isnative:
+    if array.dtype.kind in "US":
         return _of_fixed(array)
-    if array.dtype.kind in "UST":
+    if array.dtype.kind == "T":
         array = array.astype(object)
     if array.dtype != object:
         if not array.size:
-            return _of_list([], array.shape, what)
+            return _of_objects([], array.shape, what)
         raise TypeError(f"{what} must be strings, got {array.dtype.name}; {_NO_STRINGS[what]}")
     if array.shape == () and not isinstance(array.item(), (str, bytes)):
         kind = type(values).__name__
         raise TypeError(f"{what} must be an array, a column or a list of strings, got {kind}; pass list({what})")
-    return _of_list(array.reshape(-1).tolist(), array.shape, what)
+    return _of_objects(np.ascontiguousarray(array).reshape(-1), array.shape, what)
 
 
 def _nested(values: Any, what: str) -> npt.NDArray[Any]:
@@ -171,26 +171,30 @@ def _nested(values: Any, what: str) -> npt.NDArray[Any]:
     return array
 
 
-def _of_list(values: Any, shape: tuple[int, ...], what: str) -> Words:
-    """Return strings of a list; str and bytes may be mixed.
-
-    Joining them with NULs, and finding the NULs, is faster than asking each for its length. Pieces stay in the CPU's
-    caches.
-    """
+def _of_objects(values: Any, shape: tuple[int, ...], what: str) -> Words:
+    """Return strings of a list, or of an array (n,) of objects; str, bytes and missing ones may be mixed."""
     from kvemb.rows import word_kernels
 
-    offsets = np.zeros(len(values) + 1, np.int64)
-    try:
-        pieces = ["\0".join(values[at : at + _PIECE]).encode() for at in range(0, len(values), _PIECE)]
-        data = np.frombuffer(b"\0".join(pieces), np.uint8)
-        if word_kernels.divide(data, offsets) == max(0, len(values) - 1):  # otherwise a word has a NUL itself
-            return Words(data, offsets, None, shape, gap=1)
-    except (TypeError, UnicodeEncodeError):
-        pass  # not all are str, or one of them is wrong, which _encoded() names
-    encoded = [_encoded(each, at, what) for at, each in enumerate(values)]
-    np.cumsum(np.fromiter(map(len, encoded), np.int64, len(encoded)), out=offsets[1:])
-    there = np.fromiter((not is_missing(each) for each in values), np.bool_, len(values))
-    return Words(np.frombuffer(b"".join(encoded), np.uint8), offsets, None if there.all() else there, shape)
+    count, listed, missing, done = len(values), isinstance(values, list), object(), 0
+    address = id(values) if listed else values.ctypes.data
+    offsets, data, present = np.zeros(count + 1, np.int64), np.empty(_ROOM * count, np.uint8), np.ones(count, np.bool_)
+    while done < count:
+        end = min(done + _PIECE, count)
+        done = word_kernels.gather(address, listed, id(missing), done, end, offsets, data, present)
+        if done == end:
+            continue
+        value, at = values[done], int(offsets[done])  # for which there is no room, or which is no str or bytes
+        encoded = _encoded(value, done, what)
+        if is_missing(value):
+            missing, present[done] = value, False
+        if at + len(encoded) > len(data):
+            grown = np.empty(2 * len(data) + len(encoded), np.uint8)
+            grown[:at] = data[:at]
+            data = grown
+        data[at : at + len(encoded)] = np.frombuffer(encoded, np.uint8)
+        offsets[done + 1] = at + len(encoded)
+        done += 1
+    return Words(data[: offsets[-1]], offsets, None if present.all() else present, shape)
 
 
 def _encoded(value: Any, at: int, what: str) -> bytes:
@@ -223,21 +227,21 @@ def _of_fixed(array: npt.NDArray[Any]) -> Words:
     """Return the strings of an array of dtype U or S, without the NULs behind them."""
     from kvemb.rows import word_kernels
 
-    flat = np.ascontiguousarray(array).reshape(-1)
-    units = flat.dtype.itemsize if flat.dtype.kind == "S" else flat.dtype.itemsize // 4
-    codes = flat.view(np.uint8 if flat.dtype.kind == "S" else np.uint32).reshape(len(flat), units)
-    offsets = np.zeros(len(flat) + 1, np.int64)
-    wrong = word_kernels.measure(codes, offsets)
+    flat = np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(-1)
+    unit = np.dtype(np.uint8 if flat.dtype.kind == "S" else np.uint32)
+    codes = flat.view(unit).reshape(len(flat), flat.itemsize // unit.itemsize)
+    offsets, data = np.zeros(len(flat) + 1, np.int64), np.empty(flat.nbytes, np.uint8)
+    wrong = word_kernels.encode(codes, offsets, data)
     if wrong >= 0:
         raise ValueError(_surrogate(wrong, str(flat[wrong])))
-    data = np.empty(int(offsets[-1]), np.uint8)
-    word_kernels.encode(codes, offsets, data)
-    return Words(data, offsets, None, array.shape)
+    return Words(data[: offsets[-1]], offsets, None, array.shape)
 
 
 def _arrow_column(values: Any) -> Any:
     """Return a column as pyarrow's array; None if it is none, or if pyarrow is not installed."""
     pandas = any(is_of(values, "pandas", name) for name in ("Series", "Index", "Categorical"))
+    if pandas and (values.dtype == object or getattr(values.dtype, "storage", None) == "python"):
+        return None  # NumPy returns its objects as they are
     if not pandas and not hasattr(values, "__arrow_c_stream__") and not hasattr(values, "__arrow_c_array__"):
         return None
     try:

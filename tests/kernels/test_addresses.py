@@ -34,3 +34,19 @@ def test_numbers_are_loaded_from_any_address_and_bytes_copied():
     assert loaded[3] == 0x0201 << 48
     assert loaded[4] == 3
     assert to.tolist() == [*range(241, 246), 0, 0, 0]
+
+
+@kernel
+def _narrowed(source: int, to: int) -> bool:
+    return addresses.narrow_8(source, to)
+
+
+def test_eight_numbers_are_narrowed_at_once_and_one_that_is_not_ascii_is_told():
+    numbers, to = np.arange(120, 128, dtype=np.uint32), np.zeros(9, np.uint8)
+    assert _narrowed(numbers.ctypes.data, to.ctypes.data + 1)
+    assert to.tolist() == [0, *range(120, 128)]
+    for place in range(8):
+        for wrong in (0x80, 0x100, 2**32 - 1):
+            other = numbers.copy()
+            other[place] = wrong
+            assert not _narrowed(other.ctypes.data, to.ctypes.data)

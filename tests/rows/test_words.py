@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -113,12 +113,14 @@ def test_columns_of_pandas_and_polars_have_the_keys_of_a_list():
     series = pandas.Series(TEXTS)
     columns = [series, series.astype(object), series.astype("category"), series.to_numpy(), pandas.Index(TEXTS)]
     columns += [pandas.Categorical(TEXTS), series.to_frame("city")["city"], pandas.Series(TEXTS, dtype="string")]
+    columns += [pandas.Series(TEXTS, dtype="string[python]"), pandas.Series(TEXTS, dtype="string[pyarrow]")]
     columns += [polars.Series(TEXTS), polars.Series(TEXTS).cast(polars.Categorical)]
     for column in columns:
         np.testing.assert_array_equal(kvemb.hash_strings(column), kvemb.hash_strings(TEXTS))
     for column in (
         pandas.Series(["a", None]),
         pandas.Series(["a", float("nan")], dtype=object),
+        pandas.Series(["a", None], dtype="string[python]"),
         polars.Series(["a", None]),
     ):
         assert kvemb.hash_strings(column, missing=-1)[1] == -1
@@ -209,22 +211,32 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], error: type[E
         kvemb.hash_strings(["a"], **options)
 
 
-def test_words_of_a_list_are_joined_with_one_byte_between_them():
-    words = as_words(["é", "", "abc"])
-    assert (words.data.tobytes(), words.offsets.tolist(), words.gap) == ("é\0\0abc".encode(), [0, 3, 4, 8], 1)
-    assert [words.word(at) for at in range(3)] == ["é".encode(), b"", b"abc"]
+def test_words_of_a_list_are_their_bytes_one_after_the_other():
+    words = as_words(["é", "", "a\0", b"\xff"])
+    assert (words.data.tobytes(), words.offsets.tolist()) == ("éa\0".encode() + b"\xff", [0, 2, 2, 4, 5])
+    assert [words.word(at) for at in range(3)] == ["é".encode(), b"", b"a\0"]
     assert (len(as_words([])), as_words([""]).word(0)) == (0, b"")
 
 
-@pytest.mark.parametrize("count", [16_383, 16_384, 16_385, 40_000])
-def test_lists_longer_than_a_piece_and_words_with_nuls_have_the_keys_of_a_column(count: int):
+@pytest.mark.parametrize("kind", [list, tuple, partial(np.array, dtype=object)])
+@pytest.mark.parametrize("count", [32_767, 32_768, 32_769, 70_000])
+def test_objects_longer_than_a_piece_have_the_keys_of_a_column(kind: Callable[[Any], Any], count: int) -> None:
     import pyarrow
 
-    words = [f"word {at}" for at in range(count)]
-    np.testing.assert_array_equal(kvemb.hash_strings(words), kvemb.hash_strings(pyarrow.array(words)))
-    words[-1] += "\0"
-    words[5] = "a\0b"
-    np.testing.assert_array_equal(kvemb.hash_strings(words), kvemb.hash_strings(pyarrow.array(words)))
+    words: list[str | None] = [f"word {at}" for at in range(count)]
+    words[-1], words[5], words[6], words[7] = "a\0", "a\0b", "", None
+    words[8:11] = ["é" * 1000, "long" * 2**20, "東京"]  # more bytes than there is room for at first
+    column = pyarrow.array(words)
+    np.testing.assert_array_equal(kvemb.hash_strings(kind(words), missing=7), kvemb.hash_strings(column, missing=7))
+    mixed = [each.encode() if each and at % 3 else each for at, each in enumerate(words)]
+    np.testing.assert_array_equal(kvemb.hash_strings(kind(mixed), missing=7), kvemb.hash_strings(column, missing=7))
+
+
+def test_numpys_own_strings_and_several_kinds_of_missing_values_may_be_mixed():
+    values = [np.str_("é"), np.bytes_(b"b"), None, float("nan"), np.nan, None, "c", b"d"]
+    keys = [-1 if np.isin(at, [2, 3, 4, 5]) else int(kvemb.hash_strings(each)) for at, each in enumerate(values)]
+    for each in (values, np.array(values, object)):
+        assert kvemb.hash_strings(each, missing=-1).tolist() == keys
 
 
 def test_words_are_their_bytes_one_after_the_other():

@@ -19,7 +19,9 @@ from kvemb.tools.bench.results import Report, compare
 from kvemb.tools.failures import BadInput
 from kvemb.tools.limits import MAX_ROWS
 
-MIN_RATE = {"Arrow": 20e6, "NumPy U": 10e6, "NumPy S": 15e6, "list": 8e6}
+MIN_RATE = 20e6
+# The same strings elsewhere in memory: each read of one waits for the memory. It has no bar.
+SCATTERED = "list, scattered"
 
 
 def run(
@@ -33,7 +35,8 @@ def run(
         np.testing.assert_array_equal(kvemb.hash_strings(column), expected)
         taken = [cost(_hashing(column), number).cpu for number in range(runs)]
         rates = [strings / max(each, 1e-9) for each in taken]
-        report.lines.append(compare(name, "strings/s of CPU time", rates).at_least(MIN_RATE.get(name)))
+        line = compare(name, "strings/s of CPU time", rates)
+        report.lines.append(line if name == SCATTERED else line.at_least(MIN_RATE))
     return report
 
 
@@ -43,7 +46,9 @@ def columns_of(words: list[str]) -> dict[str, Any]:
         import pyarrow
     except ImportError as error:
         raise BadInput(f"this benchmark needs pyarrow; run: {pip_install('tools')}") from error
-    array = pyarrow.array(words)
+    array, scattered = pyarrow.array(words), np.empty(len(words), object)
+    order = np.random.default_rng(1).permutation(len(words))
+    scattered[order] = [words[at].upper().lower() for at in order.tolist()]  # strings of its own
     return {
         "Arrow": array,
         "Arrow, string_view": array.cast(pyarrow.string_view()),
@@ -51,6 +56,8 @@ def columns_of(words: list[str]) -> dict[str, Any]:
         "NumPy S": np.array(words, "S"),
         "NumPy U": np.array(words),
         "list": words,
+        "list of bytes": [word.encode() for word in words],
+        SCATTERED: scattered.tolist(),
         "array of objects": np.array(words, object),
     }
 
