@@ -258,7 +258,6 @@ def _arrow_column(values: Any) -> Any:
 
 # Names of Arrow's types: those with 32-bit offsets, those with 64-bit ones, and those that are cast to the latter.
 _SMALL, _LARGE = ("string", "binary"), ("large_string", "large_binary")
-_MOST_IN_32_BITS = 2**31 - 1  # bytes of all chunks together
 _CAST = re.compile(r"(string|binary)_view|fixed_size_binary\[\d+\]")
 
 
@@ -276,9 +275,12 @@ def _of_arrow(column: Any, what: str) -> Words:
     chunks = column.chunks if isinstance(column, pyarrow.ChunkedArray) else [column]
     if coded and chunks:  # pyarrow casts dictionaries of some kinds of strings only
         chunks = [chunk.dictionary.cast(large).take(chunk.indices) for chunk in chunks]
-    elif not chunks or _CAST.fullmatch(kind) or column.nbytes > _MOST_IN_32_BITS:
+    elif not chunks or _CAST.fullmatch(kind):
         chunks = [chunk.cast(large) for chunk in chunks] or [pyarrow.array([], large)]
-    array = chunks[0] if len(chunks) == 1 else pyarrow.concat_arrays(chunks)
+    try:
+        array = chunks[0] if len(chunks) == 1 else pyarrow.concat_arrays(chunks)
+    except pyarrow.ArrowInvalid:  # more bytes than offsets of 32 bits can count
+        array = pyarrow.concat_arrays([chunk.cast(large) for chunk in chunks])
     _, ends, data = array.buffers()
     offsets: npt.NDArray[Any] = np.zeros(1, np.int64)
     if ends is not None and ends.size:

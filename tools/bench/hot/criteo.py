@@ -52,7 +52,9 @@ def run(
             begun = time.perf_counter()
             table = _read(part)
             read = time.perf_counter()
-            keys.append(np.stack([kvemb.hash_strings(table[name], field=name) for name in WORDS]))
+            keys.append(np.empty((len(WORDS), len(table)), np.int64))
+            for name, column in zip(WORDS, keys[-1], strict=True):
+                column[:] = kvemb.hash_strings(table[name], field=name)
             spent["reading"].append(read - begun)
             spent["hashing"].append(time.perf_counter() - read)
             whole.append(table)
