@@ -11,7 +11,7 @@ import numpy as np
 from kvemb.checks.brief import brief
 from kvemb.keras.configs import config_of, find
 from kvemb.keras.keys import check_ids, warn_of_narrow_input, warn_of_short_ids
-from kvemb.keras.layer import RowsLayer
+from kvemb.keras.layer import RowsLayer, check_layer
 from kvemb.keras.pooled import Wanted
 from kvemb.keras.requests import Request
 from kvemb.keras.shapes import as_ragged, from_rows, padded
@@ -82,6 +82,7 @@ class DistributedEmbedding(RowsLayer):
                 f"table_stacking={brief(table_stacking)}, update_stats={brief(update_stats)}: these are of TPUs, and "
                 "there is nothing to stack or to size here; leave them out"
             )
+        check_layer(name, dtype)
         features = features_of(feature_configs, store)
         super().__init__([each.variable for each in features], name=name, dtype=dtype, trainable=trainable)
         self.features: tuple[Feature, ...] = tuple(features)

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from kvemb.checks.brief import brief
 from kvemb.initializers import RandomUniform
 from kvemb.keras.anchors import anchor_of
 from kvemb.keras.calls import Call, check_backend, look_up
@@ -37,6 +38,13 @@ REFUSED = {
 _STATE = ("state", "keys", "rows", "mark")
 # How keras.layers.Embedding begins: "uniform".
 INITIAL = RandomUniform(-0.05, 0.05)
+
+
+def check_layer(name: Any, dtype: Any) -> None:
+    """Raise for a name or a dtype of a layer that Keras refuses, before a variable is made. TypeError, ValueError."""
+    if not isinstance(name, str | None):
+        raise TypeError(f"name must be a str or None, got {brief(name)}")
+    keras.dtype_policies.get(dtype)
 
 
 class RowsLayer(keras.layers.Layer):

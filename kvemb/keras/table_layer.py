@@ -10,7 +10,7 @@ from kvemb.frameworks.variables import check_padding, variable_of
 from kvemb.keras.configs import config_of, find
 from kvemb.keras.converted import converted_arguments
 from kvemb.keras.keys import check_flag, check_ids, warn_of_narrow_input, warn_of_short_ids
-from kvemb.keras.layer import INITIAL, REFUSED, RowsLayer
+from kvemb.keras.layer import INITIAL, REFUSED, RowsLayer, check_layer
 from kvemb.pooling.arguments import max_norm_of
 from kvemb.store import Store
 from kvemb.variable import Variable
@@ -39,6 +39,7 @@ class TableLayer(RowsLayer):
         **arguments: Any,
     ) -> None:
         masking, split = check_flag(mask_zero, "mask_zero"), check_flag(split_keys, "split_keys")
+        check_layer(name, dtype)
         padding = check_padding(padding_idx)
         named = name if variable is None else variable
         most = None if max_norm is None else max_norm_of(max_norm)

@@ -10,7 +10,7 @@ import keras
 
 from kvemb.checks.brief import brief, there_are
 from kvemb.checks.numeric import as_int
-from kvemb.frameworks.variables import check_padding, variable_of
+from kvemb.frameworks.variables import check_padding, variable_getter
 from kvemb.keras.converted import kvemb_initializer, kvemb_optimizer
 from kvemb.keras.layer import REFUSED
 from kvemb.pooling.arguments import check_combiner
@@ -45,7 +45,7 @@ def features_of(configs: Any, store: Store | None) -> list[Feature]:
 
     Raises TypeError, ValueError, and what get_variable raises.
     """
-    made: dict[str, tuple[Any, Variable]] = {}
+    getters: dict[str, tuple[Any, Callable[[], Variable]]] = {}  # nothing is made before all configs are checked
     found = []
     for path, config in leaves(configs, _is_feature):
         table = _field(config, "table")
@@ -56,10 +56,10 @@ def features_of(configs: Any, store: Store | None) -> list[Feature]:
         name = _field(table, "name")
         if not isinstance(name, str):
             raise TypeError(f"a table must have a name, got {brief(table)}")
-        if name not in made:
-            made[name] = table, _variable(name, table, store)
-        elif made[name][0] is not table and made[name][0] != table:
-            raise ValueError(f"two tables are named {name!r}: {brief(made[name][0])}, and {brief(table)}")
+        if name not in getters:
+            getters[name] = table, _getter(name, table, store)
+        elif getters[name][0] is not table and getters[name][0] != table:
+            raise ValueError(f"two tables are named {name!r}: {brief(getters[name][0])}, and {brief(table)}")
         combiner = check_combiner(_field(table, "combiner", "mean"))
         called = str(_field(config, "name", path[-1] if path else name))
         vocabulary = _field(table, "vocabulary_size")
@@ -67,12 +67,13 @@ def features_of(configs: Any, store: Store | None) -> list[Feature]:
         padding = check_padding(_field(config, "padding_idx"))
         shape = tuple(_field(config, "input_shape") or ())
         width = as_int(shape[1], f"input_shape[1] of feature {called!r}", 0) if shape[1:] and shape[1] else 0
-        found.append(Feature(path, called, made[name][1], combiner, vocabulary, padding, width))
+        found.append((path, called, name, combiner, vocabulary, padding, width))
     if not found:
         raise ValueError(f"feature_configs has no features: {brief(configs)}")
-    if placed := [name for name, (table, _) in made.items() if _field(table, "placement") == "sparsecore"]:
+    if placed := [name for name, (table, _) in getters.items() if _field(table, "placement") == "sparsecore"]:
         _logger.warning("placement='sparsecore' has no effect, as rows are in the store: tables %s", ", ".join(placed))
-    return found
+    variables = {name: getter() for name, (_, getter) in getters.items()}
+    return [Feature(path, called, variables[name], *others) for path, called, name, *others in found]
 
 
 def leaves(structure: Any, is_leaf: Callable[[Any], bool]) -> list[tuple[tuple[Any, ...], Any]]:
@@ -113,9 +114,9 @@ def _field(config: Any, name: str, default: Any = None) -> Any:
     return config.get(name, default) if isinstance(config, Mapping) else getattr(config, name, default)
 
 
-def _variable(name: str, table: Any, store: Store | None) -> Variable:
+def _getter(name: str, table: Any, store: Store | None) -> Callable[[], Variable]:
     if isinstance(given := _field(table, "variable"), Variable):
-        return variable_of(given, None, None, {}, REFUSED)
+        return variable_getter(given, None, None, {}, REFUSED)
     placement = _field(table, "placement", "auto")
     if placement not in _PLACEMENTS:
         raise ValueError(f"placement of table {name!r} must be one of {', '.join(_PLACEMENTS)}, got {brief(placement)}")
@@ -131,4 +132,4 @@ def _variable(name: str, table: Any, store: Store | None) -> Variable:
     # As keras-rs' tables begin. A stored variable may lack dim here, and a new one is refused without it.
     fan_out = keras.initializers.VarianceScaling(mode="fan_out")
     initial = None if dim is None else kvemb_initializer(fan_out, None, as_int(dim, "embedding_dim", 1), name)
-    return variable_of(name, dim, store, arguments, REFUSED, initial)
+    return variable_getter(name, dim, store, arguments, REFUSED, initial)

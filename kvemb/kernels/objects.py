@@ -15,7 +15,8 @@ from numba.core import cgutils
 from kvemb.kernels.compiling import intrinsic
 
 _WORD = ir.IntType(64)
-_TEXT = types.UniTuple(types.int64, 2)
+_TEXT = types.Tuple((types.int64, types.int64))  # type: ignore[no-untyped-call]
+_once: Any = cgutils.alloca_once  # in the function's first block: not for each object
 
 
 @intrinsic
@@ -25,7 +26,7 @@ def list_item(typingctx: Any, values: Any, at: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         python = context.get_python_api(builder)
         item = python.list_getitem(builder.inttoptr(args[0], python.pyobj), args[1])
-        with builder.if_then(cgutils.is_null(builder, item), likely=False):
+        with builder.if_then(builder.icmp_unsigned("==", item, item.type(None)), likely=False):
             python.err_clear()
         return builder.ptrtoint(item, _WORD)
 
@@ -56,8 +57,8 @@ def bytes_of(typingctx: Any, value: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         python = context.get_python_api(builder)
-        text = cgutils.alloca_once_value(builder, ir.Constant(python.cstring, None))
-        nbytes = cgutils.alloca_once(builder, python.py_ssize_t)
+        text, nbytes = _once(builder, python.cstring), _once(builder, python.py_ssize_t)
+        builder.store(python.cstring(None), text)
         found = python.bytes_as_string_and_size(builder.inttoptr(args[0], python.pyobj), text, nbytes)
         with builder.if_then(builder.not_(found), likely=False):
             python.err_clear()

@@ -61,7 +61,7 @@ def gather(values: int, listed: bool, missing: int, begin: int, end: int, offset
 
 
 @compiled
-def _object_at(values: int, listed: bool, i: int) -> int:
+def _object_at(values: int, listed: bool, i: int) -> Any:
     return list_item(values, i) if listed else np.int64(load_64(values + 8 * i))
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from kvemb.checks.brief import brief, there_are
-from kvemb.frameworks.variables import check_kind_of_padding, check_padding, variable_of
+from kvemb.frameworks.variables import Needs, check_padding, variable_getter
 from kvemb.initializers import RandomUniform
 from kvemb.rows.bags import bounds_of
 from kvemb.shared_docs import described_as
@@ -18,7 +18,7 @@ from kvemb.torch.bags import JaggedIds, Keys, bags_of, ids_of, joined_keys, keys
 from kvemb.torch.eager import never_compiled
 from kvemb.torch.embedding import Embedding
 from kvemb.torch.module import RowsModule
-from kvemb.torch.options import REFUSED, check_mode
+from kvemb.torch.options import REFUSED, check_mode, check_output
 from kvemb.torch.pooling import BagLookup, Pooling
 from kvemb.variable import Variable
 
@@ -114,11 +114,14 @@ class EmbeddingBagCollection(RowsModule):
             name: Pooling(check_mode(modes[name]), check_padding(paddings.get(name), strings=True)) for name in tables
         }
         self.allow_absent: bool = bool(allow_absent)
-        self.tables: dict[str, Variable] = {name: _variable(name, given, store) for name, given in tables.items()}
+        check_output(output_dtype)
+        getters = {
+            name: _getter(name, given, store, Needs(strings=True, padding=self.pooling[name].padding, fused=fused))
+            for name, given in tables.items()
+        }
+        self.tables: dict[str, Variable] = {name: getter() for name, getter in getters.items()}
         if len(set(self.tables.values())) < len(self.tables):
             raise ValueError("two tables are the same variable; make it one table, which features share")
-        for name, variable in self.tables.items():
-            check_kind_of_padding(self.pooling[name].padding, variable)
         super().__init__(list(self.tables.values()), fused, check_finite, output_dtype)
         self.features = features
         for name, variable in self.tables.items():
@@ -226,12 +229,12 @@ class EmbeddingBagCollection(RowsModule):
         return parts
 
 
-def _variable(name: str, given: Any, store: Store | None) -> Variable:
+def _getter(name: str, given: Any, store: Store | None, needs: Needs) -> Callable[[], Variable]:
     if isinstance(given, Variable):
-        return variable_of(given, None, None, {}, REFUSED, strings=True)
+        return variable_getter(given, None, None, {}, REFUSED, needs=needs)
     if not isinstance(given, Mapping):
         raise TypeError(f"tables[{name!r}] must be a Variable or arguments such as {{'dim': 16}}, got {brief(given)}")
-    return variable_of(name, None, store, dict(given), REFUSED, INITIAL, strings=True)
+    return variable_getter(name, None, store, dict(given), REFUSED, INITIAL, needs)
 
 
 def _no_keys(variable: Variable) -> Keys:

@@ -8,13 +8,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvemb.frameworks.variables import check_kind_of_padding, check_padding, variable_of
+from kvemb.frameworks.variables import Needs, check_padding, variable_of
 from kvemb.rows.names import StringKeys
 from kvemb.store import Store
 from kvemb.torch.bags import ids_of, not_padding, padding_in_dtype
 from kvemb.torch.eager import never_compiled
 from kvemb.torch.lookups import RowRequest, distinct, divide_gradient
-from kvemb.torch.options import INITIAL, REFUSED, check_norm, clipped
+from kvemb.torch.options import INITIAL, REFUSED, check_norm, check_output, clipped
 from kvemb.torch.table_module import TableModule
 from kvemb.variable import Variable
 
@@ -84,8 +84,9 @@ class Embedding(TableModule):
         **arguments: Any,
     ) -> None:
         padding, norm = check_padding(padding_idx, strings=True), check_norm(max_norm, norm_type)
-        self.variable: Variable = variable_of(variable, dim, store, arguments, REFUSED, INITIAL, strings=True)
-        check_kind_of_padding(padding, self.variable)
+        check_output(output_dtype)
+        needs = Needs(strings=True, padding=padding, fused=fused)
+        self.variable: Variable = variable_of(variable, dim, store, arguments, REFUSED, INITIAL, needs=needs)
         super().__init__([self.variable], fused, check_finite, output_dtype)
         self.destinations["weight"] = self.variable
         self.padding_idx: int | str | None = padding

@@ -7,14 +7,14 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from kvemb.frameworks.variables import check_kind_of_padding, check_padding, variable_of
+from kvemb.frameworks.variables import Needs, check_padding, variable_of
 from kvemb.rows.names import StringKeys
 from kvemb.shared_docs import described_as
 from kvemb.store import Store
 from kvemb.torch.bags import bags_of, ids_of
 from kvemb.torch.eager import never_compiled
 from kvemb.torch.embedding import Embedding
-from kvemb.torch.options import INITIAL, REFUSED, check_mode, check_norm
+from kvemb.torch.options import INITIAL, REFUSED, check_mode, check_norm, check_output
 from kvemb.torch.pooling import BagLookup, Pooling
 from kvemb.torch.table_module import TableModule
 from kvemb.variable import Variable
@@ -73,8 +73,9 @@ class EmbeddingBag(TableModule):
         self.pooling: Pooling = Pooling(check_mode(mode), padding, *norm, bool(scale_grad_by_freq))
         if self.pooling.scale_grad_by_freq and mode == "max":
             raise ValueError("scale_grad_by_freq is not supported with mode='max'")
-        self.variable: Variable = variable_of(variable, dim, store, arguments, REFUSED, INITIAL, strings=True)
-        check_kind_of_padding(padding, self.variable)
+        check_output(output_dtype)
+        needs = Needs(strings=True, padding=padding, fused=fused)
+        self.variable: Variable = variable_of(variable, dim, store, arguments, REFUSED, INITIAL, needs=needs)
         super().__init__([self.variable], fused, check_finite, output_dtype)
         self.destinations["weight"] = self.variable
         self.include_last_offset: bool = bool(include_last_offset)

@@ -34,7 +34,6 @@ _MEASURED = (
     "If the gradients were only measured, as transformers' Trainer does with max_grad_norm=0, call "
     "kvemb.torch.ignore_clipping(model) once"
 )
-_OUTPUTS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def processes() -> int:
@@ -88,11 +87,6 @@ class RowsModule(torch.nn.Module):
         self, variables: list[Variable], fused: bool, check_finite: bool, output_dtype: torch.dtype | None
     ) -> None:
         super().__init__()
-        for variable in variables:
-            if fused and variable.trainable and variable.optimizer is None:
-                raise ValueError(f"variable {variable.name!r} has no optimizer, which fused=True needs")
-        if output_dtype is not None and output_dtype not in _OUTPUTS:
-            raise ValueError(f"output_dtype must be a torch float dtype or None, got {brief(output_dtype)}")
         self.variables: list[Variable] = list(dict.fromkeys(variables))
         self.output_dtype = output_dtype
         # The dtype of results, by that of looked-up rows.

@@ -13,6 +13,7 @@ from kvemb.initializers import RandomNormal
 # How torch.nn's embeddings begin.
 INITIAL = RandomNormal(0.0, 1.0)
 MODES = ("sum", "mean", "max")
+_OUTPUTS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 # Arguments of torch.nn that are not supported; the message says what to use instead.
 REFUSED = {
     "num_embeddings": "keys are any int64, and a row is made at its first step; give a name and dim",
@@ -33,6 +34,12 @@ def check_mode(mode: Any) -> str:
     if mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(MODES)}, got {brief(mode)}")
     return str(mode)
+
+
+def check_output(dtype: Any) -> None:
+    """Raise ValueError unless results can have a dtype; None: that of the rows."""
+    if dtype is not None and dtype not in _OUTPUTS:
+        raise ValueError(f"output_dtype must be a torch float dtype or None, got {brief(dtype)}")
 
 
 def check_norm(max_norm: Any, norm_type: Any) -> tuple[float | None, float]:

@@ -39,7 +39,7 @@ TINY: dict[str, tuple[str, int, set[str]]] = {
     "pool": ("--rows 3000 --dim 8 --bags 20 --bag 5 --batches 2 --runs 2", 2, set()),
     "gpu": ("--rows 120 --dim 8 --batch 64 --batches 1 --runs 1", 8, {"gpu", "bytes_per_second"}),
     "small": ("--rows 3000 --dim 8 --calls 5 --runs 2", 10, {"cold_read_us", "cpu_us"}),
-    "strings": ("--strings 300 --runs 2", 7, set()),
+    "strings": ("--strings 300 --runs 2", 9, set()),
     "criteo": (
         "--lines 600 --dim 4 --batch 64 --runs 2",
         *(5, {*OF_TORCH, "losses_compared", "first_loss", "last_loss"}),
