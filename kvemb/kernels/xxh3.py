@@ -70,10 +70,17 @@ def _of_up_to_3(data: int, nbytes: int, secret: int, seed: Any) -> Any:
 
 
 @compiled
-def _of_up_to_8(data: int, nbytes: int, secret: int, seed: Any) -> Any:
+def flip_of_4_to_8(secret: int, seed: Any) -> Any:
+    """Return what of_4_to_8 takes of the secret and the seed, the same for all words."""
     seed ^= reversed_bytes(seed & _U(0xFFFFFFFF)) & _U(0xFFFFFFFF00000000)
+    return (load_64(secret + 8) ^ load_64(secret + 16)) - seed
+
+
+@compiled
+def of_4_to_8(data: int, nbytes: int, flip: Any) -> Any:
+    """Return the hash of 4 to 8 bytes."""
     both = _U(load_32(data + nbytes - 4)) + (_U(load_32(data)) << _U(32))
-    mixed = both ^ ((load_64(secret + 8) ^ load_64(secret + 16)) - seed)
+    mixed = both ^ flip
     mixed = (mixed ^ _rotated(mixed, 49) ^ _rotated(mixed, 24)) * _U(0x9FB21C651E98DF25)
     mixed = (mixed ^ ((mixed >> _U(35)) + _U(nbytes))) * _U(0x9FB21C651E98DF25)
     return mixed ^ (mixed >> _U(28))
@@ -154,7 +161,7 @@ def xxh3(data: int, nbytes: int, secret: int, seed: Any, long_secret: int, sums:
     if nbytes > 8:
         return _of_up_to_16(data, nbytes, secret, seed)
     if nbytes > 3:
-        return _of_up_to_8(data, nbytes, secret, seed)
+        return of_4_to_8(data, nbytes, flip_of_4_to_8(secret, seed))
     return _of_up_to_3(data, nbytes, secret, seed)
 
 

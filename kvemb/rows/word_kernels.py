@@ -13,7 +13,7 @@ import numpy as np
 from kvemb.kernels.addresses import LINE_BYTES, copy, load_64, narrow_8, prefetch
 from kvemb.kernels.compiling import compiled, kernel
 from kvemb.kernels.objects import bytes_of, list_item, text_of
-from kvemb.kernels.xxh3 import xxh3
+from kvemb.kernels.xxh3 import flip_of_4_to_8, of_4_to_8, xxh3
 
 # An object is prefetched so many words before it is read; most take two cache lines.
 _AHEAD = 32
@@ -23,9 +23,13 @@ _AHEAD = 32
 def hash_words(data: Any, offsets: Any, secret: Any, seed: Any, long_secret: Any, sums: Any, out: Any) -> None:
     """Set out (n,) to the hashes of the words data[offsets[i]:offsets[i + 1]] (kvemb.kernels.xxh3)."""
     at, plain, long = data.ctypes.data, secret.ctypes.data, long_secret.ctypes.data
+    flip, end = flip_of_4_to_8(plain, seed), np.int64(offsets[0])
     for i in range(len(out)):
-        start = np.int64(offsets[i])
-        out[i] = np.int64(xxh3(at + start, np.int64(offsets[i + 1]) - start, plain, seed, long, sums))
+        start, end = end, np.int64(offsets[i + 1])
+        if 4 <= end - start <= 8:  # hexadecimal words and short numbers: twice as fast as through xxh3()
+            out[i] = np.int64(of_4_to_8(at + start, end - start, flip))
+        else:
+            out[i] = np.int64(xxh3(at + start, end - start, plain, seed, long, sums))
 
 
 @partial(kernel, nogil=False)

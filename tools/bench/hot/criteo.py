@@ -8,7 +8,7 @@ dictionaries of the whole log give; all losses must be the same.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,24 +45,27 @@ def run(
     torch, report = import_torch()
     with scratch(folder) as path:
         parts = list(_written(path, lines, runs))
-        kvemb.hash_strings(_read(parts[0])[WORDS[0]][:1])  # loads the kernels
+        ids = _ids([_read(part) for part in parts])
+        budget = budget_of_hot(1 + max(int(part.max()) for part in ids), 8 * dim)
+        kvemb.hash_strings(["a word"])  # loads the kernels
         spent = {"reading": [], "hashing": [], "training": []}  # type: dict[str, list[float]]
-        whole, keys = [], []
-        for part in parts:
-            begun = time.perf_counter()
-            table = _read(part)
-            read = time.perf_counter()
-            keys.append(np.empty((len(WORDS), len(table)), np.int64))
-            for name, column in zip(WORDS, keys[-1], strict=True):
-                column[:] = kvemb.hash_strings(table[name], field=name)
-            spent["reading"].append(read - begun)
-            spent["hashing"].append(time.perf_counter() - read)
-            whole.append(table)
-        budget = budget_of_hot(len(np.unique(np.concatenate(keys))), 8 * dim)
+
+        def hashed() -> Iterator[tuple[Any, Keys]]:
+            for part in parts:
+                begun = time.perf_counter()
+                table = _read(part)
+                read = time.perf_counter()
+                keys = np.empty((len(WORDS), len(table)), np.int64)
+                for name, column in zip(WORDS, keys, strict=True):
+                    column[:] = kvemb.hash_strings(table[name], field=name)
+                spent["reading"].append(read - begun)
+                spent["hashing"].append(time.perf_counter() - read)
+                yield table, keys
+
         losses: list[list[float]] = []
-        for name, each in (("hashes", keys), ("ids", _ids(whole))):
+        for name, log in (("hashes", hashed()), ("ids", zip(map(_read, parts), ids, strict=True))):
             with kvemb.open(path / name, memory_budget=budget) as store:
-                seconds, found = _trained(torch, store, whole, each, dim, batch)
+                seconds, found = _trained(torch, store, log, dim, batch)
             losses.append(found)
             if name == "hashes":
                 spent["training"] = seconds
@@ -129,9 +132,9 @@ def _ids(whole: list[Any]) -> list[Keys]:
 
 
 def _trained(
-    torch: Any, store: kvemb.Store, whole: list[Any], keys: list[Keys], dim: int, batch: int
+    torch: Any, store: kvemb.Store, log: Iterable[tuple[Any, Keys]], dim: int, batch: int
 ) -> tuple[list[float], list[float]]:
-    """Train a model on all parts; return the seconds of each, and all losses."""
+    """Train a model on the parts of a log, as they come; return the seconds of each, and all losses."""
     import kvemb.torch as kt
 
     torch.manual_seed(0)
@@ -140,7 +143,7 @@ def _trained(
     dense = torch.nn.Sequential(torch.nn.Linear(len(WORDS) * dim, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
     optimizer = kt.Optimizer(words, dense=torch.optim.Adam(dense.parameters()))
     seconds, losses = [], []
-    for table, part in zip(whole, keys, strict=True):
+    for table, part in log:
         begun = time.perf_counter()
         labels = torch.from_numpy(np.asarray(table["label"]).astype(np.float32))
         for at in range(0, len(table), batch):
