@@ -28,7 +28,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from kvemb.checks import few_files
+from kvemb.checks import open_file_limit
 from kvemb.checks.brief import brief
 from kvemb.durability import fresh_files, manifest
 from kvemb.durability.lock_file import LockFile
@@ -58,7 +58,7 @@ def as_cold_store_error(what: str) -> Iterator[None]:
     except KvembError:
         raise
     except OSError as error:
-        raise ColdStoreError(f"cannot {what}: {error}{few_files.advice(str(error))}") from error
+        raise ColdStoreError(f"cannot {what}: {error}{open_file_limit.advice(str(error))}") from error
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import torch
 
 from kvemb.frameworks.store_calls import look_up
 from kvemb.handle import inside
-from kvemb.many_tables.arguments import CountedKeys
+from kvemb.many_tables.table_parts import CountedKeys
 from kvemb.rows.device_arrays import device_of
 from kvemb.rows.names import StringKeys
 from kvemb.torch.bags import Keys, distinct_in_host, joined_keys, not_padding, own_keys
