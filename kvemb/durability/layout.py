@@ -209,8 +209,8 @@ def lock(directory: Path, what: str = "the store {} is open for writing", advice
     """
     file = LockFile(directory / LOCK, os.O_RDWR | os.O_CREAT)
     if advice is None:
-        reading = "to read it meanwhile, open it with follow=True, and refresh() moves to its newest durable point"
-        advice = f"close it there; {reading}" if is_store(directory) else "close it there"
+        reading = "; a follower can read it meanwhile" if is_store(directory) else ""
+        advice = f"close it there{reading}"
     file.lock(fcntl.LOCK_EX, what.format(directory), advice)
     file.name_owner()
     return file
