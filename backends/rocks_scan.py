@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import Any
 
 from kvemb.backends.rocks_forks import keep_in_forks
-from kvemb.checks import few_files
+from kvemb.checks import open_file_limit
 from kvemb.errors import Closed, ColdStoreError, Corruption, KvembError
 from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import decode_rows
@@ -38,7 +38,7 @@ def translated(what: str) -> Iterator[None]:
         damage = damage or "larger than file length" in text  # a truncated file that is mapped
         if damage or "Column families not opened" in text:
             raise Corruption(f"{what}: {text}; run kvemb verify --deep, and restore from a checkpoint") from error
-        raise ColdStoreError(f"{what}: {text}{few_files.advice(text)}") from error
+        raise ColdStoreError(f"{what}: {text}{open_file_limit.advice(text)}") from error
 
 
 class Scan(Iterator[RowBlock]):

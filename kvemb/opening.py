@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from kvemb.checks import few_files
-from kvemb.checks.machine import memory_bytes
+from kvemb.checks import open_file_limit
+from kvemb.checks.usable_memory import memory_bytes
 from kvemb.durability import layout, paths
 from kvemb.durability.installing import discard, install
 from kvemb.durability.marks.kept import KEEP_MARKS
@@ -108,7 +108,7 @@ def open(
 
 def open_at(path: Path, how: OpenArguments) -> Store:
     """Open the store at a path. See open()."""
-    with few_files.told(f"open {path}"):
+    with open_file_limit.told(f"open {path}"):
         engine = Engine(
             path,
             memory_budget=how.memory_budget,

@@ -18,7 +18,7 @@ _OF_CLUSTER = {
     "source": "kvemb.cluster.durability.restoring:ClusterRemote",
     "verify": "kvemb.cluster.durability.offline:verify",
 }
-_COLD = {"rocks": "kvemb.backends.rocks:RocksDatabase", "memory": "kvemb.backends.memory:MemoryStore"}
+_COLD = {"rocks": "kvemb.backends.rocks:RocksDatabase", "memory": "kvemb.backends.memory_store:MemoryStore"}
 
 
 def hot_table(device: str) -> type[HotTable]:

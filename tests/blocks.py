@@ -10,7 +10,7 @@ import numpy as np
 
 import kvemb
 from kvemb.backends.cpu import CpuTable
-from kvemb.backends.memory import MemoryStore
+from kvemb.backends.memory_store import MemoryStore
 from kvemb.contracts import Mask
 from kvemb.handle import inside
 from kvemb.memory.budget import Budget

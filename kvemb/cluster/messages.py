@@ -10,8 +10,8 @@ from kvemb.cluster.calls import Timeouts
 from kvemb.cluster.coordination.counting import StepCounts
 from kvemb.cluster.transport import Transport
 from kvemb.durability.variable_entry import VariableEntry
-from kvemb.moment import Moment
 from kvemb.rows.hashing import Keys, Positions
+from kvemb.timestamp import Timestamp
 
 # A block of rows as plain arrays: RowBlock.columns.
 Columns = tuple[npt.NDArray[Any], ...]
@@ -63,7 +63,7 @@ class ChangeRequest(NamedTuple):
     variable: str
     method: str
     arguments: tuple[Any, ...]
-    moment: Moment
+    timestamp: Timestamp
 
 
 class ChangeCounts(NamedTuple):

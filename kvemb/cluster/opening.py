@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakValueDictionary, finalize
 
-from kvemb.checks import few_files
+from kvemb.checks import open_file_limit
 from kvemb.checks.brief import brief
 from kvemb.checks.numeric import as_float, as_int
 from kvemb.checks.ranges import MAX_SERIES
@@ -22,7 +22,7 @@ from kvemb.cluster import ray_starting, ray_transport
 from kvemb.cluster.cluster import Cluster
 from kvemb.cluster.coordination.coordinator import Coordinator
 from kvemb.cluster.coordination.starting import ANSWER_SECONDS, OpenRequest, start
-from kvemb.cluster.durability.series import ClusterSeries
+from kvemb.cluster.durability.cluster_series import ClusterSeries
 from kvemb.cluster.local import DirectTransport, make_in_process
 from kvemb.cluster.router import BUCKETS
 from kvemb.cluster.store import Store
@@ -129,7 +129,7 @@ def open(
         way = ray_starting.start(request, place, progress)
         cluster = Cluster(way, masked(request.url or "on Ray"), shared=series is not None)
     else:
-        with few_files.told(f"open {masked(request.url or root)}"):
+        with open_file_limit.told(f"open {masked(request.url or root)}"):
             coordinator = start(request, partial(make_in_process, root), progress)
         cluster = Cluster(DirectTransport(coordinator), masked(request.url or coordinator.place))
         if request.url is not None:

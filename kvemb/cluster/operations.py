@@ -130,7 +130,7 @@ class ClusterOperations:
         session, policy = self._cluster.begin_call(), self.table.policy
         token, clock, *_ = session.client_variable(self.table)
         session.exchange()
-        moment = clock.now(policy)
-        expire = policy is not None and policy.min_score(policy.now(moment.step)) > -math.inf
-        left: int = session.ask_once("restrict", token, moment, keep_rows, trigger_rows, expire)
+        timestamp = clock.now(policy)
+        expire = policy is not None and policy.min_score(policy.now(timestamp.step)) > -math.inf
+        left: int = session.ask_once("restrict", token, timestamp, keep_rows, trigger_rows, expire)
         return left

@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 from kvemb.cluster.calls import ADVICE, Calls
 from kvemb.cluster.coordination.counting import ClientCounts, ClientSteps, StepCounts, StepsByToken
 from kvemb.cluster.coordination.opened import are_of_one_variable
-from kvemb.cluster.in_flight.steps import FailedStep
+from kvemb.cluster.in_flight.accepted_steps import FailedStep
 from kvemb.cluster.messages import ChangeRequest, JoinReply, OpenVariable
 from kvemb.cluster.transport import Unanswered
 from kvemb.durability.attachments import Attachments
 from kvemb.durability.scratch import scratch
 from kvemb.engine.table import Table
 from kvemb.errors import Closed, ShardLost
-from kvemb.many_tables.arguments import raise_named
+from kvemb.many_tables.table_parts import raise_named
 from kvemb.threads.interrupts import result_of
 
 # Interval at which a client that makes calls sends the coordinator its counts, and learns whether a shard is lost.

@@ -1,7 +1,7 @@
 """A shard: a store with the additional calls that a cluster needs.
 
 Every method is called through a transport, by call(): arguments and results are plain values. A call that changes rows
-has a Stamp, and is executed once, however often it arrives; a call that only reads may be repeated. A Moment has
+has a Stamp, and is executed once, however often it arrives; a call that only reads may be repeated. A Timestamp has
 the step and the time of a call, so that scores are those of one table. A variable has a token, which differs from that
 of any later variable of the same name, so that a call that was sent before a drop reaches no other variable.
 Thread-safe, as the store is.
@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvemb import moment
+from kvemb import timestamp
 from kvemb.cluster.batches import Packed
 from kvemb.cluster.durability.shard_checkpoints import ShardCheckpoints
-from kvemb.cluster.in_flight.steps import Accepted, FailedStep, StepsInFlight
+from kvemb.cluster.in_flight.accepted_steps import Accepted, FailedStep, StepsInFlight
 from kvemb.cluster.in_step.parts import Joint, Part, Parts
 from kvemb.cluster.ledger import Ledger, Stamp, StoredCalls, once
 from kvemb.cluster.messages import ChangeCounts, ChangeRequest, PushedPart, ReadRequests
@@ -31,13 +31,13 @@ from kvemb.engine.keeping_bounds import set_bounds
 from kvemb.engine.table import Table
 from kvemb.errors import Closed, ColdStoreError, Corruption, KvembError, ReadOnly
 from kvemb.handle import inside
-from kvemb.moment import Moment
 from kvemb.operations.selection import ScoreLimit
 from kvemb.optimizers import Optimizer
 from kvemb.restrict.bounds import Bounds
 from kvemb.rows.hashing import Keys
 from kvemb.stats import Stats
 from kvemb.store import Store
+from kvemb.timestamp import Timestamp
 
 _DROPPED = "the variable was dropped; get it again with get_variable"
 # Calls that do not wait for the steps in flight: reading ahead changes no row.
@@ -151,7 +151,7 @@ class Shard:
             for table, rows, when in zip(tables, packed.rows, reads.moments, strict=True):
                 part, end = slice(end, end + len(rows)), end + len(rows)
                 counts = reads.counts[part] if first and reads.counts is not None else None
-                with moment.at(Moment(*when)):
+                with timestamp.at(Timestamp(*when)):
                     found = None if there is None else there[part]
                     table.operations.lookup(reads.keys[part], rows, found, touch=first, counts=counts)
         return packed.bytes, there, self._steps.failed(stamp.client)
@@ -184,7 +184,7 @@ class Shard:
 
     def _changed(self, change: ChangeRequest) -> Exception | None:
         try:
-            with moment.at(change.moment):
+            with timestamp.at(change.timestamp):
                 getattr(self._table(change.variable).operations, change.method)(*change.arguments)
         except Exception as error:
             if self._closed or self._failed(error, "change"):
@@ -224,12 +224,12 @@ class Shard:
         self._scans.begin(scan, lambda: self._table(token).storage.scan(batch_rows, first, last))
 
     @once()
-    def rank(self, token: str, at: Moment) -> tuple[int, int]:
+    def rank(self, token: str, at: Timestamp) -> tuple[int, int]:
         """Rank every row of a variable; returns how many there are, and how many have not expired.
 
         No other call changes the variable's rows until forget_ranks().
         """
-        with moment.at(at):
+        with timestamp.at(at):
             ranked = self._table(token).operations.ranked()
         self._ranking.begin(ranked)
         return ranked.rows, ranked.alive

@@ -28,7 +28,7 @@ from kvemb.engine.arguments import Arguments
 from kvemb.engine.engine import Engine
 from kvemb.errors import Closed, ShardLost
 from kvemb.handle import inside
-from kvemb.many_tables import arguments as call_arguments
+from kvemb.many_tables import table_parts
 from kvemb.many_tables.methods import ManyTables
 from kvemb.options import format_count
 from kvemb.shared_docs import described_as
@@ -163,20 +163,20 @@ class Store(ManyTables[Cluster]):
     # Many of its variables at once.
 
     def _lookup(self, wanted: Mapping[Any, npt.ArrayLike], *, touch: bool, out: Any = None) -> dict[Any, Any]:
-        parts = call_arguments.parts_to_read(self, wanted, out)
+        parts = table_parts.parts_to_read(self, wanted, out)
         reads = [LookupPart(part.table, part.keys, part.values, None, part.counts) for part in parts.values()]
         self._inside.lookup(reads, touch=touch)
-        return call_arguments.rows_of(parts, out)
+        return table_parts.rows_of(parts, out)
 
     def _apply_gradients(self, wanted: Mapping[Any, tuple[npt.ArrayLike, npt.ArrayLike]]) -> None:
-        parts = list(call_arguments.checked_parts(self, wanted, call_arguments.part_to_train).values())
+        parts = list(table_parts.checked_parts(self, wanted, table_parts.part_to_train).values())
         failures = self._inside.train([StepPart(part.table, part.keys, part.values) for part in parts])
         for part, failure in zip(parts, failures, strict=True):
             if failure is not None:
-                call_arguments.raise_named(part.table.name, failure)
+                table_parts.raise_named(part.table.name, failure)
 
     def _prefetch(self, wanted: Mapping[Any, npt.ArrayLike], after_lookup: bool) -> None:
-        for part in call_arguments.checked_parts(self, wanted, call_arguments.part_to_prefetch).values():
+        for part in table_parts.checked_parts(self, wanted, table_parts.part_to_prefetch).values():
             part.table.operations.prefetch(part.keys, after_lookup)
 
     def synchronize(self) -> None:

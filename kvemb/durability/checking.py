@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvemb.durability import inventory, layout
+from kvemb.durability.admission_counters.counter_file import read_counters
 from kvemb.durability.keyfile import read_keys
 from kvemb.durability.manifest import NAME, Manifest
 from kvemb.durability.readable import opened
-from kvemb.durability.sightings.counter_file import read_counters
 from kvemb.errors import ColdStoreError, Corruption, KvembError
 from kvemb.progress import Meter, Progress
 from kvemb.rows.codec import order_keys, record_dtype

@@ -163,9 +163,7 @@ def check_store_path(path: Path) -> None:
     if not path.is_dir():
         raise StoreNotFound(f"{path} is a file, not a store; name a directory")
     if layout.is_checkpoint(path):
-        raise StoreNotFound(
-            f"{path} is a checkpoint, not a store; open it with read_only=True, or kvemb.restore it to another path"
-        )
+        raise StoreNotFound(f"{path} is a checkpoint, not a store; restore it to another path, or open it read-only")
     if left_by_restore(path) and any((path / layout.POINTS).iterdir()):
         # A new store has its lock before any point; an empty store in place of the restored one would lose its rows.
         raise StoreNotFound(

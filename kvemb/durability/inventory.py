@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-from kvemb.checks import few_files
+from kvemb.checks import open_file_limit
 from kvemb.durability import manifest
 from kvemb.durability.manifest import FileEntry, Manifest
 from kvemb.errors import ColdStoreError, Corruption
@@ -154,7 +154,7 @@ def damages(
 def check_is_of_file(error: OSError, path: Path) -> None:
     """Raise ColdStoreError if reading the file failed for want of file descriptors or memory: it is not damaged."""
     if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-        raise ColdStoreError(f"cannot read {path}: {error}{few_files.advice(str(error))}") from error
+        raise ColdStoreError(f"cannot read {path}: {error}{open_file_limit.advice(str(error))}") from error
 
 
 def check(directory: Path, described: Manifest) -> None:

@@ -28,7 +28,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from kvemb.checks import few_files
+from kvemb.checks import open_file_limit
 from kvemb.checks.brief import brief
 from kvemb.durability import fresh_files, manifest
 from kvemb.durability.lock_file import LockFile
@@ -58,7 +58,7 @@ def as_cold_store_error(what: str) -> Iterator[None]:
     except KvembError:
         raise
     except OSError as error:
-        raise ColdStoreError(f"cannot {what}: {error}{few_files.advice(str(error))}") from error
+        raise ColdStoreError(f"cannot {what}: {error}{open_file_limit.advice(str(error))}") from error
 
 
 @contextmanager
@@ -209,8 +209,8 @@ def lock(directory: Path, what: str = "the store {} is open for writing", advice
     """
     file = LockFile(directory / LOCK, os.O_RDWR | os.O_CREAT)
     if advice is None:
-        reading = "to read it meanwhile, open it with follow=True, and refresh() moves to its newest durable point"
-        advice = f"close it there; {reading}" if is_store(directory) else "close it there"
+        reading = "; a follower can read it meanwhile" if is_store(directory) else ""
+        advice = f"close it there{reading}"
     file.lock(fcntl.LOCK_EX, what.format(directory), advice)
     file.name_owner()
     return file

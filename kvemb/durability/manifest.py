@@ -20,7 +20,7 @@ from kvemb.checks.fields import read as read_fields
 from kvemb.checks.names import FilePath, Name
 from kvemb.checks.ranges import END_OF_TIME, MAX_FILE_BYTES, MAX_POINTS, MAX_ROWS
 from kvemb.durability import fresh_files
-from kvemb.durability.sightings.counter_file import Counted
+from kvemb.durability.admission_counters.counter_file import Counted
 from kvemb.durability.variable_entry import VariableEntry, check_variable, with_widths
 from kvemb.errors import CheckpointNotFound, Corruption, UnsupportedFormat
 

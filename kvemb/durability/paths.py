@@ -91,7 +91,7 @@ def newest_of(path: Path) -> Path:
 
 
 def is_cluster_series(path: Path) -> bool:
-    """Whether path is a directory with checkpoints of a cluster (kvemb.cluster.durability.series)."""
+    """Whether path is a directory with checkpoints of a cluster (kvemb.cluster.durability.cluster_series)."""
     return (path / "checkpoints").is_dir() and (path / "shards").is_dir() and not layout.is_store(path)
 
 

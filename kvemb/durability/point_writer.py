@@ -24,6 +24,7 @@ from typing import Any
 
 from kvemb.contracts import Amendment, ColdDatabase, SortedFile
 from kvemb.durability import cold_databases, layout, manifest, paths
+from kvemb.durability.admission_counters.point_files import write_sightings
 from kvemb.durability.attachments import Attachments
 from kvemb.durability.changes import ChangeLog
 from kvemb.durability.checkpoint import Checkpoint, DirectoryDraft, complete, written
@@ -33,7 +34,6 @@ from kvemb.durability.inventory import Inventory
 from kvemb.durability.journal import Journal
 from kvemb.durability.manifest import Epoch, HotRows, Manifest
 from kvemb.durability.points import Points
-from kvemb.durability.sightings.point_files import write_sightings
 from kvemb.durability.variable_entry import VariableEntry
 from kvemb.errors import CheckpointNotFound, KvembError
 from kvemb.operations.sightings import Counters, Sightings

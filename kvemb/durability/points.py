@@ -18,12 +18,12 @@ from typing import TypeVar
 from kvemb import hard_links
 from kvemb.contracts import ColdDatabase
 from kvemb.durability import fresh_files, inventory, journal_segments, layout, manifest, paths
+from kvemb.durability.admission_counters.point_files import Adopted, Stored
 from kvemb.durability.checkpoint import DirectoryDraft, atomic_directory, complete, warn_if_not_closed
 from kvemb.durability.installing import check_store_path
 from kvemb.durability.manifest import Epoch, Manifest
 from kvemb.durability.marks.kept import KEEP_MARKS, Marks
 from kvemb.durability.readable import database_in_place
-from kvemb.durability.sightings.point_files import Adopted, Stored
 from kvemb.durability.variable_entry import VariableEntry
 from kvemb.errors import KvembError, StoreNotFound
 

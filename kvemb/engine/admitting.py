@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 
 from kvemb.durability import layout
-from kvemb.durability.sightings.counter_file import Counted, read_counters
+from kvemb.durability.admission_counters.counter_file import Counted, read_counters
 from kvemb.engine.engine import Engine
 from kvemb.engine.specification import Specification
 from kvemb.engine.table import Table

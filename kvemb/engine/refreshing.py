@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from kvemb.checks import few_files
+from kvemb.checks import open_file_limit
 from kvemb.contracts import ColdDatabase
 from kvemb.durability import layout
 from kvemb.durability.epochs import files_between, variables_dropped_between
@@ -32,7 +32,7 @@ READ_ROWS = 256
 def refresh(engine: Engine) -> bool:
     """Move to the last durable point of the store that this one follows. See Store.refresh."""
     try:
-        with few_files.told(f"read {engine.path}"):
+        with open_file_limit.told(f"read {engine.path}"):
             return _refresh(engine)
     except (StoreNotFound, Corruption) as error:
         path = engine.path

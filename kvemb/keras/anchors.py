@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 import keras
 import numpy as np
 
-from kvemb.keras.calls import backend_module
+from kvemb.keras.layer_call import backend_module
 from kvemb.keras.raised import told
 from kvemb.keras.rows_state import check_number, number_of
 from kvemb.threads.interrupts import uninterrupted

@@ -11,7 +11,7 @@ from kvemb.keras.pooled import EXTREMES, Wanted
 from kvemb.keras.requests import Request
 from kvemb.keras.shapes import as_ragged, is_ragged, padded
 from kvemb.keras.table_layer import TableLayer
-from kvemb.pooling.arguments import check_combiner
+from kvemb.pooling.given_bags import check_combiner
 from kvemb.shared_docs import described_as
 from kvemb.store import Store
 from kvemb.variable import Variable

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from kvemb.keras.calls import Call
+from kvemb.keras.layer_call import Call
 from kvemb.keras.requests import Ids, Request
 from kvemb.variable import Variable
 

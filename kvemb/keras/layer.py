@@ -10,8 +10,8 @@ import keras
 from kvemb.checks.brief import brief
 from kvemb.initializers import RandomUniform
 from kvemb.keras.anchors import anchor_of
-from kvemb.keras.calls import Call, check_backend, look_up
 from kvemb.keras.exporting import refuse
+from kvemb.keras.layer_call import Call, check_backend, look_up
 from kvemb.keras.pooled import Wanted
 from kvemb.keras.requests import Ids, Request
 from kvemb.keras.rows_state import check_saved_state, saved_state

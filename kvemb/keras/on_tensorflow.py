@@ -18,9 +18,9 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import record
 
-from kvemb.keras.calls import Call
 from kvemb.keras.exporting import check_not_exported
 from kvemb.keras.gates import Gate, gates_of, tapped
+from kvemb.keras.layer_call import Call
 from kvemb.keras.raised import told
 from kvemb.keras.requests import Ids, Request, in_parts, shape_of
 from kvemb.keras.requests import look_up as host_look_up

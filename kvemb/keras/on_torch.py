@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from kvemb.handle import inside
-from kvemb.keras.calls import Call
 from kvemb.keras.exporting import refuse
 from kvemb.keras.keys import joined_keys
+from kvemb.keras.layer_call import Call
 from kvemb.keras.requests import Ids, Request, bagged, shape_of
 from kvemb.keras.requests import gradients as host_gradients
 from kvemb.keras.requests import look_up as host_look_up

@@ -11,7 +11,7 @@ from kvemb.keras.configs import config_of, find
 from kvemb.keras.converted import converted_arguments
 from kvemb.keras.keys import check_flag, check_ids, warn_of_narrow_input, warn_of_short_ids
 from kvemb.keras.layer import INITIAL, REFUSED, RowsLayer, check_layer
-from kvemb.pooling.arguments import max_norm_of
+from kvemb.pooling.given_bags import max_norm_of
 from kvemb.store import Store
 from kvemb.variable import Variable
 

@@ -13,7 +13,7 @@ from kvemb.checks.numeric import as_int
 from kvemb.frameworks.variables import check_padding, variable_getter
 from kvemb.keras.converted import kvemb_initializer, kvemb_optimizer
 from kvemb.keras.layer import REFUSED
-from kvemb.pooling.arguments import check_combiner
+from kvemb.pooling.given_bags import check_combiner
 from kvemb.store import Store
 from kvemb.variable import Variable
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from kvemb.defaults import DefaultStore
 from kvemb.engine.engine import Engine
 from kvemb.handle import inside
-from kvemb.many_tables.arguments import (
+from kvemb.many_tables.table_parts import (
     TablePart,
     checked_parts,
     part_to_prefetch,

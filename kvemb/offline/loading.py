@@ -153,8 +153,8 @@ class BulkLoader:
         except EqualKeys as error:
             key = keys_of(error.row)[0]
             raise ValueError(
-                f"key {key} is given twice for {self._variable.name!r}; choose on_conflict 'replace', with which the "
-                "last row stays, or 'keep', with which the first does"
+                f"key {key} is given twice for {self._variable.name!r}; set on_conflict to replace, with which the "
+                "last row stays, or to keep, with which the first does"
             ) from None
 
     def finish(self) -> Loaded:
@@ -180,7 +180,7 @@ class BulkLoader:
                 existing = int(exists.sum())
                 if existing and on_conflict == "error":
                     key = keys_of(block.select(exists))[0]
-                    raise ValueError(f"key {key} is in {name!r} already; choose on_conflict 'replace' or 'keep'")
+                    raise ValueError(f"key {key} is in {name!r} already; set on_conflict to replace or to keep")
                 added += len(block) - existing
                 if on_conflict == "keep":
                     kept += existing

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvemb.durability import manifest, paths
+from kvemb.durability.admission_counters.counter_file import SightingsSize, sizes_of
 from kvemb.durability.layout import series_name
 from kvemb.durability.manifest import HotRows, Manifest
 from kvemb.durability.marks.mark import Mark
-from kvemb.durability.sightings.counter_file import SightingsSize, sizes_of
 from kvemb.durability.variable_entry import VariableEntry
 from kvemb.errors import BackendUnavailable, CheckpointNotFound, Corruption, KvembError, TransferError
 from kvemb.installed import pip_install

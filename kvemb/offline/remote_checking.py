@@ -73,8 +73,7 @@ class RemoteChecking(RemoteCheckpoints):
             listed = ", ".join(map(series_name, users[sha256][:_MAX_LISTED]))
             more = f" and {len(users[sha256]) - _MAX_LISTED:,} more" if len(users[sha256]) > _MAX_LISTED else ""
             done.findings.append(
-                f"{masked(self._file_at(sha256))}, {what}, {harmed[sha256]}: needed by {listed}{more}; push with "
-                "verify=True"
+                f"{masked(self._file_at(sha256))}, {what}, {harmed[sha256]}: needed by {listed}{more}; push with verify"
             )
         done.sound = [number for number, pushed in done.described.items() if not harmed.keys() & pushed.files.keys()]
         return done

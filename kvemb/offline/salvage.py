@@ -19,6 +19,8 @@ from kvemb import hard_links
 from kvemb.checks.brief import brief
 from kvemb.contracts import ColdDatabase, ColdStore, Gap
 from kvemb.durability import cold_databases, inventory, journal_segments, layout, manifest, paths
+from kvemb.durability.admission_counters.counter_file import Counted, read_counters
+from kvemb.durability.admission_counters.point_files import Stored, write_sightings
 from kvemb.durability.buffered_store import BufferedStore
 from kvemb.durability.changes import ChangeLog
 from kvemb.durability.checking import table_bytes
@@ -28,8 +30,6 @@ from kvemb.durability.layout import series_name
 from kvemb.durability.manifest import Epoch, Manifest
 from kvemb.durability.recovery import checked, replay
 from kvemb.durability.scratch import scratch
-from kvemb.durability.sightings.counter_file import Counted, read_counters
-from kvemb.durability.sightings.point_files import Stored, write_sightings
 from kvemb.errors import Corruption, StoreNotFound, UnsupportedFormat
 from kvemb.masking import masked
 from kvemb.memory.staging import MemtableMemory

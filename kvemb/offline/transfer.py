@@ -101,7 +101,7 @@ class Remote(Pusher):
                 fresh_files.remove(path)
                 part = path.with_suffix(".part")
                 what = f"{source}, {pushed.name_of(entry.sha256, number)},"
-                again = f"push checkpoint {number} again with verify=True"
+                again = f"push checkpoint {number} again with verify"
                 try:
                     sound = streams.receive(self._files, source, entry, part)
                 except FileNotFoundError as error:

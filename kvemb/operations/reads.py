@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial, wraps
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -30,21 +30,15 @@ _Read = Callable[[Owners, ScoreRule | None, float], Positions]
 Read = TypeVar("Read", bound=Callable[..., Any])
 
 
-class Refreshable(Protocol):
-    """A reader of a durable point that can move to a later one (Store.refresh). refreshes: how often it has moved."""
-
-    refreshes: int
-
-
 def repeat_if_refreshed(read: Read) -> Read:
-    """Return a method that repeats `read` if self._storage, a Refreshable, moved to a later durable point meanwhile.
+    """Return a method that repeats `read` if self._storage moved to a later durable point meanwhile.
 
     For reads that take the lock several times, and must still see one durable point.
     """
 
     @wraps(read)
     def reading(self: Any, *args: Any, **options: Any) -> Any:
-        storage: Refreshable = self._storage
+        storage: TieredStorage = self._storage
         while True:
             refreshes = storage.refreshes
             result = read(self, *args, **options)

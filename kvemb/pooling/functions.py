@@ -23,7 +23,8 @@ from kvemb.engine.given_keys import GivenStrings, owned_keys
 from kvemb.engine.on_device import DeviceKeys, copied
 from kvemb.engine.table import Table
 from kvemb.handle import inside
-from kvemb.pooling.arguments import (
+from kvemb.pooling.embeddings import Embeddings
+from kvemb.pooling.given_bags import (
     GivenBags,
     check_combiner,
     check_floats,
@@ -35,7 +36,6 @@ from kvemb.pooling.arguments import (
     with_default,
     without_weights_up_to_zero,
 )
-from kvemb.pooling.embeddings import Embeddings
 from kvemb.rows.device_arrays import device_of
 from kvemb.rows.hashing import Unique
 from kvemb.rows.names import StringKeys

@@ -12,7 +12,7 @@ from typing import Any
 from kvemb.checks.declared import from_json
 from kvemb.checks.numeric import as_choice
 from kvemb.restrict.admission import Admission
-from kvemb.restrict.epochs import EpochFrequencyRestrictPolicy, EpochTimestampRestrictPolicy
+from kvemb.restrict.epoch_policies import EpochFrequencyRestrictPolicy, EpochTimestampRestrictPolicy
 from kvemb.restrict.frequency import FrequencyRestrictPolicy
 from kvemb.restrict.missing import MissingPolicy
 from kvemb.restrict.norm import NormRestrictPolicy

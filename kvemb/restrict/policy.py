@@ -22,7 +22,7 @@ from kvemb.checks.declared import Declared, as_json
 from kvemb.checks.numeric import as_int
 from kvemb.checks.ranges import MAX_ROWS
 from kvemb.handle import Handle, inside
-from kvemb.moment import current_moment
+from kvemb.timestamp import current_timestamp
 
 Scores = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
@@ -120,8 +120,8 @@ class RestrictPolicy(Declared):
         """
         if self.clock == "steps":
             return float(step)
-        moment = current_moment()
-        return time.time() if moment is None else moment.seconds
+        timestamp = current_timestamp()
+        return time.time() if timestamp is None else timestamp.seconds
 
     def min_score(self, now: float) -> float:
         """Return the score below which rows have expired, so that any restriction removes them.

@@ -23,7 +23,6 @@ from kvemb.contracts import ColdStore, PlannedChange, Recorder, WriteLog
 from kvemb.errors import ColdStoreError, Poisoned
 from kvemb.limits import Limits
 from kvemb.memory.staging import Holding, Staging
-from kvemb.moment import current_moment
 from kvemb.rows.block import DIRTY, REMOVED, RowBlock
 from kvemb.rows.codec import LAST_KEY, order_keys
 from kvemb.rows.hashing import Keys
@@ -43,6 +42,7 @@ from kvemb.tiers.memtables import Memtables
 from kvemb.tiers.reclaimer import Reclaimer
 from kvemb.tiers.snapshot import CurrentSnapshot
 from kvemb.tiers.write_logging import WriteLogging
+from kvemb.timestamp import current_timestamp
 
 
 class RefreshedState(NamedTuple):
@@ -203,8 +203,8 @@ class TieredStorage:
     def _begin_writing(self) -> None:
         self.state.check_writable()
         self.changed = True
-        if (moment := current_moment()) is not None:
-            self.step = max(self.step, moment.step)
+        if (timestamp := current_timestamp()) is not None:
+            self.step = max(self.step, timestamp.step)
         self._move_used_up()
         if self.hot_tables.memory.has_work:
             self._reclaimer.reclaim()
@@ -362,14 +362,14 @@ class TieredStorage:
             self.log.cleared(self.step)
 
     def count_use(self) -> None:
-        """Count one more call that records uses. The step never decreases, whatever the call's moment is."""
-        moment = current_moment()
-        self.step = self.step + 1 if moment is None else max(self.step, moment.step)
+        """Count one more call that records uses. The step never decreases, whatever the call's timestamp is."""
+        timestamp = current_timestamp()
+        self.step = self.step + 1 if timestamp is None else max(self.step, timestamp.step)
 
     def next_optimizer_step(self) -> int:
         """Return the number of the optimizer step in progress."""
-        moment = current_moment()
-        return self.optimizer_steps + 1 if moment is None else moment.optimizer_step
+        timestamp = current_timestamp()
+        return self.optimizer_steps + 1 if timestamp is None else timestamp.optimizer_step
 
     def count_optimizer_step(self, number: int) -> None:
         """Count the step with this number. REQUIRES: access.poisoning()."""

@@ -19,7 +19,7 @@ from kvemb.cluster.in_step.client import RankClient, RankPart
 from kvemb.cluster.in_step.parts import JoinedNorm
 from kvemb.cluster.store import Store as ClusterStore
 from kvemb.handle import inside
-from kvemb.many_tables.arguments import part_to_train, raise_named
+from kvemb.many_tables.table_parts import part_to_train, raise_named
 from kvemb.torch.connecting import connected
 from kvemb.torch.gradients import Gradient, check_finite, joined
 from kvemb.torch.joined_gradient import JoinedGradient

@@ -15,7 +15,7 @@ from schemas import schema_of
 from table_readers import read_by_rocksdb
 
 from kvemb.backends import rocks_store
-from kvemb.backends.memory import MemoryStore
+from kvemb.backends.memory_store import MemoryStore
 from kvemb.backends.rocks import RocksDatabase
 from kvemb.contracts import Family
 from kvemb.errors import ColdStoreError, Corruption, KvembError

@@ -16,7 +16,7 @@ from kvemb.cluster.shard import Shard
 from kvemb.cluster.transport import ShardFailed
 from kvemb.errors import ColdStoreError
 from kvemb.handle import inside
-from kvemb.moment import Moment
+from kvemb.timestamp import Timestamp
 
 KEYS, ONES, SGD = np.arange(6), np.ones((6, 2), np.float32), kvemb.optimizers.SGD(1.0)
 
@@ -107,7 +107,7 @@ def test_a_step_that_arrives_again_is_taken_once_and_a_store_that_fails_ends_the
         raise ColdStoreError("no room")
 
     shard = Shard(store, lambda: None)
-    at, given = Moment(1, 1.0), {"dim": 2, "optimizer": SGD}
+    at, given = Timestamp(1, 1.0), {"dim": 2, "optimizer": SGD}
     shard.call("open_variable", (Stamp("client", 0, 0, 1), "token", "table", given))
 
     def begin(number):

@@ -13,9 +13,9 @@ from kvemb.cluster.ledger import Stamp
 from kvemb.cluster.messages import ChangeRequest, ReadRequests
 from kvemb.cluster.shard import Shard
 from kvemb.cluster.transport import ShardFailed
-from kvemb.moment import Moment
+from kvemb.timestamp import Timestamp
 
-KEYS, AT = np.arange(3), Moment(1, 1.0)
+KEYS, AT = np.arange(3), Timestamp(1, 1.0)
 
 
 def stamp(number):

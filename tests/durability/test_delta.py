@@ -9,7 +9,7 @@ import pytest
 from blocks import SCHEMA, rows_of
 from manifests import ID, entry_of, manifest_of
 
-from kvemb.backends.memory import MemoryStore
+from kvemb.backends.memory_store import MemoryStore
 from kvemb.durability.delta import differences, epochs_since
 from kvemb.durability.manifest import Epoch
 from kvemb.errors import CheckpointNotFound

@@ -14,10 +14,10 @@ import pytest
 
 import kvemb
 from kvemb import initializers, optimizers, restrict
+from kvemb.durability.admission_counters.counter_file import Counted, read_counters, write_counters
 from kvemb.durability.journal import Journal
 from kvemb.durability.keyfile import read_keys, write_keys
 from kvemb.durability.manifest import Epoch, EpochChanges, FileEntry, Manifest
-from kvemb.durability.sightings.counter_file import Counted, read_counters, write_counters
 from kvemb.durability.variable_entry import VariableEntry
 from kvemb.handle import inside
 from kvemb.offline.delta_file import DeltaFile, DeltaPart

@@ -12,8 +12,8 @@ import pytest
 import kvemb
 from kvemb.checks.ranges import END_OF_TIME
 from kvemb.durability import manifest
+from kvemb.durability.admission_counters.counter_file import Counted
 from kvemb.durability.manifest import Epoch, EpochChanges, FileEntry, HotRows, Manifest
-from kvemb.durability.sightings.counter_file import Counted
 from kvemb.durability.variable_entry import VariableEntry
 from kvemb.errors import CheckpointNotFound, Corruption, UnsupportedFormat
 from kvemb.rows.schema import SlotShape

@@ -7,7 +7,7 @@ import pytest
 from blocks import SCHEMA, rows_of, values_of
 from manifests import entry_of, log_entry, manifest_of, segment
 
-from kvemb.backends.memory import MemoryStore
+from kvemb.backends.memory_store import MemoryStore
 from kvemb.checks.ranges import MAX_STEPS
 from kvemb.durability.journal_segments import CLEARED, COUNTED, NUMBER, REMOVED, ROWS, LogEntry, counted
 from kvemb.durability.recovery import Recovery, checked, replay

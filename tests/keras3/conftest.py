@@ -11,8 +11,9 @@ import pytest
 import kvemb
 
 HERE = bool(find_spec("keras")) and "KERAS_BACKEND" in os.environ
-# Two devices, over which keras.distribution divides batches.
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+# Two devices, over which keras.distribution divides batches. Models are compiled more often than they run.
+_COMPILE_QUICKLY = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+os.environ.setdefault("XLA_FLAGS", f"--xla_force_host_platform_device_count=2 {_COMPILE_QUICKLY}")
 # A folder of tests must not be called keras: where Keras is not installed, it would be imported in its place.
 collect_ignore_glob = [] if HERE else ["test_[!m]*.py"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 
 import keras
 import numpy as np
@@ -16,32 +17,52 @@ import kvemb.keras as kk
 BACKEND = keras.backend.backend()
 LONG = BACKEND != "jax"  # whose integers have 32 bits
 
-# Run without kvemb: argv is the export, the file of ids, and that of the results.
+# Without kvemb: of each line of its input, a Python list, the export, the file of ids, and that of the results.
 WITHOUT_KVEMB = """
-import sys
+import ast, sys
 sys.modules["kvemb"] = None
 import numpy as np
-path, ids, out = sys.argv[1:]
-ids = np.load(ids)
-if path.endswith(".pt2"):
+
+def torch_exported(path, ids):
     import torch
-    found = torch.export.load(path).module()(torch.from_numpy(ids)).detach().numpy()
-else:
+    return torch.export.load(path).module()(torch.from_numpy(ids)).detach().numpy()
+
+def saved_model(path, ids):
     import tensorflow as tf
     model = tf.saved_model.load(path)
     found = model.signatures["serving_default"](tf.constant(ids))
     (found,) = [each.numpy() for each in found.values()]
     assert sum(each.name.startswith("rows_") for each in model.variables) == 0
-np.save(out, found)
+    return found
+
+for line in sys.stdin:
+    path, ids, out = ast.literal_eval(line)
+    np.save(out, (torch_exported if path.endswith(".pt2") else saved_model)(path, np.load(ids)))
+    print("done", flush=True)
 """
 
 
-def served(path, ids, place):
-    """The predictions of an exported model in another process."""
-    np.save(place / "ids.npy", ids)
-    arguments = [str(path), str(place / "ids.npy"), str(place / "out.npy")]
-    subprocess.run([sys.executable, "-c", WITHOUT_KVEMB, *arguments], check=True, timeout=300)
-    return np.load(place / "out.npy")
+@pytest.fixture(scope="module")
+def served():
+    """A function that returns the predictions of an exported model in a process that has no kvemb.
+
+    It is one process for all tests, as importing TensorFlow takes longer than most of them.
+    """
+    command = [sys.executable, "-c", WITHOUT_KVEMB]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+
+        def predictions(path, ids, place):
+            np.save(place / "ids.npy", ids)
+            hangs = threading.Timer(300, process.kill)
+            hangs.start()
+            process.stdin.write(f"{[str(path), str(place / 'ids.npy'), str(place / 'out.npy')]}\n")
+            process.stdin.flush()
+            # Loading may print lines of its own.
+            assert "done\n" in iter(process.stdout.readline, ""), "the process has ended; its error is above"
+            hangs.cancel()
+            return np.load(place / "out.npy")
+
+        yield predictions
 
 
 def check(found, expected):
@@ -87,7 +108,7 @@ def ids():
 
 @pytest.mark.needs("tensorflow")
 @pytest.mark.filterwarnings("ignore")
-def test_a_process_without_kvemb_predicts_the_same_bits(words, store, ids, tmp_path):
+def test_a_process_without_kvemb_predicts_the_same_bits(words, store, ids, tmp_path, served):
     model = classifier(*layers_of(words, store))
     model.fit(ids, (ids.sum(1) % 2)[:, None], epochs=1, verbose=0)
     before = words.export()
@@ -105,7 +126,7 @@ def thirds(ids):
 
 @pytest.mark.needs("tensorflow")
 @pytest.mark.filterwarnings("ignore")
-def test_rows_that_the_backend_pools_are_exported(words, ids, tmp_path):
+def test_rows_that_the_backend_pools_are_exported(words, ids, tmp_path, served):
     layers = [
         kk.EmbeddingBag(words, combiner="max", padding_idx=3),
         kk.EmbeddingBag(words, combiner="min"),
@@ -122,7 +143,7 @@ def test_rows_that_the_backend_pools_are_exported(words, ids, tmp_path):
 @pytest.mark.needs("tensorflow")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="does not apply: other backends have no uint64")
-def test_a_padding_that_only_uint64_holds_is_left_out(store, tmp_path):
+def test_a_padding_that_only_uint64_holds_is_left_out(store, tmp_path, served):
     keys = np.array([[1, 2**63 + 5], [2**63 + 5, 2**63 + 6]], np.uint64)
     large = store.get_variable("large", dim=2, key_dtype="uint64", optimizer=kvemb.optimizers.SGD(0.5))
     large.upsert(keys, np.arange(8, dtype=np.float32).reshape(2, 2, 2) + 1)
@@ -139,7 +160,7 @@ def test_a_padding_that_only_uint64_holds_is_left_out(store, tmp_path):
 @pytest.mark.parametrize(
     "initializer", [kvemb.RandomUniform(-1, 1), kvemb.RandomNormal(0, 1)], ids=["uniform", "normal"]
 )
-def test_keys_that_are_missing_have_the_rows_of_the_initializer(store, ids, tmp_path, initializer):
+def test_keys_that_are_missing_have_the_rows_of_the_initializer(store, ids, tmp_path, initializer, served):
     keys = ids.astype(np.int64) * 2**40
     tags = store.get_variable("tags", dim=4, initializer=initializer, optimizer=kvemb.optimizers.SGD(0.5))
     tags.upsert(keys[:9].reshape(-1), np.ones((27, 4), np.float32))
@@ -150,7 +171,7 @@ def test_keys_that_are_missing_have_the_rows_of_the_initializer(store, ids, tmp_
 
 @pytest.mark.needs("tensorflow")
 @pytest.mark.filterwarnings("ignore")
-def test_the_rows_of_some_keys_are_exported(words, tmp_path):
+def test_the_rows_of_some_keys_are_exported(words, tmp_path, served):
     model = keras.Sequential([keras.Input((3,), dtype="int32"), kk.Embedding(words)])
     path = exported(model, tmp_path, keys={"words": [1, 2, 500]}, missing=-1.0)
     found = served(path, np.array([[2, 1, 3], [500, 99, 1]], np.int32), tmp_path)
@@ -161,7 +182,7 @@ def test_the_rows_of_some_keys_are_exported(words, tmp_path):
 
 @pytest.mark.needs("tensorflow")
 @pytest.mark.filterwarnings("ignore")
-def test_a_subclassed_model_says_its_inputs(words, ids, tmp_path):
+def test_a_subclassed_model_says_its_inputs(words, ids, tmp_path, served):
     model = subclassed(kk.EmbeddingBag(words, combiner="sum"))
     expected = model.predict(ids, batch_size=len(ids), verbose=0)
     with pytest.raises(ValueError, match=r"input_signature, such as \[keras\.InputSpec\('int64', \(None, 3\)\)\]"):
@@ -182,7 +203,7 @@ def test_a_signature_of_floats_is_told(words, ids, tmp_path):
 
 @pytest.mark.needs("tensorflow")
 @pytest.mark.filterwarnings("ignore")
-def test_ids_of_any_lengths_are_exported(words, tmp_path):
+def test_ids_of_any_lengths_are_exported(words, tmp_path, served):
     """Their number is known to no graph, and that of the last axis neither."""
     bags = kk.EmbeddingBag(words, combiner="mean", mask_zero=True)
     model = keras.Sequential([keras.Input((None,), dtype="int32"), bags])

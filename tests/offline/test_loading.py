@@ -161,7 +161,7 @@ def test_equal_keys_of_a_source_are_counted_and_follow_on_conflict(store, apart)
     table = table_of(store)
     table.upsert([5], np.zeros((1, DIM), np.float32))
     batches = [rows([9], 1), *(rows([1000 - at], 0) for at in range(apart)), rows([9], 2)]
-    with pytest.raises(ValueError, match=r"key 9 is given twice for '\w+'; choose on_conflict 'replace', .*'keep'"):
+    with pytest.raises(ValueError, match=r"key 9 is given twice for '\w+'; set on_conflict to replace, .* or to keep"):
         bulk.load(table, batches, on_conflict="error")
     assert table.size() == 1
     for conflict, stays in (("keep", 1), ("replace", 2)):

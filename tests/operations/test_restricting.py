@@ -9,7 +9,7 @@ import pytest
 from blocks import SCHEMA, hot_tables_of, rows_of, values_of
 
 import kvemb
-from kvemb.backends.memory import MemoryStore
+from kvemb.backends.memory_store import MemoryStore
 from kvemb.handle import inside
 from kvemb.limits import Limits
 from kvemb.memory.staging import Staging

@@ -20,7 +20,7 @@ from kvemb.backends.cuda.staging import SMALL_UPLOADS
 from kvemb.handle import inside
 from kvemb.limits import Limits
 from kvemb.many_tables import calls
-from kvemb.many_tables.arguments import CountedKeys
+from kvemb.many_tables.table_parts import CountedKeys
 from kvemb.memory.budget import Budget
 from kvemb.optimizers import Adagrad
 from kvemb.threads.pool import Here

@@ -8,7 +8,7 @@ from blocks import SCHEMA, hot_tables_of, rows_of
 
 import kvemb
 from kvemb import registry
-from kvemb.backends.memory import MemoryStore
+from kvemb.backends.memory_store import MemoryStore
 from kvemb.limits import Limits
 from kvemb.memory.staging import Staging
 from kvemb.operations.row_factory import RowFactory

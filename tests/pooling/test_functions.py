@@ -12,7 +12,7 @@ from pooled import pooled
 
 import kvemb
 from kvemb.optimizers import Adagrad
-from kvemb.pooling.arguments import combined, given_bags, with_default, without_weights_up_to_zero
+from kvemb.pooling.given_bags import combined, given_bags, with_default, without_weights_up_to_zero
 
 SEED = kvemb.RandomNormal(0.0, 0.5, seed=4)
 NUMBERS = itertools.count()

@@ -17,7 +17,7 @@ import numpy as np
 from kvemb.cluster.data_plane import flight_parts, serving
 from kvemb.cluster.data_plane.encoding import Bytes, Message, read
 from kvemb.cluster.data_plane.unix_peer import UnixPeer
-from kvemb.cluster.in_flight.steps import Accepted
+from kvemb.cluster.in_flight.accepted_steps import Accepted
 from kvemb.cluster.ledger import Stamp
 from kvemb.cluster.messages import ChangeRequest
 from kvemb.cluster.ray_transport import RayTransport

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from blocks import SCHEMA, hot_tables_of, rows_of
 
-from kvemb.backends.memory import MemoryStore
+from kvemb.backends.memory_store import MemoryStore
 from kvemb.rows.block import PENDING
 from kvemb.tiers.checking import order_findings, tier_findings
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from blocks import SCHEMA, rows_of, values_of
 
-from kvemb.backends.memory import MemoryStore
+from kvemb.backends.memory_store import MemoryStore
 from kvemb.errors import Corruption
 from kvemb.rows.block import RowBlock
 from kvemb.tiers.fetch import Fetch

@@ -10,7 +10,7 @@ from blocks import SCHEMA, Later, rows_of, values_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvemb.backends.memory import MemoryStore
+from kvemb.backends.memory_store import MemoryStore
 from kvemb.errors import ColdStoreError
 from kvemb.limits import Limits
 from kvemb.memory.staging import MemtableMemory

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from blocks import SCHEMA, Later, hot_tables_of, rows_of, values_of
 
-from kvemb.backends.memory import MemoryStore
+from kvemb.backends.memory_store import MemoryStore
 from kvemb.errors import Closed, ReadOnly
 from kvemb.limits import Limits
 from kvemb.memory.staging import Staging

@@ -75,8 +75,8 @@ CASES = {
         ("wide.csv new --value-dtype foo", 2, "--value-dtype must be one of float32"),
         ("half.csv new", 1, "half.csv, line 2, column 'value_0': there is no number"),
         ("big.csv new --key-dtype int32", 1, "the key 1099511627776 does not fit int32"),
-        ("three.csv store --variable table", 1, "key 1 is in 'table' already; give --on-conflict replace, or keep"),
-        ("three.csv checkpoint", 1, "checkpoint is a checkpoint, which never changes; make a store of it"),
+        ("three.csv store --variable table", 1, "key 1 is in 'table' already; set on_conflict to replace or to keep"),
+        ("three.csv checkpoint", 1, "checkpoint is a checkpoint, not a store; restore it to another path"),
         ("three.csv series", 1, "series is a series of checkpoints: name one, such as "),
         ("three.csv s3://bucket/x", 2, "s3://bucket/x is a URL, but this must be a path on this machine"),
     ],
@@ -89,14 +89,14 @@ CASES = {
     ],
     "compact": [
         ("nowhere", 1, "nowhere does not exist"),
-        ("checkpoint", 1, "make a store of it with kvemb restore"),
+        ("checkpoint", 1, "is a checkpoint, not a store; restore it to another path"),
         (".", 1, "PLACE is a directory, but neither a checkpoint nor a store"),
         ("series", 1, "series is a series of checkpoints: name one, such as "),
         ("s3://bucket/x", 2, "s3://bucket/x is a URL, but this must be a path on this machine"),
     ],
     "restrict": [
         ("nowhere 5", 1, "nowhere does not exist"),
-        ("checkpoint 5", 1, "checkpoint is a checkpoint, which never changes; make a store of it with "),
+        ("checkpoint 5", 1, "checkpoint is a checkpoint, not a store; restore it to another path"),
         ("series 5", 1, "series is a series of checkpoints: name one, such as "),
         ("store 5", 1, "--variable table --policy frequency"),
         ("store 5 users", 2, ADVICE.format("restrict")),
@@ -217,7 +217,7 @@ def test_a_store_that_is_open_is_told_of(place, tmp_path, capsys):
         for command in ("compact", "verify"):
             assert run([command, str(tmp_path / "store")]) == 3
             told = capsys.readouterr().err
-            assert "stop the process that has it open" in told
+            assert "close it there" in told
             assert "=True" not in told
 
 

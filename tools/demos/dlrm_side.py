@@ -30,7 +30,7 @@ from kvemb.tools.demos.click_log import HELD_OUT, Clicks, auc
 from kvemb.tools.demos.figures import tier_figures
 from kvemb.tools.demos.sides import FIELDS, Settings
 from kvemb.tools.failures import explain
-from kvemb.tools.memory import Peaks
+from kvemb.tools.process_memory import Peaks
 
 STATE = "dense.pt"
 

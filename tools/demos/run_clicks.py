@@ -18,7 +18,7 @@ import kvemb
 from kvemb.tools.demos.click_log import HELD_OUT, ClickLog, Clicks, auc
 from kvemb.tools.demos.factorisation import Factorisation
 from kvemb.tools.demos.figures import FIRST_NOTE, Lines, stats_of, tier_figures
-from kvemb.tools.memory import anonymous_bytes
+from kvemb.tools.process_memory import anonymous_bytes
 from kvemb.tools.screen import Advance, Screen, Summary, size
 from kvemb.tools.stopping import check
 

@@ -17,7 +17,7 @@ from kvemb.tools.reading import Progress, kind_name
 from kvemb.tools.report.axes import moment, zone
 from kvemb.tools.report.history import SHOWN, History, history
 from kvemb.tools.report.markup import facts, heading, name, notice, table
-from kvemb.tools.report.series import series
+from kvemb.tools.report.series_section import series
 from kvemb.tools.report.style import page
 from kvemb.tools.report.variable import VariableData, not_finite, shape, variable
 from kvemb.tools.screen import size

@@ -15,7 +15,7 @@ from kvemb.tools.report.charts import Part, columns, histogram, scatter
 from kvemb.tools.report.history import History
 from kvemb.tools.report.markup import card, cards, facts, heading, notice, table
 from kvemb.tools.report.projection import Projection
-from kvemb.tools.report.series import CHURN_NOTE, churn, rows_of
+from kvemb.tools.report.series_section import CHURN_NOTE, churn, rows_of
 from kvemb.tools.report.spreads import SAMPLE, Spread
 from kvemb.tools.screen import counted, size
 from kvemb.tools.table_stats import TableStats

@@ -31,8 +31,8 @@ from kvemb.cluster.messages import ChangeRequest, JoinReply, OpenVariable
 from kvemb.cluster.transport import Transport
 from kvemb.durability.variable_entry import VariableEntry
 from kvemb.errors import BackendUnavailable, Closed, SchemaMismatch, ShardLost
-from kvemb.moment import Moment
 from kvemb.optimizers import Optimizer
+from kvemb.timestamp import Timestamp
 
 # Makes the shards of a plan.
 Make = Callable[[Plan], Transport]
@@ -194,7 +194,7 @@ class Coordinator:
             self.closed = last
 
     @once()
-    def clear(self, token: str, at: Moment) -> None:
+    def clear(self, token: str, at: Timestamp) -> None:
         """Drop every row of a variable."""
         with self.alone():
             for (failure,) in self.calls.all_once("change", [ChangeRequest(token, "clear", (), at)]):
@@ -207,7 +207,7 @@ class Coordinator:
             self.calls.all("begin_scan", scan, token, batch_rows, first, last)
 
     @once()
-    def restrict(self, token: str, at: Moment, keep_rows: int, trigger_rows: int | None, expire: bool) -> int:
+    def restrict(self, token: str, at: Timestamp, keep_rows: int, trigger_rows: int | None, expire: bool) -> int:
         """Keep the rows with the highest scores over all shards; returns how many were removed. See restricting."""
         with self.alone():
             return restricting.restrict(self.calls, token, at, keep_rows, trigger_rows, expire)

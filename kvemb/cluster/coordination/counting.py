@@ -12,8 +12,8 @@ import threading
 import time
 from typing import NamedTuple
 
-from kvemb.moment import Moment
 from kvemb.restrict import RestrictPolicy
+from kvemb.timestamp import Timestamp
 
 
 class StepCounts(NamedTuple):
@@ -93,25 +93,25 @@ class ClientSteps:
             self.follows, self._since = True, 0
             self._others = StepCounts(steps.uses - self._own.uses, steps.training - self._own.training)
 
-    def now(self, policy: RestrictPolicy | None) -> Moment:
-        """Return the moment of a call that records no use and takes no step."""
+    def now(self, policy: RestrictPolicy | None) -> Timestamp:
+        """Return the timestamp of a call that records no use and takes no step."""
         return self._count(StepCounts(), policy)
 
-    def use(self, policy: RestrictPolicy | None) -> Moment:
-        """Count a call that records uses; returns its moment."""
+    def use(self, policy: RestrictPolicy | None) -> Timestamp:
+        """Count a call that records uses; returns its timestamp."""
         return self._count(StepCounts(1), policy)
 
-    def train(self, policy: RestrictPolicy | None, counted: bool) -> Moment:
-        """Return the moment of an optimizer's step. counted: whether the optimizer counts its steps."""
+    def train(self, policy: RestrictPolicy | None, counted: bool) -> Timestamp:
+        """Return the timestamp of an optimizer's step. counted: whether the optimizer counts its steps."""
         return self._count(StepCounts(0, int(counted)), policy)
 
-    def _count(self, more: StepCounts, policy: RestrictPolicy | None) -> Moment:
+    def _count(self, more: StepCounts, policy: RestrictPolicy | None) -> Timestamp:
         with self._lock:
             self._since += more.uses
             self._own = self._own.plus(StepCounts(0, more.training) if self.follows else more)
             uses, training = self._sum()
             # The policy's copies on the shards do not know its epoch.
-            return Moment(uses, time.time(), training if more.training else 0, int(getattr(policy, "epoch", 0)))
+            return Timestamp(uses, time.time(), training if more.training else 0, int(getattr(policy, "epoch", 0)))
 
 
 class TotalSteps:

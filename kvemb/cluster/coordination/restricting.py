@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from kvemb.cluster.calls import Calls
-from kvemb.moment import Moment
 from kvemb.operations.selection import lowest_kept
+from kvemb.timestamp import Timestamp
 
 
-def restrict(calls: Calls, token: str, at: Moment, keep_rows: int, trigger_rows: int | None, expire: bool) -> int:
+def restrict(calls: Calls, token: str, at: Timestamp, keep_rows: int, trigger_rows: int | None, expire: bool) -> int:
     """Keep the `keep_rows` highest scores over all shards, ties to the larger key; returns how many were removed.
 
     token: the variable's. expire: whether rows may expire; expired rows are removed in any case. Does nothing unless

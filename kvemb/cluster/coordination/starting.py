@@ -12,7 +12,7 @@ from kvemb.cluster.calls import Timeouts
 from kvemb.cluster.coordination.coordinator import Coordinator
 from kvemb.cluster.coordination.cuts import ABSENT_SECONDS
 from kvemb.cluster.durability.checkpointing import Checkpointing
-from kvemb.cluster.durability.series import ClusterSeries
+from kvemb.cluster.durability.cluster_series import ClusterSeries
 from kvemb.cluster.making import Plan
 from kvemb.cluster.transport import Transport
 from kvemb.masking import masked

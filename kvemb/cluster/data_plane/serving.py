@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvemb.cluster.data_plane.encoding import Bytes, Message, read
-from kvemb.cluster.in_flight.steps import Accepted, FailedStep
+from kvemb.cluster.in_flight.accepted_steps import Accepted, FailedStep
 from kvemb.cluster.local import Callee
 
 # As pickle.dumps, for what pickle.dumps refuses, such as an error whose class was defined in a user's script.

@@ -19,8 +19,8 @@ from kvemb.cluster.calls import Calls
 from kvemb.cluster.coordination.counting import StepCounts
 from kvemb.cluster.coordination.lease import Lease
 from kvemb.cluster.coordination.opened import steps_of
+from kvemb.cluster.durability.cluster_series import ClusterSeries, Published
 from kvemb.cluster.durability.manifest import ClusterManifest, ShardEntry, following, joined, ranges
-from kvemb.cluster.durability.series import ClusterSeries, Published
 from kvemb.cluster.ledger import StoredCalls, joined_calls
 from kvemb.cluster.messages import ChangeCounts, PushedPart
 from kvemb.durability.lock_file import LockFile

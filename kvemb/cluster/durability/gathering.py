@@ -13,19 +13,19 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from kvemb.cluster.durability.epochs import ShardPart, write_changes
+from kvemb.cluster.durability.admission_counters import join_sightings, stored_by
+from kvemb.cluster.durability.cluster_series import Published
 from kvemb.cluster.durability.manifest import ClusterManifest, id_of_part
-from kvemb.cluster.durability.series import Published
-from kvemb.cluster.durability.sightings import join_sightings, stored_by
+from kvemb.cluster.durability.shard_changes import ShardPart, write_changes
 from kvemb.cluster.router import BUCKETS, buckets_of
 from kvemb.durability import fresh_files, layout
+from kvemb.durability.admission_counters.counter_file import Counted
 from kvemb.durability.checkpoint import Checkpoint, atomic_directory, complete
 from kvemb.durability.hotset import read_hot
 from kvemb.durability.keyfile import merged as merged_keys
 from kvemb.durability.keyfile import write_keys
 from kvemb.durability.manifest import Epoch, Manifest
 from kvemb.durability.readable import ReadableCheckpoint, opened
-from kvemb.durability.sightings.counter_file import Counted
 from kvemb.errors import Corruption
 from kvemb.offline.applying import apply, write_rows
 from kvemb.offline.delta_file import DeltaFile

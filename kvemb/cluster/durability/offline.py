@@ -9,7 +9,7 @@ from typing import Any
 
 from kvemb.checks.numeric import as_int
 from kvemb.checks.ranges import MAX_SERIES
-from kvemb.cluster.durability.series import ClusterSeries, Published
+from kvemb.cluster.durability.cluster_series import ClusterSeries, Published
 from kvemb.durability.layout import series_name
 from kvemb.errors import CheckpointNotFound, Corruption, UnsupportedFormat
 from kvemb.masking import masked

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from kvemb.checks.numeric import as_int
-from kvemb.cluster.durability.epochs import ShardPart
+from kvemb.cluster.durability.cluster_series import ClusterSeries, Published
 from kvemb.cluster.durability.folders import new_folder
 from kvemb.cluster.durability.gathering import write_part
 from kvemb.cluster.durability.manifest import ShardEntry, ranges
 from kvemb.cluster.durability.offline import found
 from kvemb.cluster.durability.restoring import ClusterRemote
-from kvemb.cluster.durability.series import ClusterSeries, Published
+from kvemb.cluster.durability.shard_changes import ShardPart
 from kvemb.cluster.router import BUCKETS, Router
 from kvemb.durability import fresh_files, layout, paths
 from kvemb.durability.manifest import created_now

@@ -10,7 +10,7 @@ from kvemb.cluster.coordination.counting import ClientSteps, StepCounts
 from kvemb.cluster.in_step.parts import JoinedNorm, Joint, Part
 from kvemb.cluster.session import Session
 from kvemb.engine.table import Table
-from kvemb.moment import Moment
+from kvemb.timestamp import Timestamp
 
 
 class RankPart(NamedTuple):
@@ -63,7 +63,7 @@ class RankClient:
     def norms(self, parts: list[RankPart]) -> list[JoinedNorm]:
         """Return the norm of each table's joined gradients. parts: of all ranks, in their order. Raises ShardLost."""
         session = self._cluster.begin_call()
-        moments = dict.fromkeys(self._tokens(session), Moment(0, 0.0))
+        moments = dict.fromkeys(self._tokens(session), Timestamp(0, 0.0))
         joints = self._joints(parts, moments)
         found = session.calls.each("joined_norms", {shard: (joint,) for shard, joint in joints.items()})
         sums = dict.fromkeys(moments, JoinedNorm())
@@ -78,7 +78,7 @@ class RankClient:
         trained: the positions of the tables of which a rank has gradients. Only one rank calls this. Raises ShardLost.
         """
         session = self._cluster.begin_call()
-        tokens, moments = self._tokens(session), dict[str, Moment]()
+        tokens, moments = self._tokens(session), dict[str, Timestamp]()
         for at in trained:
             table, clock = self._tables[at], self._clock(session, at)
             optimizer = table.operations.optimizer
@@ -91,7 +91,7 @@ class RankClient:
                 failures.setdefault(token, error)
         return [failures.get(token) for token in tokens]
 
-    def _joints(self, parts: list[RankPart], moments: dict[str, Moment]) -> dict[int, Joint]:
+    def _joints(self, parts: list[RankPart], moments: dict[str, Timestamp]) -> dict[int, Joint]:
         """Return what to join on each shard that has any part."""
         joints: dict[int, Joint] = {}
         for shard in sorted({shard for part in parts for shard in part.shards}):

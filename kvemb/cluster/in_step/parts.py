@@ -16,8 +16,8 @@ from kvemb import registry
 from kvemb.cluster.messages import ChangeRequest
 from kvemb.cluster.transport import ShardFailed
 from kvemb.contracts import Values
-from kvemb.moment import Moment
 from kvemb.rows.hashing import Keys, Unique
+from kvemb.timestamp import Timestamp
 
 # The groups whose parts are kept, the most recent ones. A group that ended may leave the parts of one step.
 MAX_GROUPS = 64
@@ -44,7 +44,7 @@ class Joint(NamedTuple):
     group: str
     parts: list[tuple[int, int]]
     factors: dict[str, list[float]] | None
-    moments: dict[str, Moment]
+    moments: dict[str, Timestamp]
 
 
 class JoinedNorm(NamedTuple):

@@ -21,7 +21,7 @@ import kvemb
 import kvemb.cluster
 from kvemb import opening
 from kvemb.cluster import making
-from kvemb.cluster.durability.series import ClusterSeries
+from kvemb.cluster.durability.cluster_series import ClusterSeries
 from kvemb.cluster.ledger import Stamp
 from kvemb.cluster.messages import ChangeRequest
 from kvemb.cluster.session import Session

@@ -11,8 +11,8 @@ from twins import Fading
 import kvemb
 import kvemb.cluster
 from kvemb.cluster.durability import gathering, resharding
+from kvemb.cluster.durability.cluster_series import ClusterSeries
 from kvemb.cluster.durability.restoring import ClusterRemote
-from kvemb.cluster.durability.series import ClusterSeries
 from kvemb.errors import ColdStoreError, Corruption
 from kvemb.limits import Limits
 from kvemb.offline.pushing import Pusher

@@ -7,9 +7,9 @@ import pytest
 
 from kvemb.cluster.in_step.parts import MAX_GROUPS, JoinedNorm, Joint, Part, Parts
 from kvemb.cluster.transport import ShardFailed
-from kvemb.moment import Moment
+from kvemb.timestamp import Timestamp
 
-AT = Moment(3, 1.0, 2)
+AT = Timestamp(3, 1.0, 2)
 
 
 def part(rank, number, keys, grads, group="group"):
@@ -30,7 +30,7 @@ def test_the_latest_part_of_each_rank_is_joined_in_the_order_of_ranks():
     ):
         parts.put(each)
     (change,) = parts.take(joint((0, 2), (1, 2), factors={"table": [1.0, 0.5]}, tokens=("table", "other")))
-    assert (change.variable, change.method, change.moment) == ("table", "apply_gradients", AT)
+    assert (change.variable, change.method, change.timestamp) == ("table", "apply_gradients", AT)
     keys, grads = change.arguments
     assert (keys.tolist(), grads.tolist(), grads.dtype) == ([1, 2, 2], [[1], [2], [2]], np.float32)
 

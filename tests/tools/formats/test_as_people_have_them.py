@@ -127,7 +127,7 @@ def test_equal_keys_of_a_file_are_told(tmp_path, capsys):
     (tmp_path / "in.csv").write_text("key,value_0\n1,1\n2,5\n1,2\n")
     assert run(["import", str(tmp_path / "in.csv"), str(tmp_path / "new")]) == 1
     told = capsys.readouterr().err
-    assert "key 1 is given twice for 'in'; give --on-conflict replace, with which the last row stays, or keep," in told
+    assert "key 1 is given twice for 'in'; set on_conflict to replace, with which the last row stays, or to" in told
     for conflict, row in (("replace", 2), ("keep", 1)):
         place = str(tmp_path / conflict)
         assert run(["import", str(tmp_path / "in.csv"), place, "--variable", "table", "--on-conflict", conflict]) == 0

@@ -1,8 +1,8 @@
 """`kvemb bench reshard`: a checkpoint is rewritten for 7, 3 and 1 shards, compared with export and import.
 
-Each of these runs in its own process, whose peak of anonymous memory is reported (kvemb.tools.memory); a table of a
-quarter of the rows shows whether memory grows with the table. At the end all rows, slots, scores and steps must equal
-those of the beginning.
+Each of these runs in its own process, whose peak of anonymous memory is reported (kvemb.tools.process_memory); a table
+of a quarter of the rows shows whether memory grows with the table. At the end all rows, slots, scores and steps must
+equal those of the beginning.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvemb.tools.bench.processes import result_of
 from kvemb.tools.bench.results import Report, compare
 from kvemb.tools.bench.trained import LOAD_BATCH
 from kvemb.tools.destinations import remove
-from kvemb.tools.memory import Peaks
+from kvemb.tools.process_memory import Peaks
 
 FIRST, CHAIN = 4, (7, 3, 1)
 SMALLER, MAX_GROWTH = 4, 1.1

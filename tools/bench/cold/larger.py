@@ -19,7 +19,7 @@ import numpy.typing as npt
 import typer
 
 import kvemb
-from kvemb.checks.machine import memory_bytes
+from kvemb.checks.usable_memory import memory_bytes
 from kvemb.tools.bench.data import Floats, Zipf, ids_of, values_of
 from kvemb.tools.bench.measure import scratch, take_turns, until_idle
 from kvemb.tools.bench.options import Batch, BudgetMib, Dim, Exponent, Folder, Rows, Runs

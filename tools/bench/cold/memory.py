@@ -15,7 +15,7 @@ from kvemb.tools.bench.options import Batch, BudgetMib, Dim, Exponent, Folder, H
 from kvemb.tools.bench.processes import result_of
 from kvemb.tools.bench.results import Report, compare
 from kvemb.tools.bench.trained import load, open_table, target, train_step
-from kvemb.tools.memory import Peaks, peak_bytes
+from kvemb.tools.process_memory import Peaks, peak_bytes
 
 ROWS = [4_000_000, 16_000_000]
 OVERHEAD_BYTES = 300_000_000

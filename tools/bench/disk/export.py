@@ -17,7 +17,7 @@ from kvemb.tools.bench.processes import result_of
 from kvemb.tools.bench.results import Report, compare
 from kvemb.tools.bench.trained import LOAD_BATCH
 from kvemb.tools.destinations import remove
-from kvemb.tools.memory import peak_bytes
+from kvemb.tools.process_memory import peak_bytes
 
 MIN_EXPORT, MIN_IMPORT, MAX_MB = 0.8, 3.0, 500.0
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvemb.cluster.durability.epochs import ShardPart, write_changes
 from kvemb.cluster.durability.manifest import ClusterManifest, ShardEntry, id_of_part
+from kvemb.cluster.durability.shard_changes import ShardPart, write_changes
 from kvemb.durability.changes import recorded
 from kvemb.durability.keyfile import write_keys
 from kvemb.durability.manifest import Epoch, EpochChanges, Manifest

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import kvemb
-from kvemb.checks import few_files
+from kvemb.checks import open_file_limit
 from kvemb.errors import ColdStoreError
 
 ADVICE = r"this process may open [\d,]+ files: raise the limit \(ulimit -n\), or open fewer stores and variables"
@@ -56,6 +56,6 @@ def test_openings_and_refreshes_tell(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_other_errors_stay() -> None:
-    with pytest.raises(PermissionError), few_files.told("open it"):
+    with pytest.raises(PermissionError), open_file_limit.told("open it"):
         raise PermissionError(errno.EACCES, "Permission denied")
-    assert few_files.advice("No space left on device") == ""
+    assert open_file_limit.advice("No space left on device") == ""

@@ -10,8 +10,8 @@ from quick import quick
 
 import kvemb
 import kvemb.cluster
-from kvemb.cluster.durability.sightings import join_sightings
-from kvemb.durability.sightings.counter_file import read_counters, write_counters
+from kvemb.cluster.durability.admission_counters import join_sightings
+from kvemb.durability.admission_counters.counter_file import read_counters, write_counters
 from kvemb.handle import inside
 from kvemb.operations.sightings import ROWS, Counters
 from kvemb.tools import inspect

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvemb.durability import fresh_files, layout
-from kvemb.durability.sightings.counter_file import Counted, write_counters
+from kvemb.durability.admission_counters.counter_file import Counted, write_counters
 from kvemb.operations.sightings import Counters
 
 # Counter files by variable: the folder of each, and its entry in the manifest there.

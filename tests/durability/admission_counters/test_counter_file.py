@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 from damage import damages
 
-from kvemb.durability.sightings.counter_file import Counted, SightingsSize, read_counters, sizes_of, write_counters
+from kvemb.durability.admission_counters.counter_file import (
+    Counted,
+    SightingsSize,
+    read_counters,
+    sizes_of,
+    write_counters,
+)
 from kvemb.errors import Corruption, UnsupportedFormat
 from kvemb.operations.sightings import ROWS, Counters
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvemb.durability.sightings.counter_file import read_counters
-from kvemb.durability.sightings.point_files import Stored, write_sightings
+from kvemb.durability.admission_counters.counter_file import read_counters
+from kvemb.durability.admission_counters.point_files import Stored, write_sightings
 from kvemb.operations.sightings import ROWS, Counters
 
 

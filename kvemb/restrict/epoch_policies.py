@@ -11,8 +11,8 @@ import numpy as np
 
 from kvemb.checks.numeric import as_int
 from kvemb.handle import inside
-from kvemb.moment import current_moment
 from kvemb.restrict.policy import Counts, RestrictPolicy, Scores
+from kvemb.timestamp import current_timestamp
 
 # A float64 holds integers of 53 bits: 21 for the epoch, 32 for the rest.
 _REST = 2.0**32
@@ -27,8 +27,8 @@ class _Epochs(RestrictPolicy):
     @property
     def epoch(self) -> int:
         """The epoch of uses from now on; 0 when a variable is opened."""
-        moment = current_moment()
-        return self._epoch if moment is None else moment.epoch
+        timestamp = current_timestamp()
+        return self._epoch if timestamp is None else timestamp.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch. Call it on variable.restrict_policy, also after a variable was opened again.

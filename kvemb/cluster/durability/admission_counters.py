@@ -9,10 +9,10 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvemb.cluster.durability.epochs import ShardPart
+from kvemb.cluster.durability.shard_changes import ShardPart
 from kvemb.durability import layout
-from kvemb.durability.sightings.counter_file import Counted, read_counters
-from kvemb.durability.sightings.point_files import Stored, write_sightings
+from kvemb.durability.admission_counters.counter_file import Counted, read_counters
+from kvemb.durability.admission_counters.point_files import Stored, write_sightings
 from kvemb.operations.sightings import Counters
 
 _logger = logging.getLogger("kvemb")
