@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -35,6 +35,17 @@ class Gradient(NamedTuple):
     variable: Variable
     keys: Keys
     values: torch.Tensor
+
+
+class Receiver(Protocol):
+    """What a backward pass hands its gradients to."""
+
+    @property
+    def fused(self) -> bool:
+        """Whether add() takes the step, so that the gradients need no copies."""
+
+    def add(self, gradients: list[Gradient]) -> None:
+        """Take the gradients of a call. There are none if no row was looked up."""
 
 
 class PendingGradients:

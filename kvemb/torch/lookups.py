@@ -19,7 +19,7 @@ from kvemb.rows.device_arrays import device_of
 from kvemb.rows.names import StringKeys
 from kvemb.torch.bags import Keys, distinct_in_host, joined_keys, not_padding, own_keys
 from kvemb.torch.eager import never_compiled
-from kvemb.torch.gradients import Gradient, PendingGradients
+from kvemb.torch.gradients import Gradient, Receiver
 from kvemb.variable import Variable
 
 # The input that makes autograd call backward; it gets no gradient itself.
@@ -94,7 +94,7 @@ class _Read(NamedTuple):
 
 
 def fetch(
-    requests: list[RowRequest], pending: PendingGradients | None, *, touch: bool, anchor: torch.Tensor | None = None
+    requests: list[RowRequest], pending: Receiver | None, *, touch: bool, anchor: torch.Tensor | None = None
 ) -> list[torch.Tensor]:
     """Return the rows of each, (n, dim), float32, or float64 for float64 values, with one call for each store.
 
