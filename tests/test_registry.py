@@ -51,7 +51,7 @@ def test_a_device_has_the_table_of_its_kind(monkeypatch):
 
 def test_a_package_that_is_missing_is_told_with_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "kvemb.backends.memory_store", None)
-    with pytest.raises(BackendUnavailable, match="memory:MemoryStore cannot be loaded: ") as told:
+    with pytest.raises(BackendUnavailable, match="memory_store:MemoryStore cannot be loaded: ") as told:
         registry.cold_backend("memory")
     assert str(told.value).endswith(f"; install it again: {pip_install()}")
     assert isinstance(told.value.__cause__, ImportError)
