@@ -13,6 +13,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from crashes import copy_of_open
 
 import kvemb
 from kvemb.backends import rocks, rocks_store
@@ -74,7 +75,7 @@ class Trained:
         """Train, flush, close and open the store; every row is there each time. crash: for a copy without closing."""
         self.check()
         if crash is not None:
-            shutil.copytree(self.path, crash)
+            copy_of_open(self.path, crash)
             with self.open(crash) as store:
                 self.check(store)
         for _ in range(5):
@@ -208,7 +209,7 @@ def test_a_crash_while_a_store_with_a_log_recovers_keeps_what_was_acknowledged(
         for _ in range(2):
             with pytest.raises(Poisoned):
                 trained.store.recover()
-    shutil.copytree(trained.path, tmp_path / "crash")
+    copy_of_open(trained.path, tmp_path / "crash")
     trained.store.close()
     trained.values = acknowledged
     for path in (tmp_path / "crash", trained.path):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
-
 import numpy as np
 import pytest
+from crashes import copy_of_open
 from deltas import fill
 from histories import DIM
 
@@ -129,7 +128,7 @@ def test_a_store_whose_trainer_was_killed_is_warned_of_once_however_often_it_is_
     trainer = open_store(tmp_path / "store")
     fill(trainer, [1], 1)
     trainer.flush()
-    shutil.copytree(tmp_path / "store", tmp_path / "killed")
+    copy_of_open(tmp_path / "store", tmp_path / "killed")
     follower = open_store(tmp_path / "killed", follow=True)
     assert caplog.text.count("was not closed") == 1
     assert not follower.refresh()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-
 import numpy as np
 import pytest
 from blocks import SCHEMA, hot_tables_of, rows_of, values_of
+from crashes import copy_of_open
 
 import kvemb
 from kvemb.backends.memory_store import MemoryStore
@@ -76,7 +75,7 @@ def test_one_that_fails_between_two_batches_is_finished_by_the_next(open_store, 
     assert table.size() == 90
     assert table.export()[0].tolist() == [*range(10, 100)]
     table.upsert([200], np.ones((1, 2), np.float32))  # is durable, and so is what was done before it
-    shutil.copytree(store.path, tmp_path / "crashed")
+    copy_of_open(store.path, tmp_path / "crashed")
     with open_store(tmp_path / "crashed") as crashed:
         assert crashed.variables["table"].export()[0].tolist() == [*range(10, 100), 200]
     assert table.restrict(60) == 31

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import Any
 
 import numpy as np
 import pytest
+from crashes import copy_of_open
 
 import kvemb
 from kvemb import bulk
@@ -84,7 +84,7 @@ def test_the_log_brings_it_back(tmp_path):
         train(table, 2)
         store.flush()
         train(table, 3)
-        shutil.copytree(tmp_path / "store", tmp_path / "crashed")
+        copy_of_open(tmp_path / "store", tmp_path / "crashed")
     with kvemb.open(tmp_path / "crashed", memory_budget=BUDGET) as store:
         assert count_of(store) == 5
 

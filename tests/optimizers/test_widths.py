@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from crashes import copy_of_open
 
 import kvemb
 from kvemb import bulk
@@ -106,7 +106,7 @@ def test_the_log_brings_them_back(tmp_path, kind):
         before = whole(store)
         train(table, 2)
         after = whole(store)
-        shutil.copytree(tmp_path / "store", tmp_path / "crashed")
+        copy_of_open(tmp_path / "store", tmp_path / "crashed")
     with kvemb.open(tmp_path / "crashed", memory_budget=BUDGET) as store:
         assert store.recovery is not None
         assert store.recovery.rows > 0
