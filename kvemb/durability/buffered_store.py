@@ -40,8 +40,9 @@ class BufferedStore:
 
     def clear(self) -> None:
         """Delete every row."""
-        self._memtables.clear()
-        self._cold.clear()
+        with self._memtables.paused():
+            self._cold.clear()
+            self._memtables.forget()
 
     def flush(self) -> None:
         """Write what is in memory. Raises ColdStoreError."""

@@ -44,7 +44,7 @@ from kvemb.store_state import StoreState
 from kvemb.tiers.snapshot import DirtySnapshot
 from kvemb.tiers.storage import TieredStorage
 
-# Seconds between two checks of a crowded cold database: the checkpoint waits, so that spills need not.
+# Seconds between two checks of a crowded cold database: the checkpoint waits, so that memtables need not.
 PACE_SECONDS = 0.01
 
 

@@ -47,7 +47,7 @@ class _Move(NamedTuple):
     changed: Keys | None
 
     def make(self) -> None:
-        """Move the variable. REQUIRES: closing(), wait_for_writes()."""
+        """Move the variable. REQUIRES: closing(), memtables.paused()."""
         storage, entry, sightings = self.table.storage, self.entry, self.table.operations.sightings
         storage.go_back(self.cold, entry.rows, entry.step, entry.optimizer_steps, self.changed)
         self.table.ages = entry.ages
@@ -118,8 +118,8 @@ def _move(
         for table in tables:
             paused.enter_context(table.storage.closing())
         engine.state.check_writable()
-        for table in tables:
-            table.storage.wait_for_writes()
+        for table in tables:  # from here on its rows are in the cold store and recorded, or in memory
+            paused.enter_context(table.storage.memtables.paused())
         with layout.as_cold_store_error(f"read which keys changed in {engine.path}"):
             sealed = engine.changes.seal_epoch()
             changed = {table: _changed(engine, table, epochs, sealed) for table in cold}

@@ -116,7 +116,10 @@ class MemtableMemory:
             self._holders.remove(holder)
 
     def take(self, nbytes: int) -> None:
-        """Take memory, after waiting for writes if there is not enough; if one fails, take it all the same."""
+        """Take memory, after waiting for a write if there is not enough.
+
+        If the write fails, or there is nothing to write just now, the memory is taken all the same.
+        """
         failed = False
         while not self._taken(nbytes, although_full=failed):
             largest = self._largest(lambda holder: holder.nbytes)

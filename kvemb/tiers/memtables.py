@@ -99,7 +99,6 @@ class Memtables:
         # The newest first. It takes the rows that come; the others are being written, or could not be.
         self._tables: tuple[Memtable, ...] = ()
         self._changing, self._writing = threading.Lock(), threading.Lock()
-        self._last_write: Future[None] | None = None
         self._kept: list[RowBlock] = []  # the rows of an add() that failed, and of all later ones
         self._failure: BaseException | None = None
         self.moves = 0
@@ -152,7 +151,7 @@ class Memtables:
             self._moved(rows.keys)
         for at in range(0, len(rows), self._part_rows):
             part = rows.part(at, min(len(rows), at + self._part_rows))
-            if self._tables and self._tables[0].rows + len(part) > self._most:
+            if (tables := self._tables) and tables[0].rows + len(part) > self._most:
                 self.seal()
             nbytes = len(part) * self._row_bytes
             self._memory.take(nbytes)
@@ -195,8 +194,8 @@ class Memtables:
         self.add(kept)
         self.seal()
 
-    def clear(self) -> None:
-        """Forget every row. REQUIRES: nothing is being written: wait(), or paused()."""
+    def forget(self) -> None:
+        """Forget every row. REQUIRES: paused()."""
         self.moves += 1
         with uninterrupted(), self._changing:
             for table in self._tables:
@@ -206,25 +205,26 @@ class Memtables:
     def end(self) -> None:
         """Forget every row, and leave the memory to others."""
         with self.paused():
-            self.clear()
+            self.forget()
         self._memory.leave(self)
 
     # Writing.
 
     def seal(self) -> Future[None] | None:
-        """Begin to write all rows that are here; return the last write, or None if there is nothing to write.
+        """Begin to write all rows that are here; return the write, or None if there is nothing to write.
 
-        The write fails if an earlier one does. Rows that come later are in another file. Any thread may call this.
+        Rows that come later are in another file, which is written after whatever the executor is given before they are
+        sealed. Older rows whose write failed are written again, first. Any thread may call this.
         """
         with uninterrupted():
             with self._changing:
                 if not self._tables:
                     return None
-                if not self._tables[0].sealed:
-                    self._tables[0].sealed = True
-                    self._memory.seal(self._tables[0].rows * self._row_bytes)
-            self._last_write = last = self._executor.submit(self._write_sealed)
-            return last
+                newest = self._tables[0]
+                if not newest.sealed:
+                    newest.sealed = True
+                    self._memory.seal(newest.rows * self._row_bytes)
+            return self._executor.submit(self._write_up_to, newest)
 
     def flush(self) -> None:
         """Write everything and wait for it. If a write fails, or has failed, raises its error; the rows stay."""
@@ -232,34 +232,33 @@ class Memtables:
         if (last := self.seal()) is not None:
             result_of(last)
 
-    def wait(self) -> None:
-        """Wait until all writes in progress have ended. Raises the error of the last one."""
-        self.check()
-        if self._tables and self._last_write is not None:
-            result_of(self._last_write)
-
     def check(self) -> None:
         """Raise the error because of which rows are kept outside of memtables, if there is one."""
         if self._failure is not None:
             raise self._failure
 
     def paused(self) -> threading.Lock:
-        """A block in which nothing is written."""
+        """A block in which nothing is written. It waits for the write in progress."""
         return self._writing
 
-    def _write_sealed(self) -> None:
-        """Write every sealed memtable, the oldest first. On the executor's thread."""
+    def _write_up_to(self, newest: Memtable) -> None:
+        """Write the oldest memtable and those that follow, up to this one. On the executor's thread.
+
+        No later one, though it may be sealed by now: a snapshot's file, or the copy of the cold database, may have its
+        turn between them, and must not come after rows that are newer.
+        """
         try:
-            while self._write_oldest():
+            while self._write_oldest(newest):
                 pass
         except BaseException as error:
             self._failed(error)
             raise
 
-    def _write_oldest(self) -> bool:
+    def _write_oldest(self, newest: Memtable) -> bool:
+        """Write one memtable; return whether more are to be written, up to the newest."""
         with self._writing:
             with self._changing:
-                if not self._tables or not self._tables[-1].sealed:
+                if newest not in self._tables:  # it was written, or forgotten
                     return False
                 oldest = self._tables[-1]
             self._write(oldest.block.part(0, oldest.rows))
@@ -267,4 +266,4 @@ class Memtables:
                 # Not before its rows can be read elsewhere.
                 self._tables = self._tables[:-1]
             self._memory.give_back(oldest.rows * self._row_bytes, sealed=True)
-            return True
+            return oldest is not newest

@@ -18,8 +18,8 @@ from kvemb.tiers.hot_tables import HotTables
 class Reclaimer:
     """Gives back one variable's memory that others need.
 
-    threads: give back cells; they may wait for the thread that writes spills. leave: called with dirty rows that were
-    evicted.
+    threads: give back cells; they may wait for the thread that writes memtables. leave: called with dirty rows that
+    were evicted.
     """
 
     def __init__(

@@ -107,8 +107,8 @@ def _growing(
     sizes = []
     for number, (kind, memory) in enumerate(zip(kinds, memories, strict=True)):
         budget, sharing = budgets.of(memory), memories.count(memory)
-        spills = copies_bytes(schema, own_copies) if memory == HOST else 0
-        free = max(0, budget.free - spills) // sharing
+        copies = copies_bytes(schema, own_copies) if memory == HOST else 0
+        free = max(0, budget.free - copies) // sharing
         below = host_tier and number == len(kinds) - 1
         rows = wanted
         if below or not init_size:

@@ -353,7 +353,7 @@ class TieredStorage:
             with self.state.keeping_rows():
                 self.cold.clear()
             with self.access.poisoning():
-                self.memtables.clear()
+                self.memtables.forget()
         with self.access.poisoning():
             if self._recorder is not None:
                 self._recorder.record_cleared()
@@ -504,37 +504,35 @@ class TieredStorage:
         self.refreshes += 1
         self._locator.read_from(cold)
 
-    def wait_for_writes(self) -> None:
-        """Wait until no rows of memtables are being written. REQUIRES: closing(). Raises Poisoned."""
-        with self.state.keeping_rows():
-            self.memtables.wait()
-
     def discard(self) -> None:
-        """Forget all rows that the cold store does not have. REQUIRES: closing(), wait_for_writes(), no snapshot."""
+        """Forget all rows that the cold store does not have. REQUIRES: closing(), memtables.paused(), no snapshot."""
         self.in_flight.clear()
-        self.memtables.clear()
+        self.memtables.forget()
         self.hot_tables.remove_dirty()
 
     def go_back(self, cold: ColdStore, size: int, step: int, optimizer_steps: int, changed: Keys | None) -> None:
         """Move to an earlier durable point: another cold store, with its counts.
 
         changed: all distinct keys whose rows were written to the present cold store since then; None: unknown. Other
-        hot rows stay hot. REQUIRES: as discard().
+        hot rows stay hot. REQUIRES: as discard(), since before `changed` was read.
         """
+        gone = None
+        with suppress(MemoryError):  # then no row stays hot
+            if changed is not None:
+                # A row of a memtable may be hot again, and clean.
+                gone = np.union1d(changed, self.memtables.keys())
         try:
-            waiting = self.memtables.keys()  # such a row may be hot again, and clean
             self.discard()
-            if changed is None:
+            if gone is None:
                 self._empty_hot()
             else:
-                gone = np.union1d(changed, waiting)
                 self.hot_tables.remove(gone, self.hot_tables.owners(gone))
         except MemoryError:  # of a GPU
             self._empty_hot()
         self._read_from(cold, size, step, optimizer_steps)
 
     def give_back_staging(self) -> None:
-        """Give back what it has of the store's staging. REQUIRES: it is not used afterwards, nothing is written."""
+        """Give back what it has of the store's staging. REQUIRES: it is not used afterwards."""
         self.memtables.end()
         for holding in self.staged:
             holding.give_back(holding.held)

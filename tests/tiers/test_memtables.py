@@ -132,9 +132,8 @@ def test_no_row_is_lost_whichever_allocation_fails(monkeypatch):
 
 
 def check_refused(waiting, error):
-    for write in (waiting.memtables.flush, waiting.memtables.wait):
-        with pytest.raises(error):
-            write()
+    with pytest.raises(error):
+        waiting.memtables.flush()
     (failure,) = waiting.failures
     assert isinstance(failure, error)
 
@@ -148,7 +147,6 @@ def test_what_begins_to_be_written_can_be_waited_for():
     assert waiting.read([1])[0] == [True]
     waiting.executor.go()
     assert writing.done()
-    waiting.memtables.wait()
     assert (waiting.writes, waiting.read([1])[0]) == ([[1]], [False])
     assert waiting.moved == [1]
 
@@ -166,6 +164,31 @@ def test_a_memtable_is_written_while_the_next_one_is_filled_and_in_order():
     assert waiting.read([0, 3])[0] == [False, True]
 
 
+def test_a_write_takes_no_memtable_that_is_sealed_after_it_was_given():
+    """Between the two the executor may have a snapshot's file, or the copy of the cold database."""
+    waiting = Waiting(Later())
+    waiting.add([1], 1.0)
+    waiting.memtables.seal()
+    waiting.executor.submit(lambda: waiting.writes.append("the copy"))
+    waiting.add([1, 2], 2.0)
+    waiting.memtables.seal()
+    assert len(waiting.executor.waiting) == 3
+    waiting.executor.go()
+    assert waiting.writes == [[1], "the copy", [1, 2]]
+
+
+def test_what_is_forgotten_is_not_written():
+    waiting = Waiting(Later())
+    waiting.add([1])
+    waiting.memtables.seal()
+    with waiting.memtables.paused():
+        waiting.memtables.forget()
+    waiting.add([2])
+    waiting.executor.go()
+    assert (waiting.writes, waiting.read([1, 2])[0]) == ([], [False, True])
+    assert waiting.memory.used == waiting.memtables.nbytes == BYTES
+
+
 def test_a_write_fails_if_one_before_it_did_and_is_tried_again_by_the_next():
     """A checkpoint waits for the last one alone."""
     waiting = Waiting(Later())
@@ -175,8 +198,6 @@ def test_a_write_fails_if_one_before_it_did_and_is_tried_again_by_the_next():
     waiting.executor.go()
     with pytest.raises(ColdStoreError, match="full"):
         last.result()
-    with pytest.raises(ColdStoreError, match="full"):
-        waiting.memtables.wait()
     waiting.add([4], 2.0)
     waiting.add([5], flags=DIRTY | REMOVED)
     assert waiting.read([0, 4, 5]) == ([True] * 3, [True, True, False], {0: 1.0, 4: 2.0})

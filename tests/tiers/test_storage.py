@@ -97,8 +97,7 @@ def test_going_back_forgets_a_row_of_a_memtable_that_is_hot_again():
         storage.admit(storage.locate(waiting[:1]))
     before = MemoryStore(SCHEMA)
     before.write(rows_of(waiting, 9.0))
-    with storage.closing():
-        storage.wait_for_writes()
+    with storage.closing(), storage.memtables.paused():
         storage.go_back(before, len(waiting), 0, 0, np.empty(0, np.int64))
     assert rows(storage, range(20)) == dict.fromkeys(waiting.tolist(), 9.0)
     assert storage.stats().rows_waiting == 0

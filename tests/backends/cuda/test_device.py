@@ -238,7 +238,7 @@ def test_kernels_and_copies_are_on_the_stream_that_is_named_whatever_cupy_takes_
     assert used == [stream, stream]
 
 
-@pytest.mark.parametrize(("name", "stays"), [("kvemb-spill_0", True), ("a caller's", False)])
+@pytest.mark.parametrize(("name", "stays"), [("kvemb-write_0", True), ("a caller's", False)])
 def test_a_thread_of_kvemb_stays_on_its_first_gpu_and_a_callers_returns_to_the_one_before(name, stays):
     """A context of CUDA takes hundreds of MB on each GPU to which a thread returns, GPU 0 at first."""
     now, contexts = [0], set()
