@@ -18,7 +18,7 @@ from kvemb.threads.pool import Here
 from kvemb.tiers.access import TableAccess
 from kvemb.tiers.snapshot import DirtySnapshot
 from tests.histories import small_spill
-from tests.tiers.test_storage import storage_of
+from tests.tiers.test_storage import put, storage_of
 
 
 class File:
@@ -223,3 +223,52 @@ def test_what_a_snapshot_holds_is_given_back_when_it_ends():
         storage.snapshot.end()
     assert not storage.snapshot.under_way
     assert staging.read.free == staging.read.total
+
+
+class Meanwhile(Later):
+    """Runs what it was given when a result is waited for, after a test's function."""
+
+    def __init__(self):
+        super().__init__()
+        self.meanwhile = lambda: None
+
+    def submit(self, call, /, *args, **named):
+        future = super().submit(call, *args, **named)
+        result = future.result
+
+        def waited(timeout=None):
+            meanwhile, self.meanwhile = self.meanwhile, lambda: None
+            meanwhile()
+            self.go()
+            return result(timeout)
+
+        future.result = waited
+        return future
+
+
+def test_a_row_that_changes_and_leaves_while_an_earlier_write_waits_is_newer_than_the_snapshots():
+    """The write of rows that had left before the snapshot took the later memtable with it, and the file came on top."""
+    executor = Meanwhile()
+    storage = storage_of(executor=executor)
+    put(storage, range(20))
+    hot = storage.hot_tables.keys()[:1]
+
+    def change() -> None:
+        with storage.updating():
+            storage.replace(storage.locate(hot), rows_of(hot, 9.0, flags=DIRTY), 1)
+        put(storage, range(100, 140), 50.0)
+        assert storage.hot_tables.find(hot, None).tolist() == [-1]
+        storage.memtables.seal()
+
+    def ingest(file):
+        storage.cold.write(RowBlock.joined(file.blocks, SCHEMA))
+
+    with storage.access.held():
+        snapshot = storage.snapshot.begin()
+    assert len(executor.waiting) == 1
+    executor.meanwhile = change
+    written = [file for files in snapshot.write(File, ingest) for file in files]
+    storage.snapshot.end()
+    executor.go()
+    assert written
+    assert values_of(storage.cold.read(hot)[0]) == {int(hot[0]): 9.0}
