@@ -1,4 +1,4 @@
-"""Sorted WriteBatch or ingested SST files for rows that are written, with rocksdict alone: see docs/inside/decisions.md.
+"""Sorted WriteBatch or ingested SST files, with rocksdict alone: the comparison of docs/inside/decisions.md.
 
 On bare rocksdict, two copies of one table take the same random overwrites in turns, each followed by a read. An
 ingested file overlaps all others and goes to L0 without a write stall, so every read has to check each file that is not
