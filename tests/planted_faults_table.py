@@ -64,14 +64,6 @@ FAULTS = [
         ("tiers/test_in_flight.py",),
     ),
     Fault(
-        "a call that fails as it begins keeps the lock",
-        "kvemb/tiers/access.py",
-        "        except BaseException:\n            self.__exit__()\n            raise\n",
-        "        except BaseException:\n            self._timed.__exit__()\n            raise\n",
-        ("tiers/test_access.py",),
-        hangs=True,
-    ),
-    Fault(
         "a row that changes during a checkpoint is not copied first",
         "kvemb/tiers/storage.py",
         "        self.snapshot.copy_before_change(found.keys, found.cells, found.owners)\n",
