@@ -28,7 +28,7 @@ class MemoryStore(ColdStore):
         found = np.fromiter(map(bool, records), np.bool_, len(records))
         return decode_records(keys[found], [r for r in records if r], self._schema), found
 
-    def write(self, rows: RowBlock) -> None:
+    def write(self, rows: RowBlock) -> int:
         # The last row of each key.
         _, places = np.unique(rows.keys[::-1], return_index=True)
         rows = rows.select(len(rows) - 1 - places)
@@ -37,6 +37,7 @@ class MemoryStore(ColdStore):
             self._records.pop(key, None)
         kept = rows.select(~removed)
         self._records.update(zip(encode_keys(kept.keys, self._schema), encode_records(kept), strict=True))
+        return len(rows)
 
     def rescue(self, batch_rows: int) -> Iterator[RowBlock | Gap]:
         return self.scan(batch_rows)

@@ -188,9 +188,9 @@ class RocksStore(ColdStore):
 
     # Writes.
 
-    def write(self, rows: RowBlock) -> None:
+    def write(self, rows: RowBlock) -> int:
         if len(rows) == 0:
-            return
+            return 0
         ordered, places = _last_of_each_key(rows)
         file = self._new_file()
         try:
@@ -205,6 +205,7 @@ class RocksStore(ColdStore):
             file.close()
             file.path.unlink(missing_ok=True)
         self._bound_metadata()
+        return len(ordered)
 
     def _new_file(self) -> TableWriter | RocksSortedFile:
         path = self._path / f"{id(self):x}-{next(self._numbers)}.new.sst"

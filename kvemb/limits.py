@@ -23,7 +23,7 @@ class Limits:
         memtable_rows: The most rows in a memtable. Default: 4,194,304.
         ahead_rows: Rows of one read ahead. Default: 32,768.
         copied_rows: Rows that are copied for a snapshot before callers wait. Default: 65,536.
-        write_rows: Dirty rows in one write to the cold store. Default: 65,536.
+        write_rows: Dirty hot rows that are copied to memtables at a time. Default: 65,536.
         snapshot_part_bytes: Bytes of a snapshot's rows that are taken at a time. Callers may have to wait until that
             many are written. Default: 8 MiB.
         hot_parallel_keys: The smallest batch, in keys, that a hot table splits over the cores. Passing work to a thread
@@ -32,7 +32,7 @@ class Limits:
             over the cores. With fewer, threads would only pass the GIL to each other. Default: 1,536.
         cold_parallel_keys: The smallest batch, in keys, whose cold read is split over threads. In smaller ones a second
             thread costs more than it saves. Default: 512.
-        batch_rows: Rows in one RocksDB write. rocksdict holds the GIL while it writes. Default: 4,096.
+        batch_rows: Rows that are copied to a memtable, or from there to a file, at a time. Default: 4,096.
         crowded_files: The number of files in RocksDB's level 0 above which a checkpoint waits. At 48 RocksDB slows
             writers down. Default: 40.
         change_buffer_keys: Changed keys of all variables in memory. Beyond it, the variable with the most writes its

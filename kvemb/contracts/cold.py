@@ -44,10 +44,11 @@ class ColdStore(Protocol):
         Safe from several threads. Raises Corruption or ColdStoreError.
         """
 
-    def write(self, rows: RowBlock) -> None:
+    def write(self, rows: RowBlock) -> int:
         """Replace rows, in any order; delete those flagged REMOVED. Of a key's rows the last one counts.
 
-        For RocksDB this makes a file. Raises ColdStoreError unless all of it was written.
+        Returns how many keys that are. For RocksDB this makes a file. Raises ColdStoreError unless all of it was
+        written.
         """
 
     def scan(self, batch_rows: int, first: int = 0, last: int = LAST_KEY) -> Iterator[RowBlock]:

@@ -23,40 +23,41 @@ from kvemb.rows.codec import KEY_BYTES, record_dtype
 from kvemb.rows.schema import Schema
 
 # Sizes for databases that are outside any store's budget.
-READING_BYTES = {"cache_bytes": 8 << 20}
-SORTING_BYTES = {"cache_bytes": 1 << 20}
+READING_BYTES, SORTING_BYTES = 8 << 20, 1 << 20
 
 
-def to_write(path: Path, described: Manifest, *, limits: Limits = DEFAULT, **sizes: int) -> ColdDatabase:
-    """Open a database for reading and writing, or create an empty one. sizes: cache_bytes."""
-    return _rocks(path, described, **sizes, read_only=False, limits=limits)
+def to_write(path: Path, described: Manifest, *, cache_bytes: int, limits: Limits = DEFAULT) -> ColdDatabase:
+    """Open a database for reading and writing, or create an empty one."""
+    return _rocks(path, described, cache_bytes=cache_bytes, read_only=False, limits=limits)
 
 
-def to_read(path: Path, described: Manifest, *, limits: Limits = DEFAULT, **sizes: int) -> ColdDatabase:
-    """Open a database read-only. sizes: those that differ from READING_BYTES."""
-    return _rocks(path, described, **{**READING_BYTES, **sizes}, read_only=True, limits=limits)
+def to_read(
+    path: Path, described: Manifest, *, cache_bytes: int = READING_BYTES, limits: Limits = DEFAULT
+) -> ColdDatabase:
+    """Open a database read-only."""
+    return _rocks(path, described, cache_bytes=cache_bytes, read_only=True, limits=limits)
 
 
 def to_salvage(path: Path, described: Manifest) -> ColdDatabase:
     """Open a database that may be damaged or lack files, read-only, for ColdStore.rescue."""
-    return _rocks(path, described, **READING_BYTES, read_only=True, salvaging=True)
+    return _rocks(path, described, cache_bytes=READING_BYTES, read_only=True, salvaging=True)
 
 
 def to_repair_into(path: Path) -> ColdDatabase:
     """Create an empty database for salvaged rows."""
-    return _rocks(path, None, **READING_BYTES, read_only=False)
+    return _rocks(path, None, cache_bytes=READING_BYTES, read_only=False)
 
 
 def to_sort_in(path: Path) -> ColdDatabase:
     """Create an empty database that ingests table files and is read once: without compaction."""
-    return _rocks(path, None, **SORTING_BYTES, read_only=False, compacting=False)
+    return _rocks(path, None, cache_bytes=SORTING_BYTES, read_only=False, compacting=False)
 
 
 def to_extend(path: Path) -> ColdDatabase:
     """Open a copy of a database with any variables, to add and drop some and to ingest files: without compaction."""
     found = {name: Family(RocksDBCreator()) for name in families(path)}
     database: ColdDatabase = registry.cold_backend(RocksDBCreator.backend)(
-        path, found, **SORTING_BYTES, read_only=False, compacting=False
+        path, found, cache_bytes=SORTING_BYTES, read_only=False, compacting=False
     )
     return database
 

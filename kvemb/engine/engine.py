@@ -142,7 +142,7 @@ class Engine:
     def open_database(self, rows: Path, described: Manifest) -> ColdDatabase:
         """Open a database with the store's share of memory for it."""
         opened = cold_databases.to_read if self.state.read_only else cold_databases.to_write
-        database = opened(rows, described, **self.budgets.cold_sizes, limits=self.limits)
+        database = opened(rows, described, cache_bytes=self.budgets.cache_bytes, limits=self.limits)
         self.budgets.opened(cached=database.read_mode != "mmap")
         return database
 

@@ -30,11 +30,6 @@ class Budgets:
         self._of_device: dict[str, Budget] = {}
         self._lock = threading.Lock()
 
-    @property
-    def cold_sizes(self) -> dict[str, int]:
-        """The cold store's share, as it is opened with it."""
-        return {"cache_bytes": self.cache_bytes}
-
     def opened(self, *, cached: bool) -> None:
         """Pay for a cold store that was opened. cached: whether it caches what it reads."""
         before, self.cached_bytes = self.cached_bytes, cached * self.cache_bytes

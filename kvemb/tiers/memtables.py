@@ -86,7 +86,7 @@ class Memtables:
         memory: MemtableMemory,
         most_rows: int,
         executor: Executor,
-        write: Callable[[RowBlock], None],
+        write: Callable[[RowBlock], object],
         moved: Callable[[Keys], None],
         failed: Callable[[BaseException], None],
         limits: Limits,

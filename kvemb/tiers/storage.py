@@ -395,9 +395,9 @@ class TieredStorage:
         """Write rows to the cold store. Called on the executor's thread, without the lock."""
         self.snapshot.before_write()
         try:
-            with self.counting_writes(len(rows)):
+            with self.counts.timed("cold_write"):
                 self.record(rows.keys)
-                self.cold.write(rows)
+                self.counts.cold_writes += self.cold.write(rows)
         except ColdStoreError:
             raise
         except Exception as error:
@@ -482,8 +482,12 @@ class TieredStorage:
             self.size, self.step = self.size + added, max(self.step, step)
 
     def end(self, state: StoreState) -> None:
-        """Refuse every call from now on as this state does; a call in progress ends first, or is refused."""
+        """Refuse every call from now on as this state does; a call in progress ends first, or is refused.
+
+        Rows in memtables are written first, and so recorded before a drop of the variable is. Raises Poisoned.
+        """
         with self.closing():
+            self.flush_memtables()
             self.refuse(state)
 
     def refresh(

@@ -27,8 +27,8 @@ class Disk(MemoryStore):
     def write(self, rows):
         if self.full:
             raise ColdStoreError("the disk is full")
-        super().write(rows)
         self.writes.append(len(rows))
+        return super().write(rows)
 
 
 def buffered(disk, rows=1000):

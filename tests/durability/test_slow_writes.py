@@ -42,9 +42,9 @@ def check(variables: Mapping[str, kvemb.Variable], model: Model) -> None:
 def test_a_slow_disk_mixes_no_moments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     random, write = np.random.default_rng(seed), RocksStore.write
 
-    def slowly(self: RocksStore, rows: Any) -> None:
+    def slowly(self: RocksStore, rows: Any) -> int:
         time.sleep(random.choice([0, 0.01, 0.02, 0.06]))
-        write(self, rows)
+        return write(self, rows)
 
     monkeypatch.setattr(RocksStore, "write", slowly)
     store = kvemb.open(tmp_path / "store", memory_budget="4MiB", limits=LIMITS)

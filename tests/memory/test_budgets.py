@@ -12,7 +12,7 @@ def test_staging_is_set_aside_first():
     for total in (4 << 20, 64 << 20, 1 << 30, 1 << 36):
         budgets = Budgets(total)
         assert budgets.host.free == total - budgets.staging.total
-        assert min(budgets.cold_sizes.values()) > 0
+        assert budgets.cache_bytes > 0
 
 
 def test_a_cold_store_that_caches_what_it_reads_takes_an_eighth():

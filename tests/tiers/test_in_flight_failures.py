@@ -18,11 +18,11 @@ class Full(Watched):
 
     full = False
 
-    def write(self, rows: RowBlock) -> None:
+    def write(self, rows: RowBlock) -> int:
         """See contracts.ColdStore."""
         if self.full:
             raise ColdStoreError("no space left on device")
-        super().write(rows)
+        return super().write(rows)
 
 
 class Place(test_ahead.Place):

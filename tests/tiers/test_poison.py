@@ -47,14 +47,14 @@ class Failing:
             if Failing.after < 0:
                 raise Failing.error
 
-    def write(self, rows: RowBlock) -> None:
+    def write(self, rows: RowBlock) -> int:
         try:
             self._step("write")
         except Exception:
             if Failing.halfway:
                 self._inner.write(rows.select(slice(0, len(rows) // 2)))
             raise
-        self._inner.write(rows)
+        return self._inner.write(rows)
 
     def read(self, keys: Any) -> Any:
         self._step("read")
@@ -73,7 +73,7 @@ def fail(what: str, after: int, error: BaseException | None = None, *, halfway: 
 
 @pytest.fixture(params=["rocks", "memory"])
 def twin(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LockstepChecker]:
-    """A table of 600 keys, flushed, over a cold store that can be made to fail. Its store is closed at teardown."""
+    """A table of 600 keys, 500 rows of which are all in a cold store that can be made to fail."""
     real = registry.cold_backend
 
     def backend(name: str) -> Any:
@@ -99,6 +99,7 @@ def twin(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pa
     table = LockstepChecker(variable, model)
     table.upsert(KEYS[:500], rows(0, 500))
     store.flush()
+    assert inside(variable).storage.check() == []  # writes the rows of a variable in memory, too
     yield table
     store.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from unittest.mock import Mock
 
 import numpy as np
@@ -13,7 +14,7 @@ from kvemb.errors import Closed, ReadOnly
 from kvemb.limits import Limits
 from kvemb.memory.staging import Staging
 from kvemb.rows.block import DIRTY
-from kvemb.store_state import StoreState
+from kvemb.store_state import DroppedState, StoreState
 from kvemb.threads.pool import Here
 from kvemb.tiers.memtables import Memtable
 from kvemb.tiers.storage import TieredStorage
@@ -120,6 +121,23 @@ def test_no_snapshot_is_taken_without_rows_that_no_memtable_could_take(monkeypat
     with storage.writing():
         storage.write_dirty()
     assert values_of(storage.cold.read(np.arange(20))[0]) == dict.fromkeys(range(20), 1.0)
+
+
+def test_rows_that_left_are_written_before_a_variable_refuses_calls_and_each_key_is_counted_once():
+    recorder, executor = Told(), Later()
+    storage = storage_of(recorder=recorder, executor=executor)
+    put(storage, range(20))
+    waiting = np.setdiff1d(np.arange(20), storage.hot_tables.keys())
+    with storage.writing():
+        storage.replace(storage.locate(waiting), rows_of(waiting, 2.0, flags=DIRTY), 1)
+    assert storage.stats().rows_waiting == 2 * len(waiting)
+    threading.Timer(0.05, executor.go).start()
+    storage.end(DroppedState(storage.state, "it was dropped"))
+    assert values_of(storage.cold.read(waiting)[0]) == dict.fromkeys(waiting.tolist(), 2.0)
+    assert recorder.lines == ["record"]
+    assert storage.counts.cold_writes == len(waiting)
+    with pytest.raises(Closed, match="dropped"):
+        put(storage, [1])
 
 
 def test_whole_rows_replace_what_is_there_and_new_ones_stay_cold():
