@@ -10,7 +10,8 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
-from kvemb.durability import journal_segments, keyfile, manifest
+from kvemb.durability import keyfile, manifest
+from kvemb.journal import segment_files
 
 # JSON that Python's encoder refuses, or that the reader must accept: written as text.
 RAW = {
@@ -28,7 +29,7 @@ for _ in range(400):
     DEEP = [DEEP]
 VALUES.append(DEEP)
 
-_KINDS = (journal_segments.ROWS, journal_segments.REMOVED, journal_segments.CLEARED, journal_segments.CONTINUED)
+_KINDS = (segment_files.ROWS, segment_files.REMOVED, segment_files.CLEARED, segment_files.CONTINUED)
 
 Path = tuple[str | int, ...]
 MISSING, EXTRA = object(), object()
@@ -138,7 +139,7 @@ def key_files(data: bytes) -> Iterator[tuple[str, bytes]]:
 
 def segments(data: bytes) -> Iterator[tuple[str, bytes]]:
     """Yield (what, bytes) for every segment of a log with one hostile field of its first entry; checksums fit."""
-    layout, start = journal_segments.ENTRY, data.index(journal_segments.MARK)
+    layout, start = segment_files.ENTRY, data.index(segment_files.MARK)
     fields = layout.unpack_from(data, start)
     name_bytes, nbytes = fields[2], fields[4]
     body = start + layout.size
@@ -167,19 +168,19 @@ def segments(data: bytes) -> Iterator[tuple[str, bytes]]:
 
 def _continued(data: bytes, start: int) -> Iterator[tuple[str, bytes]]:
     """Yield a segment with an entry, before the first or after the last, that says that another segment follows."""
-    first = last = journal_segments._entry_at(data, start)
+    first = last = segment_files._entry_at(data, start)
     at = start
-    while (entry := journal_segments._entry_at(data, at)) is not None:
-        last, at = entry, journal_segments._end(data, at)
+    while (entry := segment_files._entry_at(data, at)) is not None:
+        last, at = entry, segment_files._end(data, at)
     assert first is not None
     assert last is not None
-    payloads = [packed for number in NUMBERS if (packed := _packed(journal_segments.NUMBER, (number,)))]
+    payloads = [packed for number in NUMBERS if (packed := _packed(segment_files.NUMBER, (number,)))]
     payloads += [b"", b"x", b"x" * 7, b"x" * 9, b"\0" * 1_000_000]
     for where, number in ((at, last.number + 1), (at, last.number), (start, first.number), (at, 2**64 - 1)):
         for payload in payloads:
             for name in (b"", b"users", b"\xff"):
-                head = (journal_segments.MARK, journal_segments.CONTINUED, len(name), len(name), len(payload))
-                whole = journal_segments.ENTRY.pack(*head, number, 0, -len(name)) + name + payload
+                head = (segment_files.MARK, segment_files.CONTINUED, len(name), len(name), len(payload))
+                whole = segment_files.ENTRY.pack(*head, number, 0, -len(name)) + name + payload
                 entry_bytes = whole + struct.pack("<I", zlib.crc32(whole))
                 bent = data[:where] + entry_bytes + data[where:]
                 yield f"continued at {where} as {number} by {name!r}, payload {payload[:20]!r}", bent

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kvemb.durability.journal_segments import CHECKSUM, ENTRY, HEAD, MAGIC, MARK, ROWS, VERSION, note
 from kvemb.durability.manifest import Epoch, Manifest
 from kvemb.durability.variable_entry import VariableEntry
+from kvemb.journal.segment_files import CHECKSUM, ENTRY, HEAD, MAGIC, MARK, ROWS, VERSION, note
 from kvemb.options import RocksDBCreator
 from kvemb.rows.schema import SlotShape
 

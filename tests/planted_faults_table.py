@@ -82,7 +82,7 @@ FAULTS = [
         "kvemb/tiers/storage.py",
         "            self.log.removed(keys, self.step)\n",
         "",
-        ("tiers/test_storage.py", "durability/test_journal.py"),
+        ("tiers/test_storage.py", "journal/test_journal.py"),
     ),
     Fault(
         "removed rows are still in flight",
@@ -150,7 +150,7 @@ FAULTS = [
     # What survives.
     Fault(
         "a new CURRENT is not synced before it has its name",
-        "kvemb/durability/fresh_files.py",
+        "kvemb/fresh_files.py",
         "        file.flush()\n        os.fsync(file.fileno())\n",
         "        file.flush()\n",
         ("durability/test_durability.py",),
@@ -241,24 +241,24 @@ FAULTS = [
     ),
     Fault(
         "a commit does not sync the segment before",
-        "kvemb/durability/journal.py",
+        "kvemb/journal/journal.py",
         "for file in (*before, current):",
         "for file in (current,):",
-        ("durability/test_journal.py", "durability/test_durability.py"),
+        ("journal/test_journal.py", "durability/test_durability.py"),
     ),
     Fault(
         "entries count as synced before they are",
-        "kvemb/durability/journal.py",
+        "kvemb/journal/journal.py",
         "                noted = note(self._before, appended)\n",
         "                noted = note(self._before, appended)\n            self._synced = appended\n",
-        ("durability/test_journal.py",),
+        ("journal/test_journal.py",),
     ),
     Fault(
         "the log after the durable point is deleted with that before it",
         "kvemb/durability/point_writer.py",
         "self._log.delete_before(self._number + 1 if self._last else self._number)",
         "self._log.delete_before(self._number + 1)",
-        ("durability/test_point_writer.py", "durability/test_journal.py"),
+        ("durability/test_point_writer.py", "journal/test_journal.py"),
     ),
     Fault(
         "replayed rows that existed are counted again",

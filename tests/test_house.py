@@ -37,9 +37,9 @@ FOLDERS = {"kvemb": ROOT / "kvemb", "kvemb.backends": ROOT / "backends", "kvemb.
 # before it.
 LAYERS = " ".join(
     [
-        "errors version installed masking hard_links threads kernels",
+        "errors version installed masking hard_links fresh_files threads kernels",
         "checks handle signatures shared_docs rows optimizers initializers timestamp restrict options",
-        "limits contracts registry stats store_state progress",
+        "limits contracts registry journal stats store_state progress",
         "memory tiers operations durability engine",
         "defaults variable_scope variable pooling catalog replica many_tables store",
         "opening default_store offline pickling bulk __init__ frameworks cluster torch keras monitoring",

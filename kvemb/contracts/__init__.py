@@ -3,7 +3,7 @@
 Keys are int64 (n,) everywhere (rows.host_arrays.as_keys).
 """
 
-from kvemb.contracts.cold import Amendment, ColdDatabase, ColdStore, Family, Gap, Mask, Recorder, SortedFile, WriteLog
+from kvemb.contracts.cold import Amendment, ColdDatabase, ColdStore, Family, Gap, Mask, SortedFile
 from kvemb.contracts.device import DeviceCounts, DeviceRows, MissingKeys
 from kvemb.contracts.hot import HOST, HotTable, Memory, PlannedChange, RowKernels, Values
 from kvemb.contracts.marks import Flags
@@ -23,9 +23,7 @@ __all__ = [
     "Memory",
     "MissingKeys",
     "PlannedChange",
-    "Recorder",
     "RowKernels",
     "SortedFile",
     "Values",
-    "WriteLog",
 ]

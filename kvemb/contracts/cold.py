@@ -1,4 +1,4 @@
-"""The interfaces of cold stores, of the database they are in, and of the logs beside them.
+"""The interfaces of cold stores, and of the database they are in.
 
 Implementations do not lock unless a docstring says so; the tier that owns them does.
 """
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvemb.rows.block import RowBlock
-from kvemb.rows.codec import LAST_KEY, Ordered
+from kvemb.rows.codec import LAST_KEY
 from kvemb.rows.hashing import Keys
 from kvemb.rows.schema import Schema
 
@@ -81,41 +81,6 @@ class ColdStore(Protocol):
 
     def disk_bytes(self) -> int:
         """Return roughly how many bytes its files take now."""
-
-
-class Recorder(Protocol):
-    """Records which rows of one variable changed."""
-
-    def record(self, keys: Ordered) -> None:
-        """Record that rows of these keys (codec.order_keys), in any order, change in the cold store. Raises OSError."""
-
-    def record_cleared(self) -> None:
-        """Record that every row was removed."""
-
-    def sealed_epochs(self) -> int:
-        """Return the number of epochs that a durable point has ended."""
-
-
-class WriteLog(Protocol):
-    """Makes the writes of one variable durable one by one."""
-
-    def rows(self, rows: RowBlock, step: int) -> None:
-        """Log that these rows were written. step: the tier's. Raises ColdStoreError."""
-
-    def removed(self, keys: Ordered, step: int) -> None:
-        """Log that the rows of these keys (codec.order_keys) were removed. Raises ColdStoreError."""
-
-    def cleared(self, step: int) -> None:
-        """Log that every row was removed. Raises ColdStoreError."""
-
-    def counted(self, optimizer_steps: int, step: int) -> None:
-        """Log the number of steps that the optimizer has taken. Raises ColdStoreError."""
-
-    def fail(self, error: Exception) -> None:
-        """Let every commit() from now on raise ColdStoreError, because a write could not be logged."""
-
-    def commit(self) -> None:
-        """Wait until what was logged is on disk. Not under the tier's lock. Raises ColdStoreError."""
 
 
 class SortedFile(Protocol):

@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from kvemb import fresh_files
 from kvemb.checks.brief import brief
-from kvemb.durability import fresh_files, layout
+from kvemb.durability import layout
 from kvemb.durability.inventory import check_is_of_file
 from kvemb.durability.manifest import ATTACHED, Manifest
 from kvemb.errors import Corruption

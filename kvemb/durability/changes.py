@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from kvemb.durability import fresh_files, layout
+from kvemb import fresh_files
+from kvemb.durability import layout
 from kvemb.durability.epochs import files_of, join_files, since, take_over
 from kvemb.durability.keyfile import distinct, merged, read_keys, write_keys
 from kvemb.durability.manifest import Epoch, EpochChanges
@@ -190,10 +191,6 @@ class ChangeLog:
         for file in files:
             fresh_files.link_or_copy(f"{self._directory}/{file}", f"{folder}/{file}")
 
-    def of(self, variable: str) -> Recorder:
-        """Return the recorder for a variable's tiers."""
-        return Recorder(self, variable)
-
     # REQUIRES for all below: the lock is held.
 
     def _new_path(self) -> Path:
@@ -259,22 +256,3 @@ class ChangeLog:
 
 def _last_number(directory: Path) -> int:
     return max((int(path.stem) for path in directory.glob("*.keys")), default=0)
-
-
-class Recorder:
-    """contracts.Recorder: one variable's side of the ChangeLog."""
-
-    def __init__(self, log: ChangeLog, variable: str) -> None:
-        self._log, self._variable = log, variable
-
-    def record(self, keys: Ordered) -> None:
-        """See contracts.Recorder."""
-        self._log.record(self._variable, keys)
-
-    def record_cleared(self) -> None:
-        """See contracts.Recorder."""
-        self._log.record_cleared(self._variable)
-
-    def sealed_epochs(self) -> int:
-        """See contracts.Recorder."""
-        return self._log.sealed_epochs

@@ -16,9 +16,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from kvemb import fresh_files
 from kvemb.checks.numeric import as_int
 from kvemb.checks.ranges import MAX_ROWS
-from kvemb.durability import fresh_files, journal_segments, layout, manifest, paths
+from kvemb.durability import layout, manifest, paths
 from kvemb.durability.attachments import AttachedFiles
 from kvemb.durability.delta import Change, differences, epochs_since
 from kvemb.durability.epochs import dropped_variables
@@ -29,6 +30,7 @@ from kvemb.durability.scratch import delete_abandoned, hold
 from kvemb.durability.variable_entry import VariableEntry, rows_in_words
 from kvemb.errors import CheckpointNotFound
 from kvemb.handle import Handle, inside
+from kvemb.journal import segment_files
 from kvemb.limits import DEFAULT
 from kvemb.options import format_time
 
@@ -199,7 +201,7 @@ class Checkpoint(Handle[Manifest], os.PathLike[str]):
 def warn_if_not_closed(store: Path, point: Manifest) -> None:
     """Log a warning if a store that is read was not closed: a reader sees its durable point, not its log."""
     if layout.was_not_closed(store):
-        later = journal_segments.has_writes(store / layout.LOG, point.point, begun=layout.current(store)[1])
+        later = segment_files.has_writes(store / layout.LOG, point.point, begun=layout.current(store)[1])
         _logger.warning(
             "the store %s was not closed; it is read as of its durable point of %s%s",
             store,

@@ -20,11 +20,11 @@ from kvemb.durability import layout
 from kvemb.durability.attachments import Attachments
 from kvemb.durability.changes import ChangeLog
 from kvemb.durability.checkpoint import Checkpoint
-from kvemb.durability.journal import Journal
 from kvemb.durability.point_writer import PointWriter, TargetFailed, VariablePart
 from kvemb.durability.points import Points
 from kvemb.errors import Closed, ColdStoreError, KvembError
 from kvemb.handle import Handle, inside
+from kvemb.journal.journal import Journal
 from kvemb.store_state import StoreState
 from kvemb.threads.interrupts import is_done, result_of, uninterrupted
 from kvemb.threads.pool import Threads

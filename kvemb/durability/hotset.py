@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from kvemb.durability import fresh_files, layout
+from kvemb import fresh_files
+from kvemb.durability import layout
 from kvemb.durability.keyfile import odd, read_keys, write_keys
 from kvemb.errors import Corruption, UnsupportedFormat
 from kvemb.rows.codec import Ordered

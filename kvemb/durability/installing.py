@@ -14,12 +14,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from kvemb import hard_links
-from kvemb.durability import cold_databases, fresh_files, inventory, layout, manifest, paths
+from kvemb import fresh_files, hard_links
+from kvemb.durability import cold_databases, inventory, layout, manifest, paths
 from kvemb.durability.checkpoint import Checkpoint, atomic_directory, complete
 from kvemb.durability.manifest import Manifest
 from kvemb.errors import Corruption, Locked, StoreNotFound
 from kvemb.handle import inside
+from kvemb.journal.segment_files import segment_number
 
 _OURS = {layout.LOCK, layout.CURRENT, layout.CURRENT + ".tmp", layout.POINTS, layout.LOG, layout.LIVE, layout.MARKS}
 # What a restore makes before it ends, and what a killed deletion of a restored store leaves.
@@ -53,7 +54,7 @@ def go_back(checkpoint: Path, store: Path, variables: Collection[str] | None = N
     with _checked(checkpoint, variables) as (described, left_out):
         paths.check_own(store)
         numbers = [int(point.name) for point in (store / layout.POINTS).iterdir() if point.name.isdecimal()]
-        numbers += filter(None, (layout.segment_number(path.name) for path in (store / layout.LOG).glob("*.log")))
+        numbers += filter(None, (segment_number(path.name) for path in (store / layout.LOG).glob("*.log")))
         begin = (layout.history(max(numbers)) + 1) * layout.POINTS_OF_HISTORY
         _make(checkpoint, replace(described, point=begin), store, left_out)
     # The next opening deletes the other points, and the log. Without live/ it does not take the store for crashed.

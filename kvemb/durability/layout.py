@@ -1,12 +1,12 @@
 """The names of files and directories on disk, and the checks and locks of stores and checkpoints.
 
-All persistent names are defined here, except manifest.json and the paths in it (kvemb.durability.manifest), those at a
-URL (kvemb.offline.remote), and RocksDB's own.
+All persistent names are defined here, except manifest.json and the paths in it (kvemb.durability.manifest), those of
+the log's segments (kvemb.journal.segment_files), those at a URL (kvemb.offline.remote), and RocksDB's own.
 
     STORE/LOCK               held by the process that has the store open for writing
     STORE/CURRENT            the name of the durable point to open
     STORE/points/000007/     a durable point: a checkpoint inside the store, written by the last flush
-    STORE/log/000007.log     the writes since that point, if each is durable (kvemb.durability.journal)
+    STORE/log/000007.log     the writes since that point, if each is durable (kvemb.journal)
     STORE/marks/ID.json      which durable point is kept, so that the store can go back to it (kvemb.durability.marks)
     STORE/live/              the open database, made again from the durable point whenever the store is opened
 
@@ -28,9 +28,10 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from kvemb import fresh_files
 from kvemb.checks import open_file_limit
 from kvemb.checks.brief import brief
-from kvemb.durability import fresh_files, manifest
+from kvemb.durability import manifest
 from kvemb.durability.lock_file import LockFile
 from kvemb.durability.scratch import scratch
 from kvemb.errors import CheckpointNotFound, ColdStoreError, Corruption, KvembError, Locked, StoreNotFound
@@ -144,16 +145,6 @@ def _read_current(store: Path) -> str:
 def point(store: Path, number: int) -> Path:
     """Return the path of a durable point."""
     return store / POINTS / f"{number:06d}"
-
-
-def segment_name(number: int) -> str:
-    """Return the name of the log's segment that follows a durable point."""
-    return f"{number:06d}.log"
-
-
-def segment_number(name: str) -> int | None:
-    """Return the number in the name of a log's segment, None for another name."""
-    return int(name[:-4]) if re.fullmatch(r"[0-9]{6,18}\.log", name) else None
 
 
 def keys_name(number: int) -> str:

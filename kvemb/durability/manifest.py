@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+from kvemb import fresh_files
 from kvemb.checks.brief import brief
 from kvemb.checks.fields import OMITTED, Id, Refused, Sha256, array, as_json, integer, number, shown, text
 from kvemb.checks.fields import read as read_fields
 from kvemb.checks.names import FilePath, Name
 from kvemb.checks.ranges import END_OF_TIME, MAX_FILE_BYTES, MAX_POINTS, MAX_ROWS
-from kvemb.durability import fresh_files
 from kvemb.durability.admission_counters.counter_file import Counted
 from kvemb.durability.variable_entry import VariableEntry, check_variable, with_widths
 from kvemb.errors import CheckpointNotFound, Corruption, UnsupportedFormat

@@ -31,11 +31,11 @@ from kvemb.durability.checkpoint import Checkpoint, DirectoryDraft, complete, wr
 from kvemb.durability.epochs import dropped_variables
 from kvemb.durability.hotset import write_hot
 from kvemb.durability.inventory import Inventory
-from kvemb.durability.journal import Journal
 from kvemb.durability.manifest import Epoch, HotRows, Manifest
 from kvemb.durability.points import Points
 from kvemb.durability.variable_entry import VariableEntry
 from kvemb.errors import CheckpointNotFound, KvembError
+from kvemb.journal.journal import Journal
 from kvemb.operations.sightings import Counters, Sightings
 from kvemb.rows.codec import Ordered, order_keys
 from kvemb.rows.schema import Schema

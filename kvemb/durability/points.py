@@ -15,9 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from kvemb import hard_links
+from kvemb import fresh_files, hard_links
 from kvemb.contracts import ColdDatabase
-from kvemb.durability import fresh_files, inventory, journal_segments, layout, manifest, paths
+from kvemb.durability import inventory, layout, manifest, paths
 from kvemb.durability.admission_counters.point_files import Adopted, Stored
 from kvemb.durability.checkpoint import DirectoryDraft, atomic_directory, complete, warn_if_not_closed
 from kvemb.durability.installing import check_store_path
@@ -26,6 +26,7 @@ from kvemb.durability.marks.kept import KEEP_MARKS, Marks
 from kvemb.durability.readable import database_in_place
 from kvemb.durability.variable_entry import VariableEntry
 from kvemb.errors import KvembError, StoreNotFound
+from kvemb.journal import segment_files
 
 Value = TypeVar("Value")
 
@@ -79,10 +80,10 @@ class Points:
             fresh_files.remove(store / layout.POINTS)
             (self.live / layout.ROWS).mkdir()
         (self.live / layout.CHANGES).mkdir(exist_ok=True)
-        self.log = journal_segments.segments(store / layout.LOG, self.current.point, begun=self.logged)
+        self.log = segment_files.segments(store / layout.LOG, self.current.point, begun=self.logged)
         # An incomplete point may have begun a segment.
         self._last_number = max(
-            [self.current.point, *filter(None, (layout.segment_number(path.name) for path in self.log))]
+            [self.current.point, *filter(None, (segment_files.segment_number(path.name) for path in self.log))]
         )
 
     @property

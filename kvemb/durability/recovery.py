@@ -17,13 +17,13 @@ import numpy as np
 from kvemb.checks.brief import brief
 from kvemb.checks.ranges import MAX_STEPS
 from kvemb.contracts import ColdDatabase
-from kvemb.durability import journal_segments as log
 from kvemb.durability.buffered_store import BufferedStore
 from kvemb.durability.changes import ChangeLog
-from kvemb.durability.journal_segments import LogEntry
 from kvemb.durability.manifest import Manifest
 from kvemb.durability.variable_entry import VariableEntry
 from kvemb.errors import Corruption
+from kvemb.journal import segment_files as log
+from kvemb.journal.segment_files import LogEntry
 from kvemb.limits import DEFAULT, Limits
 from kvemb.memory.staging import MemtableMemory
 from kvemb.options import format_count, format_time

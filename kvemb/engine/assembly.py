@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
+from functools import partial
 
 from kvemb import registry
 from kvemb.contracts import ColdStore
@@ -112,8 +113,10 @@ def _make_table(engine: Engine, specification: Specification, variable: Handle[T
         memtable_rows=_write_buffer_bytes(specification) // row_bytes(schema),
         staging=engine.budgets.staging,
         limits=engine.limits,
-        recorder=engine.changes.of(name) if recorded else None,
-        log=engine.log.of(name) if recorded and engine.log else None,
+        record=partial(engine.changes.record, name) if recorded else None,
+        record_cleared=partial(engine.changes.record_cleared, name) if recorded else None,
+        journal=engine.log if recorded else None,
+        name=name,
         size=stored.rows if stored else 0,
         step=stored.step if stored else 0,
         optimizer_steps=stored.optimizer_steps if stored else 0,

@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kvemb.contracts import ColdDatabase
-from kvemb.durability import cold_databases, inventory, journal_segments, layout, manifest
+from kvemb.durability import cold_databases, inventory, layout, manifest
 from kvemb.durability.attachments import Attachments
 from kvemb.durability.changes import ChangeLog
 from kvemb.durability.checking import checkpoint_findings
 from kvemb.durability.checkpointer import Checkpointer, PendingCheckpoint
 from kvemb.durability.hotset import read_hot
-from kvemb.durability.journal import Journal
 from kvemb.durability.manifest import Manifest
 from kvemb.durability.marks.kept import KEEP_MARKS
 from kvemb.durability.point_writer import VariablePart
@@ -29,6 +28,8 @@ from kvemb.durability.points import Points, held_history, reading
 from kvemb.durability.recovery import Recovery, checked, replay
 from kvemb.engine.table import Table
 from kvemb.errors import Corruption, KvembError, UnsupportedFormat
+from kvemb.journal import segment_files
+from kvemb.journal.journal import Journal
 from kvemb.limits import Limits
 from kvemb.memory.budgets import Budgets
 from kvemb.options import format_time, parse_budget, parse_device_memory
@@ -163,7 +164,7 @@ class Engine:
             first.start([], None).result()
             first.close()
         self.opened_manifest = points.current
-        journal_segments.delete_before(self.path / layout.LOG, points.current.point)
+        segment_files.delete_before(self.path / layout.LOG, points.current.point)
         if recovery is not None:
             recovery.log_warning()
         return recovery

@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvemb import fresh_files
 from kvemb.contracts import ColdDatabase, ColdStore
-from kvemb.durability import fresh_files, inventory, layout, manifest
+from kvemb.durability import inventory, layout, manifest
 from kvemb.durability.epochs import files_between
 from kvemb.durability.keyfile import distinct, read_keys
 from kvemb.durability.manifest import Epoch, Manifest

@@ -11,7 +11,8 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from kvemb.durability import fresh_files, inventory, layout, manifest
+from kvemb import fresh_files
+from kvemb.durability import inventory, layout, manifest
 from kvemb.errors import Corruption, Locked, UnsupportedFormat
 
 

@@ -166,7 +166,7 @@ class BulkLoader:
             empty = storage.size == 0
             if files.rows and not empty:
                 raise ValueError(f"{name!r} was empty when the load began, but was written to meanwhile; load again")
-            if files.rows and storage.sealed_epochs() != files.sealed_epochs:
+            if files.rows and files.sealed_epochs != inside(self._variable.resource_handle[0]).changes.sealed_epochs:
                 files.record_again()  # a checkpoint without these rows took the keys recorded so far
             added = files.rows
             distinct = 0

@@ -21,9 +21,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from kvemb import fresh_files
 from kvemb.checks.numeric import as_int
 from kvemb.checks.ranges import MAX_JOBS, MAX_SERIES
-from kvemb.durability import fresh_files, layout, paths
+from kvemb.durability import layout, paths
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.layout import series_name
 from kvemb.durability.lock_file import LockFile

@@ -11,9 +11,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+from kvemb import fresh_files
 from kvemb.checks.brief import brief
 from kvemb.checks.ranges import MAX_SERIES
-from kvemb.durability import fresh_files, layout, manifest
+from kvemb.durability import layout, manifest
 from kvemb.errors import Corruption, UnsupportedFormat
 
 FORMAT = 1  # on disk

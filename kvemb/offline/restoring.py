@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from typing import Any, Literal
 
-from kvemb import opening
-from kvemb.durability import fresh_files, layout, paths
+from kvemb import fresh_files, opening
+from kvemb.durability import layout, paths
 from kvemb.durability.installing import check_is_new, check_names
 from kvemb.durability.marks.kept import KEEP_MARKS
 from kvemb.engine.open_arguments import OpenArguments, as_names

@@ -18,19 +18,20 @@ from typing import Any
 from kvemb import hard_links
 from kvemb.checks.brief import brief
 from kvemb.contracts import ColdDatabase, ColdStore, Gap
-from kvemb.durability import cold_databases, inventory, journal_segments, layout, manifest, paths
+from kvemb.durability import cold_databases, inventory, layout, manifest, paths
 from kvemb.durability.admission_counters.counter_file import Counted, read_counters
 from kvemb.durability.admission_counters.point_files import Stored, write_sightings
 from kvemb.durability.buffered_store import BufferedStore
 from kvemb.durability.changes import ChangeLog
 from kvemb.durability.checking import table_bytes
 from kvemb.durability.checkpoint import atomic_directory, complete
-from kvemb.durability.journal_segments import LogEntry
 from kvemb.durability.layout import series_name
 from kvemb.durability.manifest import Epoch, Manifest
 from kvemb.durability.recovery import checked, replay
 from kvemb.durability.scratch import scratch
 from kvemb.errors import Corruption, StoreNotFound, UnsupportedFormat
+from kvemb.journal import segment_files
+from kvemb.journal.segment_files import LogEntry
 from kvemb.masking import masked
 from kvemb.memory.staging import MemtableMemory
 from kvemb.offline.remote_checking import RemoteChecking, is_pushed
@@ -270,7 +271,7 @@ def _sightings(source: Path, described: Manifest, point: Path) -> dict[str, Coun
 def _entries(log: Path, begun: bool, described: Manifest, done: Repair) -> Iterator[LogEntry]:
     """Yield the log's entries up to the first unreadable one."""
     try:
-        segments = journal_segments.segments(log, described.point, begun=begun)
+        segments = segment_files.segments(log, described.point, begun=begun)
         yield from checked(segments, described.variables, begun=begun)
     except Corruption as error:
         done.damages.append(str(error))

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from kvemb.durability import fresh_files
+from kvemb import fresh_files
 from kvemb.durability.inventory import check_is_of_file
 from kvemb.durability.layout import as_cold_store_error
 from kvemb.durability.manifest import FileEntry

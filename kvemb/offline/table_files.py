@@ -27,7 +27,7 @@ class TableFiles:
     def __init__(self, variable: Variable, folder: Path) -> None:
         self._table, self._engine = inside(variable), inside(variable.resource_handle[0])
         self.rows, self.step = 0, 0
-        self.sealed_epochs = self._table.storage.sealed_epochs()
+        self.sealed_epochs = self._engine.changes.sealed_epochs
         self._last = -1
         self._made = 0
         self._background = Threads(2, thread_name_prefix="kvemb-load")

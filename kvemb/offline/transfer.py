@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from kvemb.durability import epochs, fresh_files, inventory, layout, manifest
+from kvemb import fresh_files
+from kvemb.durability import epochs, inventory, layout, manifest
 from kvemb.durability.checkpoint import Checkpoint, atomic_directory, complete
 from kvemb.durability.inventory import measure
 from kvemb.durability.layout import series_name

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from kvemb import registry
-from kvemb.durability import journal_segments, layout, manifest, paths, recovery
+from kvemb.durability import layout, manifest, paths, recovery
 from kvemb.durability.checking import checkpoint_findings
 from kvemb.durability.manifest import Manifest
 from kvemb.durability.marks.kept import read_marks
 from kvemb.errors import CheckpointNotFound, Corruption, StoreNotFound, UnsupportedFormat
+from kvemb.journal import segment_files
 from kvemb.masking import masked
 from kvemb.offline.places import divided, is_elsewhere
 from kvemb.offline.remote_checking import RemoteChecking
@@ -188,7 +189,7 @@ def _verify_store(path: Path, found: Verification, progress: Progress | None) ->
         return
     rows = 0
     try:
-        segments = journal_segments.segments(path / layout.LOG, described.point, begun=logged)
+        segments = segment_files.segments(path / layout.LOG, described.point, begun=logged)
         for entry in recovery.checked(segments, described.variables, begun=logged):
             rows += entry.rows
     except Corruption as error:

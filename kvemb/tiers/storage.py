@@ -19,12 +19,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvemb.contracts import ColdStore, PlannedChange, Recorder, WriteLog
+from kvemb.contracts import ColdStore, PlannedChange
 from kvemb.errors import ColdStoreError, Poisoned
+from kvemb.journal.journal import Journal
 from kvemb.limits import Limits
 from kvemb.memory.staging import Holding, Staging
 from kvemb.rows.block import DIRTY, REMOVED, RowBlock
-from kvemb.rows.codec import LAST_KEY, order_keys
+from kvemb.rows.codec import LAST_KEY, Ordered, order_keys
 from kvemb.rows.hashing import Keys
 from kvemb.rows.schema import Schema
 from kvemb.stats import DISK, Stats, TierSize
@@ -70,8 +71,9 @@ class TieredStorage:
 
     executor: the one thread that writes to the cold store. readers: threads that read ahead. own_copies: how many rows
     a snapshot may always copy. memtable_rows: of a memtable. staging: pays for rows in memtables, for those that are
-    read, and for more copies. recorder: records which rows change in the
-    cold store. log: makes each write durable before its call returns. size: the exact number of rows in both tiers.
+    read, and for more copies. record: called with the keys (codec.order_keys) of rows that are about to change in the
+    cold store; record_cleared: called when all have been removed. Both None: nobody asks what changed. journal: makes
+    each write durable before its call returns, under this name. size: the exact number of rows in both tiers.
     step: the number of calls that recorded uses, ever. optimizer_steps: the number of steps, ever, of optimizers that
     need it (Optimizer.counts_steps). refreshes: how often the rows became those of another durable point. changed: set
     by each call that changes rows.
@@ -90,8 +92,10 @@ class TieredStorage:
         memtable_rows: int,
         staging: Staging,
         limits: Limits,
-        recorder: Recorder | None = None,
-        log: WriteLog | None = None,
+        record: Callable[[Ordered], None] | None = None,
+        record_cleared: Callable[[], None] | None = None,
+        journal: Journal | None = None,
+        name: str = "",
         size: int = 0,
         step: int = 0,
         optimizer_steps: int = 0,
@@ -99,11 +103,11 @@ class TieredStorage:
         self.schema, self.hot_tables, self.cold, self.state = schema, hot_tables, cold, state
         self.size, self.step, self.optimizer_steps, self.limits = size, step, optimizer_steps, limits
         self.counts, self.refreshes, self.changed = Stats(), 0, False
-        self._recorder, self.own_copies = recorder, own_copies
+        self._record, self._record_cleared, self.own_copies = record, record_cleared, own_copies
         self.staged = Staged(*(Holding(staging.read) for _ in range(3)))
         self.in_flight = RowsInFlight(self.staged.in_flight, state, self._promote)
         self.access = TableAccess(state, self.in_flight)
-        self.log = WriteLogging(log, hot_tables, self.access)
+        self.log = WriteLogging(journal, name, hot_tables, self.access)
         self.memtables = Memtables(
             schema,
             staging.memtables,
@@ -355,8 +359,8 @@ class TieredStorage:
             with self.access.poisoning():
                 self.memtables.forget()
         with self.access.poisoning():
-            if self._recorder is not None:
-                self._recorder.record_cleared()
+            if self._record_cleared is not None:
+                self._record_cleared()
             self._empty_hot()
             self.size = 0
             self.log.cleared(self.step)
@@ -565,12 +569,8 @@ class TieredStorage:
 
     def record(self, keys: Keys) -> None:
         """Record that these rows are about to change in the cold store. Takes no lock."""
-        if self._recorder is not None:
-            self._recorder.record(order_keys(keys, self.schema))
-
-    def sealed_epochs(self) -> int:
-        """Return the number of epochs that a durable point has ended. Takes no lock."""
-        return 0 if self._recorder is None else self._recorder.sealed_epochs()
+        if self._record is not None:
+            self._record(order_keys(keys, self.schema))
 
     # Findings and counts.
 

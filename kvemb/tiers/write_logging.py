@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from kvemb.contracts import WriteLog
 from kvemb.errors import ColdStoreError
+from kvemb.journal.journal import Journal
 from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import order_keys
 from kvemb.rows.hashing import Keys, Positions, Unique
@@ -23,67 +23,67 @@ from kvemb.tiers.partition import Owners, owners_at
 
 
 class WriteLogging:
-    """Logs the writes of one variable. log: None: the store has no log, and every method does nothing."""
+    """Logs the writes of the variable of this name. journal: None if the store has none; then methods do nothing."""
 
-    def __init__(self, log: WriteLog | None, hot_tables: HotTables, access: TableAccess) -> None:
-        self._log, self._hot_tables, self._access = log, hot_tables, access
-        self.active = log is not None
+    def __init__(self, journal: Journal | None, name: str, hot_tables: HotTables, access: TableAccess) -> None:
+        self._journal, self._name, self._hot_tables, self._access = journal, name, hot_tables, access
+        self.active = journal is not None
 
     def located(self, found: Located, step: int) -> None:
         """Log located rows, hot or about to be."""
-        if (log := self._log) is not None:
-            with self._appending(log):
+        if (journal := self._journal) is not None:
+            with self._appending(journal):
                 for rows in self._hot_tables.read(found.cells, found.owners):
-                    log.rows(rows, step)
-                log.rows(found.rows, step)
+                    journal.rows(self._name, rows, step)
+                journal.rows(self._name, found.rows, step)
 
     def hot(self, keys: Keys, owners: Owners, missing: Positions, step: int) -> None:
         """Log each hot row of keys once. missing: the positions of keys that are not hot."""
-        if (log := self._log) is not None:
-            with self._appending(log):
+        if (journal := self._journal) is not None:
+            with self._appending(journal):
                 hot = np.delete(np.arange(len(keys)), missing)
                 hot = hot[Unique(keys[hot]).last]
                 keys, owners = keys[hot], owners_at(owners, hot)
                 for rows in self._hot_tables.read(self._hot_tables.find(keys, owners), owners):
-                    log.rows(rows, step)
+                    journal.rows(self._name, rows, step)
 
     def rows(self, rows: RowBlock, step: int) -> None:
         """Log whole rows."""
-        if (log := self._log) is not None:
-            with self._appending(log):
-                log.rows(rows, step)
+        if (journal := self._journal) is not None:
+            with self._appending(journal):
+                journal.rows(self._name, rows, step)
 
     def removed(self, keys: Keys, step: int) -> None:
         """Log that rows were removed."""
-        if (log := self._log) is not None:
-            with self._appending(log):
-                log.removed(order_keys(keys, self._hot_tables.tables[0].schema), step)
+        if (journal := self._journal) is not None:
+            with self._appending(journal):
+                journal.removed(self._name, order_keys(keys, self._hot_tables.tables[0].schema), step)
 
     def counted(self, optimizer_steps: int, step: int) -> None:
         """Log the number of optimizer steps counted so far."""
-        if (log := self._log) is not None:
-            with self._appending(log):
-                log.counted(optimizer_steps, step)
+        if (journal := self._journal) is not None:
+            with self._appending(journal):
+                journal.counted(self._name, optimizer_steps, step)
 
     def cleared(self, step: int) -> None:
         """Log that every row was removed."""
-        if (log := self._log) is not None:
-            with self._appending(log):
-                log.cleared(step)
+        if (journal := self._journal) is not None:
+            with self._appending(journal):
+                journal.cleared(self._name, step)
 
     @contextmanager
-    def _appending(self, log: WriteLog) -> Iterator[None]:
+    def _appending(self, journal: Journal) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            log.fail(error)
+            journal.fail(error)
             self._access.state.poison(error, intact=True)
 
     def commit(self) -> None:
         """Wait until everything logged is on disk. Not under the lock. Raises Poisoned."""
-        if self._log is not None:
+        if self._journal is not None:
             try:
-                self._log.commit()
+                self._journal.commit()
             except ColdStoreError as error:
                 self._access.state.poison(error, intact=True)
                 self._access.state.check_writable()

@@ -15,11 +15,11 @@ import pytest
 import kvemb
 from kvemb import initializers, optimizers, restrict
 from kvemb.durability.admission_counters.counter_file import Counted, read_counters, write_counters
-from kvemb.durability.journal import Journal
 from kvemb.durability.keyfile import read_keys, write_keys
 from kvemb.durability.manifest import Epoch, EpochChanges, FileEntry, Manifest
 from kvemb.durability.variable_entry import VariableEntry
 from kvemb.handle import inside
+from kvemb.journal.journal import Journal
 from kvemb.offline.delta_file import DeltaFile, DeltaPart
 from kvemb.operations.sightings import Sightings
 from kvemb.rows.block import DIRTY, REMOVED, RowBlock
@@ -225,10 +225,9 @@ def test_the_log_of_the_page(tmp_path):
     row = RowBlock(schema, 1)
     row.keys[0], row.scores[0], row.steps[0] = -2, 1.0, 7
     row.values[:, :2] = np.array([[127, -128]], np.int8)
-    users = log.of("users")
-    users.rows(row, 7)
-    users.commit()
-    users.removed(order_keys(row.keys, schema), 8)
+    log.rows("users", row, 7)
+    log.commit()
+    log.removed("users", order_keys(row.keys, schema), 8)
     log.close()
     assert (tmp_path / "000007.log").read_bytes() == given
 

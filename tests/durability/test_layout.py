@@ -9,7 +9,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from kvemb.durability import fresh_files, layout
+from kvemb import fresh_files
+from kvemb.durability import layout
 from kvemb.errors import ColdStoreError, Corruption, Locked, StoreNotFound
 
 no_link = Mock(side_effect=OSError(18, "Invalid cross-device link"))

@@ -9,9 +9,9 @@ from manifests import entry_of, log_entry, manifest_of, segment
 
 from kvemb.backends.memory_store import MemoryStore
 from kvemb.checks.ranges import MAX_STEPS
-from kvemb.durability.journal_segments import CLEARED, COUNTED, NUMBER, REMOVED, ROWS, LogEntry, counted
 from kvemb.durability.recovery import Recovery, checked, replay
 from kvemb.errors import Corruption
+from kvemb.journal.segment_files import CLEARED, COUNTED, NUMBER, REMOVED, ROWS, LogEntry, counted
 from kvemb.memory.staging import MemtableMemory
 from kvemb.rows.codec import order_keys, pack_rows, unordered_keys
 

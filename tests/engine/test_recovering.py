@@ -17,9 +17,10 @@ from crashes import copy_of_open
 
 import kvemb
 from kvemb.backends import rocks, rocks_store
-from kvemb.durability import changes, journal, layout, point_writer
+from kvemb.durability import changes, layout, point_writer
 from kvemb.errors import Closed, ColdStoreError, Poisoned
 from kvemb.handle import inside
+from kvemb.journal import journal
 from kvemb.limits import Limits
 from kvemb.tiers import memtables, storage
 from tests.histories import small_spill

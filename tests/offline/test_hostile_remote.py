@@ -13,10 +13,12 @@ import pytest
 from versions import fill
 
 import kvemb
-from kvemb.durability import fresh_files, journal, layout, manifest
+from kvemb import fresh_files
+from kvemb.durability import layout, manifest
 from kvemb.durability.manifest import FileEntry
 from kvemb.errors import Corruption
 from kvemb.handle import inside
+from kvemb.journal import journal
 
 fsspec = pytest.importorskip("fsspec")
 

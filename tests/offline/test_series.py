@@ -15,7 +15,8 @@ import pytest
 from versions import fill, rows_of
 
 import kvemb
-from kvemb.durability import changes, fresh_files, inventory
+from kvemb import fresh_files
+from kvemb.durability import changes, inventory
 from kvemb.errors import CheckpointNotFound
 from kvemb.offline import series, streams
 

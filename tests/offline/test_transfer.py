@@ -14,8 +14,9 @@ import pytest
 from versions import fill, make, rows_of
 
 import kvemb
+from kvemb import fresh_files
 from kvemb.backends.rocks_store import RocksStore
-from kvemb.durability import fresh_files, manifest
+from kvemb.durability import manifest
 from kvemb.errors import CheckpointNotFound, ColdStoreError, Corruption, TransferError
 from kvemb.offline import streams
 from kvemb.offline.remote_checking import RemoteChecking

@@ -22,16 +22,13 @@ from tests.histories import small_spill
 
 
 class Told:
-    """contracts.Recorder and contracts.WriteLog that write down what they are told."""
+    """A ChangeLog or a Journal that writes down what it is told."""
 
     def __init__(self):
         self.lines = []
 
     def __getattr__(self, name):
         return lambda *arguments: self.lines.append(name)
-
-    def sealed_epochs(self):
-        return 3
 
 
 def storage_of(cold=None, cells=16, **arguments):
@@ -124,8 +121,8 @@ def test_no_snapshot_is_taken_without_rows_that_no_memtable_could_take(monkeypat
 
 
 def test_rows_that_left_are_written_before_a_variable_refuses_calls_and_each_key_is_counted_once():
-    recorder, executor = Told(), Later()
-    storage = storage_of(recorder=recorder, executor=executor)
+    changes, executor = Told(), Later()
+    storage = storage_of(record=changes.record, executor=executor)
     put(storage, range(20))
     waiting = np.setdiff1d(np.arange(20), storage.hot_tables.keys())
     with storage.writing():
@@ -134,7 +131,7 @@ def test_rows_that_left_are_written_before_a_variable_refuses_calls_and_each_key
     threading.Timer(0.05, executor.go).start()
     storage.end(DroppedState(storage.state, "it was dropped"))
     assert values_of(storage.cold.read(waiting)[0]) == dict.fromkeys(waiting.tolist(), 2.0)
-    assert recorder.lines == ["record"]
+    assert changes.lines == ["record"]
     assert storage.counts.cold_writes == len(waiting)
     with pytest.raises(Closed, match="dropped"):
         put(storage, [1])
@@ -165,7 +162,7 @@ def test_what_was_read_ahead_is_forgotten_when_the_row_is_written():
 
 def test_every_change_is_told_to_the_log_and_acknowledged_after():
     log = Told()
-    storage = storage_of(log=log)
+    storage = storage_of(journal=log)
     with storage.writing(), storage.access.poisoning():
         storage.log.located(storage.locate(np.array([1])), 1)
     with storage.writing():
@@ -177,14 +174,15 @@ def test_every_change_is_told_to_the_log_and_acknowledged_after():
 
 
 def test_what_reaches_the_cold_store_is_recorded_first():
-    recorder = Told()
-    storage = storage_of(recorder=recorder)
+    changes = Told()
+    storage = storage_of(record=changes.record, record_cleared=changes.record_cleared)
     put(storage, [1])
-    assert recorder.lines == []
+    assert changes.lines == []
     assert storage.check() == []
-    assert recorder.lines == ["record"]
-    assert storage.sealed_epochs() == 3
-    assert storage_of().sealed_epochs() == 0
+    assert changes.lines == ["record"]
+    with storage.writing(without_snapshot=True):
+        storage.clear()
+    assert changes.lines == ["record", "record_cleared"]
 
 
 def test_the_state_of_the_store_is_asked_for_every_call():

@@ -14,12 +14,13 @@ from kvemb.tiers.write_logging import WriteLogging
 
 
 class Log:
-    """contracts.WriteLog that keeps the rows that it was given."""
+    """The journal, in which it keeps the rows that it was given of the variable "users"."""
 
     def __init__(self):
         self.written = []
 
-    def rows(self, rows, step):
+    def rows(self, name, rows, step):
+        assert name == "users"
         self.written += [(pair, step) for pair in zip(rows.keys.tolist(), rows.values[:, 0].tolist(), strict=True)]
 
     def all(self, step):
@@ -39,7 +40,7 @@ class Place:
             list(self.hot.insert(rows_of([key], float(key)), self.hot.owners(np.array([key]))))
         self.state = StoreState("test")
         access = TableAccess(self.state, InFlight())
-        self.logging = WriteLogging(self.log if logged else None, self.hot, access)
+        self.logging = WriteLogging(self.log if logged else None, "users", self.hot, access)
 
 
 def located(hot, keys):

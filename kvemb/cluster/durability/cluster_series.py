@@ -13,11 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kvemb import fresh_files
 from kvemb.cluster.coordination import lease
 from kvemb.cluster.coordination.lease import Lease
 from kvemb.cluster.durability import manifest
 from kvemb.cluster.durability.manifest import ClusterManifest
-from kvemb.durability import fresh_files, layout, paths
+from kvemb.durability import layout, paths
 from kvemb.durability.layout import series_name
 from kvemb.durability.lock_file import LockFile
 from kvemb.durability.manifest import MAX_CHARACTERS

@@ -7,7 +7,8 @@ import tempfile
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from kvemb.durability import fresh_files, layout
+from kvemb import fresh_files
+from kvemb.durability import layout
 from kvemb.durability.scratch import scratch
 
 

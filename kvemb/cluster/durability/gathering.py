@@ -13,12 +13,13 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from kvemb import fresh_files
 from kvemb.cluster.durability.admission_counters import join_sightings, stored_by
 from kvemb.cluster.durability.cluster_series import Published
 from kvemb.cluster.durability.manifest import ClusterManifest, id_of_part
 from kvemb.cluster.durability.shard_changes import ShardPart, write_changes
 from kvemb.cluster.router import BUCKETS, buckets_of
-from kvemb.durability import fresh_files, layout
+from kvemb.durability import layout
 from kvemb.durability.admission_counters.counter_file import Counted
 from kvemb.durability.checkpoint import Checkpoint, atomic_directory, complete
 from kvemb.durability.hotset import read_hot

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kvemb import fresh_files
 from kvemb.checks.numeric import as_int
 from kvemb.cluster.durability.cluster_series import ClusterSeries, Published
 from kvemb.cluster.durability.folders import new_folder
@@ -26,7 +27,7 @@ from kvemb.cluster.durability.offline import found
 from kvemb.cluster.durability.restoring import ClusterRemote
 from kvemb.cluster.durability.shard_changes import ShardPart
 from kvemb.cluster.router import BUCKETS, Router
-from kvemb.durability import fresh_files, layout, paths
+from kvemb.durability import layout, paths
 from kvemb.durability.manifest import created_now
 from kvemb.durability.readable import opened
 from kvemb.handle import inside

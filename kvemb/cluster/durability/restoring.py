@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kvemb import opening
+from kvemb import fresh_files, opening
 from kvemb.cluster.durability.cluster_series import ClusterSeries, Published
 from kvemb.cluster.durability.gathering import gather, gather_buckets, gather_changes
 from kvemb.cluster.durability.manifest import ShardEntry, id_of_part
 from kvemb.cluster.durability.offline import found
 from kvemb.cluster.durability.shard_changes import ShardPart
-from kvemb.durability import fresh_files, inventory, layout, manifest, paths
+from kvemb.durability import inventory, layout, manifest, paths
 from kvemb.durability.admission_counters.counter_file import SightingsSize
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.layout import series_name

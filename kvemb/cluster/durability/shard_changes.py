@@ -11,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from kvemb import fresh_files
 from kvemb.cluster.durability.manifest import MAX_FOLLOWED, ClusterManifest, ShardEntry, id_of_part
-from kvemb.durability import cold_databases, fresh_files, layout
+from kvemb.durability import cold_databases, layout
 from kvemb.durability.changes import recorded
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.delta import differing

@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from kvemb import fresh_files
 from kvemb.cluster.durability.manifest import id_of_part
 from kvemb.cluster.messages import PushedPart
-from kvemb.durability import fresh_files, layout
+from kvemb.durability import layout
 from kvemb.durability.attachments import Attachments
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.checkpointer import PendingCheckpoint

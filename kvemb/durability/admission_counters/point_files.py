@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from kvemb.durability import fresh_files, layout
+from kvemb import fresh_files
+from kvemb.durability import layout
 from kvemb.durability.admission_counters.counter_file import Counted, write_counters
 from kvemb.operations.sightings import Counters
 

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Annotated, Any
 from weakref import WeakValueDictionary
 
+from kvemb import fresh_files
 from kvemb.checks.brief import brief
 from kvemb.checks.fields import OMITTED, Id, as_json, integer, number, read, text
 from kvemb.checks.ranges import END_OF_TIME, MAX_POINTS
-from kvemb.durability import fresh_files, layout, manifest
+from kvemb.durability import layout, manifest
 from kvemb.durability.marks.mark import Mark
 from kvemb.errors import Corruption, MarkNotFound, UnsupportedFormat
 from kvemb.options import format_time

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kvemb.durability import fresh_files, manifest
+from kvemb import fresh_files
+from kvemb.durability import manifest
 from kvemb.durability.marks.kept import Marks, check_name, read_marks
 from kvemb.errors import ColdStoreError, Corruption, MarkNotFound, UnsupportedFormat
 

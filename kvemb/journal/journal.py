@@ -1,10 +1,10 @@
 """The log of writes, for stores opened with durability="write": every acknowledged write survives a crash.
 
 A segment STORE/log/NNNNNN.log has the rows after each write since the durable point of that number. A new segment
-begins at each snapshot, and those before a durable point are deleted (FORMAT.md, "Log"). append() is called under a
-variable's lock, in the order of writes; commit() without it, and concurrent callers share one fsync. The head of a
-segment has the number of the last synced entry, written without its own sync, so that lost entries can be distinguished
-from a torn tail. Thread-safe.
+begins at each snapshot, and those before a durable point are deleted (FORMAT.md, "Log"). A write is logged under its
+variable's lock, in the order of writes; commit() is called without it, and concurrent callers share one fsync. The head
+of a segment has the number of the last synced entry, written without its own sync, so that lost entries can be
+distinguished from a torn tail. Thread-safe.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import zlib
 from contextlib import suppress
 from pathlib import Path
 
-from kvemb.durability import fresh_files, layout
-from kvemb.durability.journal_segments import (
+from kvemb import fresh_files
+from kvemb.errors import ColdStoreError
+from kvemb.journal.segment_files import (
     CHECKSUM,
     CLEARED,
     CONTINUED,
@@ -31,8 +32,8 @@ from kvemb.durability.journal_segments import (
     VERSION,
     delete_before,
     note,
+    segment_name,
 )
-from kvemb.errors import ColdStoreError
 from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import Ordered, pack_rows
 from kvemb.threads.interrupts import uninterrupted
@@ -57,13 +58,29 @@ class Journal:
         self._file, self._number = self._new_segment(number), number
         self._before = 0  # entries before this segment
 
-    def append(self, kind: int, variable: str, rows: int, step: int, payload: bytes) -> None:
-        """Log a write. Raises ColdStoreError, and on every later call."""
-        with uninterrupted(), self._lock:
-            self._append(kind, variable.encode(), rows, step, payload)
+    # A write of one variable. step: of its tiers. These methods raise ColdStoreError, and then on every later call.
 
-    def _append(self, kind: int, name: bytes, rows: int, step: int, payload: bytes) -> None:
-        """REQUIRES: the lock."""
+    def rows(self, variable: str, rows: RowBlock, step: int) -> None:
+        """Log that these rows were written."""
+        self._append(ROWS, variable, len(rows), step, pack_rows(rows))
+
+    def removed(self, variable: str, keys: Ordered, step: int) -> None:
+        """Log that the rows of these keys (codec.order_keys) were removed."""
+        self._append(REMOVED, variable, len(keys), step, keys.astype("<u8").tobytes())
+
+    def cleared(self, variable: str, step: int) -> None:
+        """Log that every row was removed."""
+        self._append(CLEARED, variable, 0, step, b"")
+
+    def counted(self, variable: str, optimizer_steps: int, step: int) -> None:
+        """Log the number of steps that the optimizer has taken."""
+        self._append(COUNTED, variable, 0, step, NUMBER.pack(optimizer_steps))
+
+    def _append(self, kind: int, variable: str, rows: int, step: int, payload: bytes) -> None:
+        with uninterrupted(), self._lock:
+            self._append_locked(kind, variable.encode(), rows, step, payload)
+
+    def _append_locked(self, kind: int, name: bytes, rows: int, step: int, payload: bytes) -> None:
         self._check()
         number = self._appended + 1
         head = ENTRY.pack(MARK, kind, len(name), rows, len(payload), number, self._synced, step)
@@ -108,7 +125,7 @@ class Journal:
             unused, self._next = self._next, None
         if unused is not None:
             os.close(unused[0])
-            (self._directory / layout.segment_name(unused[1])).unlink(missing_ok=True)
+            (self._directory / segment_name(unused[1])).unlink(missing_ok=True)
         self._next = self._new_segment(number), number
 
     def rotate(self) -> None:
@@ -121,7 +138,7 @@ class Journal:
             assert self._next is not None
             file, number = self._next
             if self._failure is None:
-                self._append(CONTINUED, b"", 0, 0, NUMBER.pack(number))
+                self._append_locked(CONTINUED, b"", 0, 0, NUMBER.pack(number))
             try:
                 os.pwrite(file, note(self._appended, self._synced), HEAD.size)
             except OSError as error:
@@ -130,7 +147,7 @@ class Journal:
             self._file, self._number, self._before, self._next = file, number, self._appended, None
 
     def fail(self, error: Exception) -> None:
-        """See contracts.WriteLog."""
+        """Let every commit() from now on raise ColdStoreError, because a write could not be logged."""
         with uninterrupted(), self._lock:
             if self._failure is None:
                 self._failed(error)
@@ -158,12 +175,8 @@ class Journal:
             for file, _ in (*self._unsynced, (self._file, self._number), *following):
                 os.close(file)
 
-    def of(self, variable: str) -> WriteLog:
-        """Return the log for a variable's tiers."""
-        return WriteLog(self, variable)
-
     def _new_segment(self, number: int) -> int:
-        path = self._directory / layout.segment_name(number)
+        path = self._directory / segment_name(number)
         try:
             path.unlink(missing_ok=True)
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
@@ -184,37 +197,6 @@ class Journal:
         self._failure = ColdStoreError(error.errno, said) if isinstance(error, OSError) else ColdStoreError(said)
         self._failure.__cause__ = error
         return self._failure
-
-
-class WriteLog:
-    """contracts.WriteLog: one variable's side of the log."""
-
-    def __init__(self, journal: Journal, variable: str) -> None:
-        self._journal, self._variable = journal, variable
-
-    def rows(self, rows: RowBlock, step: int) -> None:
-        """See contracts.WriteLog."""
-        self._journal.append(ROWS, self._variable, len(rows), step, pack_rows(rows))
-
-    def removed(self, keys: Ordered, step: int) -> None:
-        """See contracts.WriteLog."""
-        self._journal.append(REMOVED, self._variable, len(keys), step, keys.astype("<u8").tobytes())
-
-    def cleared(self, step: int) -> None:
-        """See contracts.WriteLog."""
-        self._journal.append(CLEARED, self._variable, 0, step, b"")
-
-    def counted(self, optimizer_steps: int, step: int) -> None:
-        """See contracts.WriteLog."""
-        self._journal.append(COUNTED, self._variable, 0, step, NUMBER.pack(optimizer_steps))
-
-    def fail(self, error: Exception) -> None:
-        """See contracts.WriteLog."""
-        self._journal.fail(error)
-
-    def commit(self) -> None:
-        """See contracts.WriteLog."""
-        self._journal.commit()
 
 
 def _write(file: int, data: bytes) -> None:

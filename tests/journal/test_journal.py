@@ -21,10 +21,11 @@ from stress.model import Model
 from waiting import wait_until
 
 import kvemb
-from kvemb.durability import inventory, journal
-from kvemb.durability.journal_segments import ENTRY, MARK, ROWS
+from kvemb.durability import inventory
 from kvemb.errors import ColdStoreError, Corruption, Poisoned
 from kvemb.handle import inside
+from kvemb.journal import journal
+from kvemb.journal.segment_files import ENTRY, MARK
 from tests.histories import DIM, change, checker_of
 
 BUDGET = "4MiB"
@@ -296,10 +297,10 @@ def test_an_entry_that_is_added_during_a_sync_says_what_was_synced_before_it(
 ) -> None:
     """After a loss of power, entries that were promised and are gone are told from a torn tail by this number."""
     log, sync = journal.Journal(tmp_path, 1), os.fdatasync
-    log.append(ROWS, "table", 1, 1, b"first")
+    log.cleared("table", 1)
 
     def adding(file: int) -> None:
-        log.append(ROWS, "table", 1, 1, b"second")
+        log.cleared("table", 1)
         sync(file)
 
     monkeypatch.setattr(os, "fdatasync", adding)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from manifests import log_entry, segment
 
-from kvemb.durability.journal_segments import CONTINUED, ENTRY, HEAD, NOTE, NUMBER, delete_before, read, segments
 from kvemb.errors import Corruption, UnsupportedFormat
+from kvemb.journal.segment_files import CONTINUED, ENTRY, HEAD, NOTE, NUMBER, delete_before, read, segments
 
 HEAD_BYTES = HEAD.size + NOTE.size
 

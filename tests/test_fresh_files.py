@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvemb.durability.fresh_files import remove, write_new
+from kvemb.fresh_files import remove, write_new
 
 
 def test_a_file_is_written_and_replaced(tmp_path):

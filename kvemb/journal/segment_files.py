@@ -1,4 +1,4 @@
-"""The segments of the log of writes: their format (FORMAT.md, "Log"), listing, reading and deleting.
+"""The segments of the log of writes: their names, their format (FORMAT.md, "Log"), listing, reading and deleting.
 
 Files are mapped, not read into memory. REQUIRES: no other thread or process writes to the segments.
 """
@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvemb.durability import layout
 from kvemb.errors import Corruption, KvembError, UnsupportedFormat
 
 MAGIC, VERSION = b"kvemblog", 3  # on disk
@@ -54,6 +54,16 @@ def counted(entry: LogEntry) -> int:
     return count
 
 
+def segment_name(number: int) -> str:
+    """Return the name of the segment that follows a durable point."""
+    return f"{number:06d}.log"
+
+
+def segment_number(name: str) -> int | None:
+    """Return the number in the name of a segment, None for another name."""
+    return int(name[:-4]) if re.fullmatch(r"[0-9]{6,18}\.log", name) else None
+
+
 def segments(directory: Path, number: int, *, begun: bool) -> list[Path]:
     """Return the segments from a durable point on, in order. Raises Corruption if the first is missing.
 
@@ -62,7 +72,7 @@ def segments(directory: Path, number: int, *, begun: bool) -> list[Path]:
     numbered = _numbered(directory)
     later = [(at, path) for at, path in sorted(numbered) if at >= number]
     if (begun and not later) or (later and later[0][0] != number):
-        raise _missing(directory / layout.segment_name(number))
+        raise _missing(directory / segment_name(number))
     return [path for _, path in later]
 
 
@@ -92,7 +102,7 @@ def delete_before(directory: Path, number: int) -> None:
 
 
 def _numbered(directory: Path) -> list[tuple[int, Path]]:
-    named = [(path, layout.segment_number(path.name)) for path in directory.glob("*.log")]
+    named = [(path, segment_number(path.name)) for path in directory.glob("*.log")]
     return [(number, path) for path, number in named if number is not None]
 
 
@@ -114,7 +124,7 @@ def read(paths: list[Path], *, begun: bool) -> Iterator[LogEntry]:
         last, good = last if at else noted[0], HEAD.size + NOTE.size
         while following is None and (entry := _entry_at(data, good)) is not None and entry.number == last + 1:
             if entry.kind == CONTINUED:
-                following = layout.segment_name(NUMBER.unpack(entry.payload)[0])
+                following = segment_name(NUMBER.unpack(entry.payload)[0])
             else:
                 yield entry
             last, good = entry.number, _end(data, good)
