@@ -9,6 +9,7 @@ import errno
 import os
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from kvemb.backends.rocks_config import check_config
 from kvemb.backends.rocks_families import Families
 from kvemb.backends.rocks_files import RocksSortedFile
 from kvemb.backends.rocks_forks import check_threads, keep_in_forks
-from kvemb.backends.rocks_manifest import RocksAmendment
+from kvemb.backends.rocks_manifest import amend
 from kvemb.backends.rocks_options import DatabaseOptions, database_creator, holding_whole
 from kvemb.backends.rocks_scan import translated
 from kvemb.backends.rocks_store import RocksStore
@@ -165,14 +166,14 @@ class RocksDatabase(ColdDatabase):
                 renew_full(self.path, "*.sst")
                 self.column_families.checkpoint(path)
 
-    @classmethod
-    def families(cls, path: Path) -> list[str]:
+    @staticmethod
+    def families(path: Path) -> list[str]:
         with translated(f"read {path}"):
             return [name for name in rd.Rdict.list_cf(str(path)) if name != "default"]
 
-    @classmethod
-    def amendment(cls, path: Path) -> RocksAmendment:
-        return RocksAmendment(path)
+    @staticmethod
+    def amend(path: Path, drop: Iterable[str], added: Iterable[tuple[str, SortedFile]]) -> None:
+        amend(path, drop, added)
 
     def resume(self) -> None:
         # RocksDB looks every 5 seconds whether there is space again, and then goes on by itself.

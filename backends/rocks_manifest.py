@@ -11,7 +11,7 @@ import os
 import re
 import struct
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -34,8 +34,18 @@ _CURRENT = re.compile(rb"MANIFEST-[0-9]{6,20}\n")
 _NUMBERED = re.compile(r"(?:MANIFEST-|OPTIONS-)?([0-9]{1,20})(?:\.[a-z]+)?")
 
 
-class RocksAmendment:
-    """contracts.Amendment. The copy is read at the first change. Not thread-safe."""
+def amend(path: Path, drop: Iterable[str], added: Iterable[tuple[str, SortedFile]]) -> None:
+    """See contracts.ColdDatabase.amend."""
+    amendment = _Amendment(path)
+    for name in drop:
+        amendment.drop(name)
+    for name, file in added:
+        amendment.ingest(name, file)
+    amendment.finish()
+
+
+class _Amendment:
+    """Edits of a copy, which is read at the first one, and complete after finish()."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._edits = path, list[bytes]()
@@ -45,7 +55,7 @@ class RocksAmendment:
         return _Copy(self._path)
 
     def drop(self, name: str) -> None:
-        """See contracts.Amendment."""
+        """Drop a family, and delete its files."""
         with translated(f"drop {name!r} from {self._path}"):
             copy, family = self._copy, self._copy.family(name)
             self._edits.append(numbers(FAMILY, family, FAMILY_DROPPED))
@@ -54,7 +64,7 @@ class RocksAmendment:
             del copy.families[name]
 
     def ingest(self, name: str, file: SortedFile) -> None:
-        """See contracts.Amendment.
+        """Add a file to a family.
 
         All rows of the file get one new sequence number. Files of level 0 are ordered by their epochs. RocksDB begins
         an epoch of a family only with a new file, so no epoch is above the last number of a file.
@@ -74,7 +84,7 @@ class RocksAmendment:
             self._edits.append(edit)
 
     def finish(self) -> None:
-        """See contracts.Amendment."""
+        """Write the edits."""
         if not self._edits:
             return
         with translated(f"write {self._copy.manifest}"), open(self._copy.manifest, "ab") as file:

@@ -3,14 +3,13 @@
 Keys are int64 (n,) everywhere (rows.host_arrays.as_keys).
 """
 
-from kvemb.contracts.cold import Amendment, ColdDatabase, ColdStore, Family, Gap, Mask, SortedFile
+from kvemb.contracts.cold import ColdDatabase, ColdStore, Family, Gap, Mask, SortedFile
 from kvemb.contracts.device import DeviceCounts, DeviceRows, MissingKeys
 from kvemb.contracts.hot import HOST, HotTable, Memory, PlannedChange, RowKernels, Values
 from kvemb.contracts.marks import Flags
 
 __all__ = [
     "HOST",
-    "Amendment",
     "ColdDatabase",
     "ColdStore",
     "DeviceCounts",

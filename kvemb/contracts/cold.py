@@ -5,7 +5,7 @@ Implementations do not lock unless a docstring says so; the tier that owns them 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -104,22 +104,6 @@ class SortedFile(Protocol):
         """Complete the file, which must not be empty, and sync it. Raises ColdStoreError."""
 
 
-class Amendment(Protocol):
-    """Changes to a closed copy of a database, which is complete after finish()."""
-
-    def drop(self, name: str) -> None:
-        """Drop a cold store. Raises Corruption, ColdStoreError."""
-
-    def ingest(self, name: str, file: SortedFile) -> None:
-        """Replace rows of a cold store by those of a finished file, which is moved.
-
-        Rows of later files replace those of earlier ones. Raises Corruption, ColdStoreError.
-        """
-
-    def finish(self) -> None:
-        """Write and sync the list of the copy's files. Raises Corruption, ColdStoreError."""
-
-
 class ColdDatabase(Protocol):
     """The database of a store's cold rows: one cold store per variable, all made durable together."""
 
@@ -139,13 +123,17 @@ class ColdDatabase(Protocol):
     def checkpoint(self, path: Path) -> None:
         """Write a durable copy of all cold stores to path, which must not exist. Raises ColdStoreError."""
 
-    @classmethod
-    def families(cls, path: Path) -> list[str]:
+    @staticmethod
+    def families(path: Path) -> list[str]:
         """Return the names of the cold stores in a database. Raises Corruption, ColdStoreError."""
 
-    @classmethod
-    def amendment(cls, path: Path) -> Amendment:
-        """Return the changes, none so far, to a copy that checkpoint() wrote, or will have written by the first one."""
+    @staticmethod
+    def amend(path: Path, drop: Iterable[str], added: Iterable[tuple[str, SortedFile]]) -> None:
+        """Change a copy that checkpoint() wrote, without opening it: drop cold stores, then add files.
+
+        added: names of cold stores, and finished files of newer rows of theirs, which are moved. Rows of later files
+        replace those of earlier ones. Raises Corruption, ColdStoreError.
+        """
 
     def resume(self) -> None:
         """Go on after a failure, such as of a full disk. Raises ColdStoreError."""

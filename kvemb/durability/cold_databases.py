@@ -7,13 +7,13 @@ All raise ColdStoreError, Corruption, BackendUnavailable.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from kvemb import registry
 from kvemb.checks.brief import brief
-from kvemb.contracts import Amendment, ColdDatabase, ColdStore, Family
+from kvemb.contracts import ColdDatabase, ColdStore, Family, SortedFile
 from kvemb.durability import layout
 from kvemb.durability.manifest import NAME, Manifest
 from kvemb.errors import Corruption
@@ -86,12 +86,9 @@ def check_variables(path: Path, described: Manifest) -> None:
         )
 
 
-def amendment(path: Path, *, drop: Collection[str]) -> Amendment:
-    """Return changes to a copy of a database, so far that it loses some variables. REQUIRES: finish() at the end."""
-    changes: Amendment = registry.cold_backend(RocksDBCreator.backend).amendment(path)
-    for name in drop:
-        changes.drop(name)
-    return changes
+def amend(path: Path, *, drop: Iterable[str] = (), added: Iterable[tuple[str, SortedFile]] = ()) -> None:
+    """Change a copy of a database that is not open. See ColdDatabase.amend."""
+    registry.cold_backend(RocksDBCreator.backend).amend(path, drop, added)
 
 
 def in_memory(schema: Schema) -> ColdStore:

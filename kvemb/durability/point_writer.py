@@ -22,7 +22,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from kvemb.contracts import Amendment, ColdDatabase, SortedFile
+from kvemb.contracts import ColdDatabase, SortedFile
 from kvemb.durability import cold_databases, layout, manifest, paths
 from kvemb.durability.admission_counters.point_files import write_sightings
 from kvemb.durability.attachments import Attachments
@@ -182,7 +182,7 @@ class PointWriter:
             self._describe(epochs)
             inventory.begin(layout.CHANGES, ".keys")
             inventory.begin(layout.HOT, ".keys")
-            self._write_rows()
+            cold_databases.amend(self._draft.path / layout.ROWS, drop=self._without, added=self._write_rows())
             self._manifest = described = replace(self._manifest, files=inventory.take())
         if self._target is not None:
             self._write_checkpoint(self._target)
@@ -218,14 +218,13 @@ class PointWriter:
             self._changes.record_dropped(name)
         return self._changes.seal_epoch()
 
-    def _write_rows(self) -> None:
-        """Ingest the marked rows into the database and its copy, and drop variables from the copy."""
+    def _write_rows(self) -> Iterator[tuple[str, SortedFile]]:
+        """Ingest the marked rows into the database; yields the files, with their variables, for its copy."""
 
         def ingest(part: VariablePart, file: SortedFile) -> None:
             with part.storage.counting_writes(file.rows):
                 self._database.ingest(part.name, file.path)
 
-        copy = cold_databases.amendment(self._draft.path / layout.ROWS, drop=self._without)
         for at, (part, snapshot) in enumerate(self._snapshots):
             for files in snapshot.write(partial(self._new_file, part), partial(ingest, part)):
                 self._finished.extend((part.name, file) for file in files)
@@ -233,13 +232,12 @@ class PointWriter:
                 while files and self._database.crowded(part.name):
                     time.sleep(PACE_SECONDS)
                     self._relieve(self._snapshots[at:])
-                self._hand_over(copy)
-        self._hand_over(copy)
-        copy.finish()
+                yield from self._take_finished()
+        yield from self._take_finished()
 
-    def _hand_over(self, copy: Amendment) -> None:
+    def _take_finished(self) -> Iterator[tuple[str, SortedFile]]:
         while self._finished:
-            copy.ingest(*self._finished.popleft())
+            yield self._finished.popleft()
 
     def _relieve(self, snapshots: list[tuple[VariablePart, DirtySnapshot]]) -> None:
         """Write the copied rows of all variables: otherwise callers of the last one would wait for all others."""
@@ -269,7 +267,7 @@ class PointWriter:
             draft = self._checkpoint = DirectoryDraft(target)
             with layout.as_cold_store_error(f"write {target}"):
                 layout.unpack(point, draft.path, described.named_files | described.attached)
-                cold_databases.amendment(draft.path / layout.ROWS, drop=left_out).finish()
+                cold_databases.amend(draft.path / layout.ROWS, drop=left_out)
                 described = complete(draft.path, described, point, self._manifest.files, same_names=True)
             draft.sync()
             self._written = written(target, described)

@@ -290,9 +290,7 @@ def test_variables_share_a_database_and_nothing_else(tmp_path):
         opened.create(name, schema, RocksDBCreator()).write(rows_of(schema, np.arange(50), salt))
     opened.drop("a")
     opened.checkpoint(tmp_path / "copy")
-    copy = opened.amendment(tmp_path / "copy")
-    copy.drop("b/c d")
-    copy.finish()
+    opened.amend(tmp_path / "copy", ["b/c d"], [])
     assert len(all_rows(opened.attach("b/c d", schemas["b/c d"]))) == 50
     opened.close()
     again = database(tmp_path / "copy", {"ü": RocksDBCreator()}, read_only=True)

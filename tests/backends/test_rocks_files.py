@@ -39,9 +39,7 @@ def test_a_sorted_file_replaces_rows_in_the_database_and_in_a_copy_of_it(tmp_pat
     opened.ingest("a", file.path)
     store.write(rows_of(schema, np.arange(60, 70), 2))
     assert file.path.read_bytes() == before, "both share the file, so nobody may write to it"
-    copied = opened.amendment(tmp_path / "copy")
-    copied.ingest("a", file)
-    copied.finish()
+    opened.amend(tmp_path / "copy", [], [("a", file)])
     assert sorted(file.name for file in tmp_path.iterdir()) == ["copy", "rows"]
     copy = database(tmp_path / "copy", {"a": RocksDBCreator()}, read_only=True).attach("a", schema)
     for found, changed in (

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvemb.backends.rocks_log import BLOCK_BYTES, framed, numbers, records
-from kvemb.backends.rocks_manifest import RocksAmendment
+from kvemb.backends.rocks_manifest import amend
 from kvemb.errors import ColdStoreError, Corruption, UnsupportedFormat
 from kvemb.options import RocksDBCreator
 from kvemb.rows.block import REMOVED
@@ -59,10 +59,8 @@ class Life:
     def move(self, number: int) -> None:
         """Go on with a copy to which newer rows were added."""
         self.opened.checkpoint(self.folder / f"{number}")
-        copy = self.opened.amendment(self.folder / f"{number}")
-        for name in self.chance.choice(NAMES, self.chance.integers(4)):
-            copy.ingest(str(name), self.file(str(name)))
-        copy.finish()
+        names = map(str, self.chance.choice(NAMES, self.chance.integers(4)))
+        self.opened.amend(self.folder / f"{number}", [], ((name, self.file(name)) for name in names))
         self.opened.close()
         self.opened = database(self.folder / f"{number}", dict.fromkeys(NAMES, RocksDBCreator()))
         self.stores = {name: self.opened.attach(name, SCHEMA) for name in NAMES}
@@ -101,10 +99,8 @@ def names_of(folder: Path) -> set[str]:
 def test_a_dropped_family_leaves_no_file(copy):
     folder, file = copy
     before = names_of(folder)
-    for change in (lambda copy: copy.drop("b"), lambda copy: copy.ingest("a", file)):
-        amendment = RocksAmendment(folder)
-        change(amendment)
-        amendment.finish()
+    amend(folder, ["b"], [])
+    amend(folder, [], [("a", file)])
     gone, new = before - names_of(folder), names_of(folder) - before
     assert [len(gone), len(new)] == [1, 1]
     assert min(new) > max(gone)  # the number of a deleted file is not used again
@@ -113,9 +109,7 @@ def test_a_dropped_family_leaves_no_file(copy):
     opened.checkpoint(folder.with_name("again"))
     opened.close()
     assert opened.families(folder.with_name("again")) == ["a", "b"]
-    again = RocksAmendment(folder.with_name("again"))
-    again.drop("b")
-    again.finish()
+    amend(folder.with_name("again"), ["b"], [])
     found = database(folder.with_name("again"), {"a": RocksDBCreator()}, read_only=True)
     assert_same(all_rows(found.attach("a", SCHEMA)).part(5, 20), rows_of(SCHEMA, np.arange(5, 20), 2))
     found.close()
@@ -124,7 +118,7 @@ def test_a_dropped_family_leaves_no_file(copy):
 def test_no_change_changes_nothing(copy):
     folder, _ = copy
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    RocksAmendment(folder).finish()
+    amend(folder, [], [])
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
@@ -142,17 +136,17 @@ def test_a_damaged_copy_is_named(copy):
         kept = (folder / name).read_bytes()
         (folder / name).write_bytes(content)
         with pytest.raises(Corruption, match=rf"{folder}/{name} is damaged: .*; use another checkpoint"):
-            RocksAmendment(folder).drop("a")
+            amend(folder, ["a"], [])
         (folder / name).write_bytes(kept)
     listed.write_bytes(whole + framed(numbers(500), len(whole)))
     with pytest.raises(UnsupportedFormat, match=rf"{listed} has the tag 500, .*; use the kvemb that wrote it"):
-        RocksAmendment(folder).drop("a")
+        amend(folder, ["a"], [])
     listed.write_bytes(whole)
     with pytest.raises(Corruption, match="it has no 'none'"):
-        RocksAmendment(folder).ingest("none", file)
+        amend(folder, [], [("none", file)])
     shutil.rmtree(folder)
     with pytest.raises(ColdStoreError, match=f"{folder}"):
-        RocksAmendment(folder).drop("a")
+        amend(folder, ["a"], [])
 
 
 def test_any_edit_is_read_or_refused(copy):
@@ -167,4 +161,4 @@ def test_any_edit_is_read_or_refused(copy):
         edit = edit[: chance.integers(1, len(edit) + 1)]
         listed.write_bytes(whole + framed(bytes(edit), len(whole)))
         with pytest.raises((Corruption, UnsupportedFormat), match=f"{listed} (is damaged|has )"):
-            RocksAmendment(folder).ingest("none", file)
+            amend(folder, [], [("none", file)])

@@ -70,9 +70,7 @@ def test_a_copy_loses_variables_and_takes_in_files(folder, tmp_path):
     file.append(rows_of([2, 3], 9.0))
     file.finish()
     writer.close()
-    copy = cold_databases.amendment(folder, drop=["items"])
-    copy.ingest("users", file)
-    copy.finish()
+    cold_databases.amend(folder, drop=["items"], added=[("users", file)])
     assert cold_databases.families(folder) == ["users"]
     assert rows(folder) == {1: 3.0, 2: 9.0, 3: 9.0}
 

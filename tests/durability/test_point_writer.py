@@ -208,7 +208,7 @@ def test_the_log_begins_again_at_the_snapshot_and_a_last_point_has_none(open_sto
 @pytest.mark.parametrize(
     ("where", "what"),
     [
-        *((rocks.RocksDatabase, what) for what in ("checkpoint", "ingest", "amendment", "sorted_file")),
+        *((rocks.RocksDatabase, what) for what in ("checkpoint", "ingest", "amend", "sorted_file")),
         *((changes.ChangeLog, what) for what in ("seal_epoch", "link_to")),
         *((changes, "write_keys"), (point_writer, "write_hot"), (inventory.Inventory, "take")),
     ],
@@ -239,22 +239,23 @@ def test_a_kill_while_the_copy_is_amended_loses_nothing(open_store, tmp_path):
     done = run_python(
         """
         import os, signal, sys, kvemb
-        from kvemb.backends.rocks_manifest import RocksAmendment
+        from kvemb.backends import rocks
         from tests.durability.test_point_writer import put
 
-        store, ingest = kvemb.open(sys.argv[1], memory_budget="32MiB"), RocksAmendment.ingest
+        store, amend = kvemb.open(sys.argv[1], memory_budget="32MiB"), rocks.amend
         for value, keys in ((1, [1, 2]), (0, [2, 3])):
             for name in "ab":
                 put(store, keys, value, name)
             if value:
                 store.flush()
 
-        def killing(self, name, file):
-            if name == "b":
-                os.kill(os.getpid(), signal.SIGKILL)
-            ingest(self, name, file)
+        def up_to_b(added):
+            for name, file in added:
+                if name == "b":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                yield name, file
 
-        RocksAmendment.ingest = killing
+        rocks.amend = lambda path, drop, added: amend(path, drop, up_to_b(added))
         store.checkpoint(sys.argv[2])
         """,
         tmp_path / "store",
