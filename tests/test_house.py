@@ -491,7 +491,7 @@ TESTED_BY = {
         ["kvemb/contracts/cold.py", "backends/rocks.py", "backends/rocks_store.py", "backends/memory_store.py"],
         COLD_SUITE,
     ),
-    **dict.fromkeys(["kvemb/contracts/hot.py", "kvemb/contracts/marks.py", "backends/cpu.py"], HOT_SUITE),
+    **dict.fromkeys(["kvemb/contracts/hot.py", "backends/cpu.py"], HOT_SUITE),
     "backends/cpu_probe.py": HOT_SUITE,
     "kvemb/engine/keys.py": "engine/test_given_keys.py",
     "backends/cpu_insert.py": "backends/test_hot_table_growth.py",

@@ -5,8 +5,7 @@ Keys are int64 (n,) everywhere (rows.host_arrays.as_keys).
 
 from kvemb.contracts.cold import ColdDatabase, ColdStore, Family, Gap, Mask, SortedFile
 from kvemb.contracts.device import DeviceCounts, DeviceRows, MissingKeys
-from kvemb.contracts.hot import HOST, HotTable, Memory, PlannedChange, RowKernels, Values
-from kvemb.contracts.marks import Flags
+from kvemb.contracts.hot import HOST, Flags, HotTable, Memory, PlannedChange, RowKernels, Values
 
 __all__ = [
     "HOST",

@@ -84,7 +84,7 @@ class ColdStore(Protocol):
 
 
 class SortedFile(Protocol):
-    """A file of rows of one variable in key order, which a cold store can ingest whole.
+    """A file of rows of one variable in key order, which a cold store can ingest whole. kvemb writes it, or RocksDB.
 
     first, last: its first and last key, as encoded (codec.encode_keys).
     """
@@ -105,7 +105,10 @@ class SortedFile(Protocol):
 
 
 class ColdDatabase(Protocol):
-    """The database of a store's cold rows: one cold store per variable, all made durable together."""
+    """The database of a store's cold rows: one cold store per variable, all made durable together.
+
+    A contract, although backends/rocks.py alone implements it: the core imports no RocksDB.
+    """
 
     @property
     def read_mode(self) -> str:

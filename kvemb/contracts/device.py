@@ -33,6 +33,7 @@ class DeviceCounts(NamedTuple):
 class DeviceRows(Protocol):
     """The rows of a hot table, for arrays on its device. All methods after finish() REQUIRE on().
 
+    A contract, although backends/cuda/arrays.py alone implements it: the core imports nothing of CUDA.
     keys: (n,) of the key dtype; embeddings (n, dim), gradients (n, dim) in the slots' dtype. Embeddings and slots have
     the bits that the methods of HotTable give. Raises MemoryError, before anything has changed.
     """
@@ -50,12 +51,6 @@ class DeviceRows(Protocol):
 
         For an array that has only __dlpack__, that object is a CuPy array that shares its memory.
         """
-
-    def given(self, array: Any) -> DeviceArray:
-        """Return the DeviceArray of an array of any dtype and shape. Raises ValueError if it is not C-contiguous."""
-
-    def array(self, given: npt.NDArray[Any]) -> Any:
-        """Return a copy on this device, a CuPy array. REQUIRES: at least one row."""
 
     def copy(self, array: DeviceArray) -> DeviceArray:
         """Return a copy in a private CuPy array, which is known not to change."""

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+import numpy as np
 import numpy.typing as npt
 
 from kvemb.contracts.device import DeviceRows
-from kvemb.contracts.marks import MarkedRows
 from kvemb.limits import DEFAULT, Limits
 from kvemb.optimizers import Optimizer
 from kvemb.restrict import ScoreRule, Scores
 from kvemb.rows.bags import Bags, RowsBeside
-from kvemb.rows.block import RowBlock
+from kvemb.rows.block import DIRTY, PENDING, SNAPSHOT_FLAGS, WRITING, RowBlock
 from kvemb.rows.hashing import Keys, Positions, Sums
 from kvemb.rows.schema import Schema
 
 Values = npt.NDArray[Any]
+Flags = npt.NDArray[np.uint8]
+_MARKS = int(SNAPSHOT_FLAGS)
 
 
 class Memory(NamedTuple):
@@ -34,6 +36,7 @@ HOST = Memory("host", 0)
 class RowKernels(Protocol):
     """Operations on rows of a block in host memory. index (n,) int64: positions of rows in it; entries < 0 are skipped.
 
+    A contract, although backends/cpu_rows.py alone implements it: its kernels are those of the hot table on the CPU.
     `step` is recorded as the step of last change, and the rows become dirty. Repeated entries of index apply in order.
     """
 
@@ -82,15 +85,16 @@ class PlannedChange(NamedTuple):
     matching: Optimizer | None = None
 
 
-class HotTable(MarkedRows, Protocol):
+class HotTable(Protocol):
     """A hash table of rows in cells, in memory of its own. A full bucket evicts the row with the lowest score.
 
     Callers do not access its columns: rows are copied in and out, by key or by cell. A cell is an int64 number that
     find() returns; it is valid until the next insert, remove, clear, grow or shrink. Where a method takes cells (n,),
     entries < 0 are skipped, unless it says otherwise.
 
-    Rows have flags (kvemb.contracts.marks): a change makes a row DIRTY, and an evicted dirty row is returned to the
-    caller.
+    Rows have flags (kvemb.rows.block). A change makes a row DIRTY, and an evicted dirty row is returned to the caller.
+    A snapshot marks dirty rows PENDING and, once it has taken them, WRITING (kvemb.tiers.snapshot). A row that leaves
+    keeps its marks.
 
     schema: that of its rows. size: rows. device_rows: the rows, for arrays in a GPU's memory; None if the table is in
     the host's memory.
@@ -198,6 +202,12 @@ class HotTable(MarkedRows, Protocol):
     def occupied(self) -> Positions:
         """Return the cells in use, ascending."""
 
+    def keys(self, cells: Positions | None = None) -> Keys:
+        """Return the keys of cells, which are all in use; None: of all rows, in the order of their cells."""
+
+    def read(self, cells: Positions) -> RowBlock:
+        """Return the whole rows in cells, which are all in use, in that order."""
+
     def put(self, cells: Positions, rows: RowBlock) -> None:
         """Overwrite the rows in cells, which are all in use, with rows of the same keys."""
 
@@ -228,6 +238,18 @@ class HotTable(MarkedRows, Protocol):
     def set_scores(self, cells: Positions, scores: Scores) -> None:
         """Set the scores of cells, which are all in use; the rows become dirty."""
 
+    def flags(self, cells: Positions) -> Flags:
+        """Return the flags of cells, which are all in use."""
+
+    def flagged(self, flag: int) -> Iterator[Positions]:
+        """Yield the cells whose rows have a flag, ascending, part by part of the table."""
+
+    def change_flags(self, cells: Positions | None, where: int, *, keep: int, more: int = 0) -> None:
+        """For cells that have one of the bits `where`, clear all bits but `keep`, then set the bits `more`.
+
+        cells are all in use; None: all cells of the table.
+        """
+
     def remove(self, cells: Positions) -> None:
         """Empty cells."""
 
@@ -244,3 +266,52 @@ class HotTable(MarkedRows, Protocol):
         smallest step would leave fewer, or if there is no memory for the result. If there is no room for a row, it or a
         row that it outscores is evicted.
         """
+
+    # Dirty rows, and rows marked by a snapshot: written once for every kind of table, over the flags of its cells.
+    # These methods, and those that they call, raise MemoryError before anything has changed.
+
+    def dirty_batches(self, limit: int) -> Iterator[tuple[Positions, RowBlock]]:
+        """Yield the cells and copies of the dirty rows, at most `limit` at a time, in the order of cells."""
+        for dirty in self.flagged(DIRTY):
+            for at in range(0, len(dirty), limit):
+                cells = dirty[at : at + limit]
+                cells = cells[self.flags(cells) & DIRTY != 0]  # rows that were taken since are clean
+                if len(cells):
+                    yield cells, self.read(cells)
+
+    def mark_clean(self, cells: Positions) -> None:
+        """Mark the rows in cells, which are all in use, as clean: the cold store has them as they are."""
+        self.change_flags(cells, DIRTY, keep=~DIRTY)
+
+    def mark_dirty_pending(self) -> Keys:
+        """Mark every dirty row PENDING; return their keys."""
+        parts = [self.keys(dirty) for dirty in self.flagged(DIRTY)]
+        self.change_flags(None, DIRTY, keep=~0, more=PENDING)
+        return np.concatenate(parts)
+
+    def release_pending(self, cells: Positions) -> RowBlock:
+        """Clear all marks of the rows in cells, which are about to change; return, once each, those that were PENDING.
+
+        Raises MemoryError; then nothing has changed.
+        """
+        cells = cells[cells >= 0]
+        marked = np.unique(cells[self.flags(cells) & _MARKS != 0])
+        pending = self.read(marked[self.flags(marked) & PENDING != 0])
+        self.change_flags(marked, _MARKS, keep=~_MARKS)
+        return pending
+
+    def take_pending(self, cells: Positions) -> tuple[Positions, RowBlock]:
+        """Mark the PENDING rows in distinct cells WRITING; return their positions in cells, and the rows."""
+        hot = np.flatnonzero(cells >= 0)
+        positions = hot[self.flags(cells[hot]) & PENDING != 0]
+        taken = self.read(cells[positions])
+        self.change_flags(cells[positions], PENDING, keep=~PENDING, more=WRITING)
+        return positions, taken
+
+    def mark_written(self, cells: Positions) -> None:
+        """Make the rows in cells that are still marked WRITING clean, and clear the mark."""
+        self.change_flags(cells[cells >= 0], WRITING, keep=~(WRITING | DIRTY))
+
+    def release_all(self) -> None:
+        """Clear all marks of all rows."""
+        self.change_flags(None, _MARKS, keep=~_MARKS)

@@ -1,7 +1,7 @@
 """The snapshot of one variable's dirty rows at one instant, written to files while the variable continues to change.
 
 The invariant: until it is in a file, each row of the snapshot is in one place, as it was at that instant: in its hot
-cell, marked PENDING; in a part that was taken; or in the buffer of copies. Marks (kvemb.contracts.marks) change so:
+cell, marked PENDING; in a part that was taken; or in the buffer of copies. Marks (contracts.HotTable) change so:
 
     none     PENDING  begin() marks every dirty row, under the locks of all variables
     PENDING  WRITING  the writing thread takes pending rows in key order, some at a time, to write them to a file
