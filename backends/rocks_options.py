@@ -31,7 +31,7 @@ RUNS = 8
 # Files of level 0 at which RocksDB slows writers down, and stops them. High, so that a checkpoint
 # with many small files does not make callers wait for their merging.
 SLOW_FILES, STOP_FILES = 48, 96
-# RocksDB's own memtables stay empty (kvemb/tiers/memtables.py). Their least size, and that of their blocks.
+# RocksDB's own memtables stay empty (kvemb/memory/memtables.py). Their least size, and that of their blocks.
 MEMTABLE_BYTES, ARENA_BYTES = 64 << 10, 4 << 10
 # The size at which RocksDB begins a new log of its own. A log begins with the options of every family that was made
 # while there were fewer than ten; if these exceeded this size, each line would begin a new log. RocksDB keeps them in

@@ -20,7 +20,7 @@ from schemas import schema_of
 from table_readers import opened, read_by_rocksdb, rows_at
 
 from kvemb.durability.buffered_store import BufferedStore
-from kvemb.memory.staging import MemtableMemory
+from kvemb.memory.memtables import MemtableMemory
 from kvemb.options import RocksDBCreator
 from kvemb.rows.codec import encode_keys
 

@@ -23,24 +23,24 @@ FAULTS = [
     # Where rows are, and how they move.
     Fault(
         "a removed row that waits to be written is a row again",
-        "kvemb/tiers/memtables.py",
+        "kvemb/memory/memtables.py",
         "known[here], exists[here] = True, into.flags[here] & REMOVED == 0",
         "known[here], exists[here] = True, True",
-        ("tiers/test_memtables.py",),
+        ("memory/test_memtables.py",),
     ),
     Fault(
         "rows are added to a memtable that is being written",
-        "kvemb/tiers/memtables.py",
+        "kvemb/memory/memtables.py",
         "if not self._tables or self._tables[0].sealed:",
         "if not self._tables:",
-        ("tiers/test_memtables.py",),
+        ("memory/test_memtables.py",),
     ),
     Fault(
         "of the memtables that have a key the oldest counts",
-        "kvemb/tiers/memtables.py",
+        "kvemb/memory/memtables.py",
         "for table in reversed(self._tables):",
         "for table in self._tables:",
-        ("tiers/test_memtables.py",),
+        ("memory/test_memtables.py",),
     ),
     Fault(
         "rows that moved during a cold read are not looked for again",

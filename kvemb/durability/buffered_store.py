@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from kvemb.contracts import ColdStore, Mask
 from kvemb.limits import DEFAULT, Limits
-from kvemb.memory.staging import MemtableMemory
+from kvemb.memory.memtables import MemtableMemory, Memtables
 from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import Keys
 from kvemb.rows.schema import Schema
 from kvemb.threads.pool import Here
-from kvemb.tiers.memtables import Memtables
 
 
 class BufferedStore:

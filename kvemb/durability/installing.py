@@ -85,7 +85,7 @@ def _make(checkpoint: Path, described: Manifest, store: Path, left_out: list[str
         hard_links.check_possible(point, store)
         layout.unpack(checkpoint, point, described.named_files | described.attached)
         with inventory.naming_damaged_file(checkpoint, described):
-            cold_databases.amendment(point / layout.ROWS, drop=left_out).finish()
+            cold_databases.amend(point / layout.ROWS, drop=left_out)
         complete(point, described.following(described.id, restored=True), checkpoint, same_names=True)
     with layout.as_cold_store_error(f"write {store / layout.CURRENT}"):
         layout.set_current(store, described.point)

@@ -25,7 +25,7 @@ from kvemb.errors import Corruption
 from kvemb.journal import segment_files as log
 from kvemb.journal.segment_files import LogEntry
 from kvemb.limits import DEFAULT, Limits
-from kvemb.memory.staging import MemtableMemory
+from kvemb.memory.memtables import MemtableMemory
 from kvemb.options import format_count, format_time
 from kvemb.rows.block import REMOVED, RowBlock
 from kvemb.rows.codec import KEY_BYTES, order_keys, record_dtype, unordered_keys, unpack_rows

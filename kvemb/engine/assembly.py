@@ -22,13 +22,13 @@ from kvemb.engine.table import Table
 from kvemb.engine.warming import warm
 from kvemb.errors import ColdStoreError, ReadOnly
 from kvemb.handle import Handle
+from kvemb.memory.memtables import row_bytes
 from kvemb.operations.row_factory import RowFactory
 from kvemb.operations.scoring import Scorer
 from kvemb.operations.table_operations import TableOperations
 from kvemb.options import RocksDBCreator
 from kvemb.rows.codec import order_keys
 from kvemb.tiers.hot_tables import HotTables
-from kvemb.tiers.memtables import row_bytes
 from kvemb.tiers.sizing import copies_bytes, make_tables
 from kvemb.tiers.storage import TieredStorage
 

@@ -1,6 +1,6 @@
 """Going on after a failure that left every row whole, once its cause is gone: what failed is tried again.
 
-Failures of the disk interrupt no change of rows (kvemb.tiers.memtables, kvemb.tiers.write_logging), so all rows are in
+Failures of the disk interrupt no change of rows (kvemb.memory.memtables, kvemb.tiers.write_logging), so all rows are in
 memory or in the open database. Here RocksDB goes on, rows whose write failed wait again, and a durable point is made of
 all of it. Until that is complete no call writes, because the log's new segment is not found before: a crash meanwhile
 leads to the last point and to what was acknowledged before the failure.

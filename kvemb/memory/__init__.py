@@ -1,4 +1,5 @@
-"""The memory budgets of a store: cells of hot tables, which go to the table that gains most, and staging.
+"""The memory of a store: the budgets of the hot tables' cells, which go to the table that gains most; staging; and the
+memtables, whose rows wait there until they are in a file.
 
-May import kvemb.contracts, kvemb.rows and policies; nothing about how rows move between tiers.
+May import kvemb.contracts, kvemb.rows and policies; nothing about when rows move between tiers.
 """

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Protocol
 
+from kvemb.memory.memtables import MemtableMemory
 from kvemb.threads.interrupts import uninterrupted
 
 # In how many steps a pool grows.
@@ -75,81 +74,6 @@ class Holding:
         """Give back nbytes of those held."""
         self.held -= nbytes
         self.pool.give_back(nbytes)
-
-
-class Writable(Protocol):
-    """Rows of one variable that take memory until they are written (kvemb.tiers.memtables)."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all rows."""
-
-    @property
-    def open_bytes(self) -> int:
-        """Bytes of those rows that are not about to be written."""
-
-    def seal(self) -> Future[None] | None:
-        """Begin to write all rows. Any thread may call this."""
-
-
-class MemtableMemory:
-    """`total` bytes, which the memtables of a store share. Thread-safe.
-
-    A quarter of it is for rows that come while others are written: if unsealed rows have more than the rest, the
-    largest memtable is sealed. A caller waits only if nothing is left.
-    """
-
-    def __init__(self, total: int) -> None:
-        self.total, self.used = total, 0
-        self._sealed = 0
-        self._holders: list[Writable] = []
-        self._lock = threading.Lock()
-
-    def join(self, holder: Writable) -> None:
-        """Add one that takes memory."""
-        with uninterrupted(), self._lock:
-            self._holders.append(holder)
-
-    def leave(self, holder: Writable) -> None:
-        """Remove one that has given back all that it took."""
-        with uninterrupted(), self._lock:
-            self._holders.remove(holder)
-
-    def take(self, nbytes: int) -> None:
-        """Take memory, after waiting for a write if there is not enough.
-
-        If the write fails, or there is nothing to write just now, the memory is taken all the same.
-        """
-        failed = False
-        while not self._taken(nbytes, although_full=failed):
-            largest = self._largest(lambda holder: holder.nbytes)
-            write = None if largest is None else largest.seal()
-            failed = write is None or write.exception() is not None
-        if self.used - self._sealed > self.total // 4 * 3:
-            largest = self._largest(lambda holder: holder.open_bytes)
-            if largest is not None and largest.open_bytes:
-                largest.seal()
-
-    def _taken(self, nbytes: int, *, although_full: bool) -> bool:
-        with uninterrupted(), self._lock:
-            fits = not 0 < self.used > self.total - nbytes or although_full
-            self.used += nbytes if fits else 0
-            return fits
-
-    def _largest(self, size: Callable[[Writable], int]) -> Writable | None:
-        with uninterrupted(), self._lock:
-            return max(self._holders, key=size, default=None)
-
-    def seal(self, nbytes: int) -> None:
-        """Take note that so many of the bytes are about to be written."""
-        with uninterrupted(), self._lock:
-            self._sealed += nbytes
-
-    def give_back(self, nbytes: int, *, sealed: bool = False) -> None:
-        """Give memory back. sealed: whether seal() was told of it."""
-        with uninterrupted(), self._lock:
-            self.used -= nbytes
-            self._sealed -= nbytes if sealed else 0
 
 
 class Staging:

@@ -33,7 +33,7 @@ from kvemb.errors import Corruption, StoreNotFound, UnsupportedFormat
 from kvemb.journal import segment_files
 from kvemb.journal.segment_files import LogEntry
 from kvemb.masking import masked
-from kvemb.memory.staging import MemtableMemory
+from kvemb.memory.memtables import MemtableMemory
 from kvemb.offline.remote_checking import RemoteChecking, is_pushed
 from kvemb.offline.transfer import Remote
 from kvemb.progress import Meter, Progress

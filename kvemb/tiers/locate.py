@@ -20,6 +20,7 @@ from weakref import WeakSet
 import numpy as np
 
 from kvemb.contracts import ColdStore, Mask
+from kvemb.memory.memtables import Memtables
 from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import Keys, Positions
 from kvemb.stats import Stats
@@ -31,7 +32,6 @@ from kvemb.tiers.fetch import Fetch
 from kvemb.tiers.hot_tables import HotTables
 from kvemb.tiers.in_flight import RowsInFlight
 from kvemb.tiers.located import Located
-from kvemb.tiers.memtables import Memtables
 
 _NONE: Mask = np.empty(0, np.bool_)
 # Of the process, because its threads, its cores and the page cache are.

@@ -30,6 +30,7 @@ import numpy as np
 from kvemb.contracts import SortedFile
 from kvemb.errors import ColdStoreError
 from kvemb.limits import Limits
+from kvemb.memory.memtables import Memtables
 from kvemb.memory.staging import Holding
 from kvemb.rows.block import PENDING, SNAPSHOT_FLAGS, RowBlock
 from kvemb.rows.codec import Ordered, order_keys, unordered_keys
@@ -37,7 +38,6 @@ from kvemb.rows.hashing import Keys, Positions
 from kvemb.rows.schema import Schema
 from kvemb.tiers.access import TableAccess
 from kvemb.tiers.hot_tables import HotTables
-from kvemb.tiers.memtables import Memtables
 from kvemb.tiers.partition import Owners
 
 # Bytes of rows that are taken at a time if the budget has no room for more. A store may use this much memory beyond the

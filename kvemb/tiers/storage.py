@@ -3,9 +3,9 @@
 All entries to a variable's rows and all their moves are here, under one lock.
 
 Exactly one copy of a row counts: that in its hot cell, else that in flight (kvemb.tiers.in_flight), else that in a
-memtable, on its way to disk (kvemb.tiers.memtables), else that in the cold store. One lock per variable makes each call
-atomic per key (kvemb.tiers.access). It is released while cold rows are read; rows that changed meanwhile are read again
-(kvemb.tiers.locate). What a call does to the rows that it finds is defined in kvemb.operations.
+memtable, on its way to disk (kvemb.memory.memtables), else that in the cold store. One lock per variable makes each
+call atomic per key (kvemb.tiers.access). It is released while cold rows are read; rows that changed meanwhile are read
+again (kvemb.tiers.locate). What a call does to the rows that it finds is defined in kvemb.operations.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from kvemb.contracts import ColdStore, PlannedChange
 from kvemb.errors import ColdStoreError, Poisoned
 from kvemb.journal.journal import Journal
 from kvemb.limits import Limits
+from kvemb.memory.memtables import Memtables
 from kvemb.memory.staging import Holding, Staging
 from kvemb.rows.block import DIRTY, REMOVED, RowBlock
 from kvemb.rows.codec import LAST_KEY, Ordered, order_keys
@@ -39,7 +40,6 @@ from kvemb.tiers.hot_tables import HotTables
 from kvemb.tiers.in_flight import RowsInFlight
 from kvemb.tiers.locate import Locator, Search, read_together
 from kvemb.tiers.located import Located
-from kvemb.tiers.memtables import Memtables
 from kvemb.tiers.reclaimer import Reclaimer
 from kvemb.tiers.snapshot import CurrentSnapshot
 from kvemb.tiers.write_logging import WriteLogging

@@ -10,9 +10,8 @@ from kvemb.backends.memory_store import MemoryStore
 from kvemb.durability.buffered_store import BufferedStore
 from kvemb.errors import ColdStoreError
 from kvemb.limits import Limits
-from kvemb.memory.staging import MemtableMemory
+from kvemb.memory.memtables import MemtableMemory, row_bytes
 from kvemb.rows.block import DIRTY, REMOVED
-from kvemb.tiers.memtables import row_bytes
 
 
 class Disk(MemoryStore):

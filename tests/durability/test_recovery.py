@@ -12,7 +12,7 @@ from kvemb.checks.ranges import MAX_STEPS
 from kvemb.durability.recovery import Recovery, checked, replay
 from kvemb.errors import Corruption
 from kvemb.journal.segment_files import CLEARED, COUNTED, NUMBER, REMOVED, ROWS, LogEntry, counted
-from kvemb.memory.staging import MemtableMemory
+from kvemb.memory.memtables import MemtableMemory
 from kvemb.rows.codec import order_keys, pack_rows, unordered_keys
 
 

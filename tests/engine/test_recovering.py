@@ -22,7 +22,8 @@ from kvemb.errors import Closed, ColdStoreError, Poisoned
 from kvemb.handle import inside
 from kvemb.journal import journal
 from kvemb.limits import Limits
-from kvemb.tiers import memtables, storage
+from kvemb.memory import memtables
+from kvemb.tiers import storage
 from tests.histories import small_spill
 
 FULL = OSError(errno.ENOSPC, "No space left on device")

@@ -10,7 +10,8 @@ from blocks import SCHEMA, Later, Watched, hot_tables_of, rows_of, values_of
 
 from kvemb.errors import Closed, ColdStoreError
 from kvemb.limits import DEFAULT
-from kvemb.memory.staging import Holding, MemtableMemory, Pool
+from kvemb.memory.memtables import MemtableMemory, Memtables
+from kvemb.memory.staging import Holding, Pool
 from kvemb.rows.block import DIRTY, REMOVED
 from kvemb.stats import Stats
 from kvemb.store_state import StoreState
@@ -18,7 +19,6 @@ from kvemb.tiers.access import TableAccess
 from kvemb.tiers.fetch import Fetch
 from kvemb.tiers.in_flight import RowsInFlight
 from kvemb.tiers.locate import Locator, read_together
-from kvemb.tiers.memtables import Memtables
 
 
 class Place:

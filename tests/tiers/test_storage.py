@@ -12,11 +12,11 @@ from blocks import SCHEMA, Later, hot_tables_of, rows_of, values_of
 from kvemb.backends.memory_store import MemoryStore
 from kvemb.errors import Closed, ReadOnly
 from kvemb.limits import Limits
+from kvemb.memory.memtables import Memtable
 from kvemb.memory.staging import Staging
 from kvemb.rows.block import DIRTY
 from kvemb.store_state import DroppedState, StoreState
 from kvemb.threads.pool import Here
-from kvemb.tiers.memtables import Memtable
 from kvemb.tiers.storage import TieredStorage
 from tests.histories import small_spill
 

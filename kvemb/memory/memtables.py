@@ -20,7 +20,6 @@ import numpy as np
 
 from kvemb.contracts import Mask
 from kvemb.limits import Limits
-from kvemb.memory.staging import MemtableMemory
 from kvemb.rows.block import MEMORY_FLAGS, REMOVED, ReservedBlock, RowBlock
 from kvemb.rows.hashing import KeyIndex, Keys, Positions
 from kvemb.rows.row_copies import copy_rows
@@ -35,6 +34,66 @@ _INDEX_BYTES = 32
 def row_bytes(schema: Schema) -> int:
     """Return the bytes of memory that a row takes at most."""
     return RowBlock.bytes_per_row(schema) + _INDEX_BYTES
+
+
+class MemtableMemory:
+    """`total` bytes, which the memtables of a store share. Thread-safe.
+
+    A quarter of it is for rows that come while others are written: if unsealed rows have more than the rest, the
+    largest memtable is sealed. A caller waits only if nothing is left.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.total, self.used = total, 0
+        self._sealed = 0
+        self._holders: list[Memtables] = []
+        self._lock = threading.Lock()
+
+    def join(self, holder: Memtables) -> None:
+        """Add the memtables of a variable."""
+        with uninterrupted(), self._lock:
+            self._holders.append(holder)
+
+    def leave(self, holder: Memtables) -> None:
+        """Remove the memtables of a variable, which have given back all that they took."""
+        with uninterrupted(), self._lock:
+            self._holders.remove(holder)
+
+    def take(self, nbytes: int) -> None:
+        """Take memory, after waiting for a write if there is not enough.
+
+        If the write fails, or there is nothing to write just now, the memory is taken all the same.
+        """
+        failed = False
+        while not self._taken(nbytes, although_full=failed):
+            largest = self._largest(lambda holder: holder.nbytes)
+            write = None if largest is None else largest.seal()
+            failed = write is None or write.exception() is not None
+        if self.used - self._sealed > self.total // 4 * 3:
+            largest = self._largest(lambda holder: holder.open_bytes)
+            if largest is not None and largest.open_bytes:
+                largest.seal()
+
+    def _taken(self, nbytes: int, *, although_full: bool) -> bool:
+        with uninterrupted(), self._lock:
+            fits = not 0 < self.used > self.total - nbytes or although_full
+            self.used += nbytes if fits else 0
+            return fits
+
+    def _largest(self, size: Callable[[Memtables], int]) -> Memtables | None:
+        with uninterrupted(), self._lock:
+            return max(self._holders, key=size, default=None)
+
+    def seal(self, nbytes: int) -> None:
+        """Take note that so many of the bytes are about to be written."""
+        with uninterrupted(), self._lock:
+            self._sealed += nbytes
+
+    def give_back(self, nbytes: int, *, sealed: bool = False) -> None:
+        """Give memory back. sealed: whether seal() was told of it."""
+        with uninterrupted(), self._lock:
+            self.used -= nbytes
+            self._sealed -= nbytes if sealed else 0
 
 
 class Memtable:

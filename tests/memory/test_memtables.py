@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 from kvemb.backends.memory_store import MemoryStore
 from kvemb.errors import ColdStoreError
 from kvemb.limits import Limits
-from kvemb.memory.staging import MemtableMemory
+from kvemb.memory import memtables
+from kvemb.memory.memtables import Memtable, MemtableMemory, Memtables, row_bytes
 from kvemb.rows import hashing
 from kvemb.rows.block import DIRTY, REMOVED, RowBlock
 from kvemb.rows.hashing import table_size
 from kvemb.threads.pool import Here
-from kvemb.tiers import memtables
-from kvemb.tiers.memtables import Memtable, Memtables, row_bytes
 
 BYTES = row_bytes(SCHEMA)
 
