@@ -23,7 +23,7 @@ from kvemb.durability import layout
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.scratch import scratch
 from kvemb.durability.variable_entry import VariableEntry, entry_of
-from kvemb.engine.admitting import adopt_sightings
+from kvemb.engine.admitting import adopt_counters
 from kvemb.engine.dropping import take_out
 from kvemb.handle import inside
 from kvemb.offline.loading import Loaded, Rows, load
@@ -201,7 +201,7 @@ def bring_sightings(variable: Variable, source: Checkpoint) -> None:
     """
     if (counted := inside(source).sightings.get(variable.name)) is not None:
         engine = inside(variable.resource_handle[0])
-        adopt_sightings(engine, inside(variable), source.path / layout.SIGHTINGS, counted)
+        adopt_counters(engine, inside(variable), source.path / layout.COUNTERS, counted)
 
 
 def scan(

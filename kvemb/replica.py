@@ -16,7 +16,7 @@ from kvemb.durability.epochs import common_checkpoint, dropped_variables
 from kvemb.durability.manifest import Epoch
 from kvemb.durability.readable import ReadableCheckpoint
 from kvemb.durability.variable_entry import VariableEntry
-from kvemb.engine.admitting import adopt_sightings
+from kvemb.engine.admitting import adopt_counters
 from kvemb.engine.dropping import drop
 from kvemb.engine.engine import Engine
 from kvemb.engine.table import Table
@@ -76,7 +76,7 @@ def _apply_changes(store: Handle[Engine], taken: Checkpoint, position: str) -> C
             if name in known or name not in engine.opened_manifest.left_out:
                 table = inside(open_variable(store, name) if name in known else open_stored(store, name, entry))
                 there[name] += _apply_to_table(table, after, epochs, entry, engine.limits.scan_rows)
-                adopt_sightings(engine, table, taken.path / layout.SIGHTINGS, described.sightings.get(name))
+                adopt_counters(engine, table, taken.path / layout.COUNTERS, described.sightings.get(name))
     return there
 
 

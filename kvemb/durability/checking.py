@@ -37,7 +37,7 @@ def checkpoint_findings(
     for damage in inventory.damages(path, described, deep=deep, progress=meter):
         sound = False
         yield damage
-    for folder in (layout.ROWS, layout.CHANGES, layout.HOT, layout.SIGHTINGS, layout.FILES):
+    for folder in (layout.ROWS, layout.CHANGES, layout.HOT, layout.COUNTERS, layout.FILES):
         for file in sorted((path / folder).glob("*")):
             if file.relative_to(path).as_posix() not in described.files:
                 yield f"{file} is not in {NAME}"
@@ -77,6 +77,6 @@ def _findings_of_named_files(path: Path, described: Manifest) -> Iterator[str]:
             yield str(error)
     for counted in described.sightings.values():
         try:
-            read_counters(path / layout.SIGHTINGS, counted)
+            read_counters(path / layout.COUNTERS, counted)
         except KvembError as error:
             yield str(error)

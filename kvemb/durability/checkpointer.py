@@ -160,7 +160,7 @@ class Checkpointer:
         """Whether the current durable point has this state. REQUIRES: is_idle."""
         entries = self._points.current.variables
         unchanged = all(entries.get(part.name) == part.entry() and part.is_clean() for part in parts)
-        return unchanged and not self._points.adopted_sightings and self._changes.is_as_of(self._points.current.changes)
+        return unchanged and not self._points.adopted_counters and self._changes.is_as_of(self._points.current.changes)
 
     @property
     def attaches_here(self) -> bool:

@@ -37,7 +37,7 @@ from kvemb.durability.scratch import scratch
 from kvemb.errors import CheckpointNotFound, ColdStoreError, Corruption, KvembError, Locked, StoreNotFound
 
 LOCK, CURRENT, POINTS, LOG, LIVE, MARKS = "LOCK", "CURRENT", "points", "log", "live", "marks"
-ROWS, CHANGES, HOT, SIGHTINGS, FILES = "rows", "changes", "hot", "sightings", "files"
+ROWS, CHANGES, HOT, COUNTERS, FILES = "rows", "changes", "hot", "sightings", "files"
 PINNED = "PINNED"  # in a series: which checkpoints stay (kvemb.offline.pins)
 PULLED = ".pulled"  # in a series: the files received by a pull that has not completed
 # On disk; do not change. A store that goes back to a checkpoint continues at the next multiple of so many points, so

@@ -24,7 +24,7 @@ from typing import Any
 
 from kvemb.contracts import ColdDatabase, SortedFile
 from kvemb.durability import cold_databases, layout, manifest, paths
-from kvemb.durability.admission_counters.point_files import write_sightings
+from kvemb.durability.admission_counters.point_files import write_counter_files
 from kvemb.durability.attachments import Attachments
 from kvemb.durability.changes import ChangeLog
 from kvemb.durability.checkpoint import Checkpoint, DirectoryDraft, complete, written
@@ -36,7 +36,7 @@ from kvemb.durability.points import Points
 from kvemb.durability.variable_entry import VariableEntry
 from kvemb.errors import CheckpointNotFound, KvembError
 from kvemb.journal.journal import Journal
-from kvemb.operations.sightings import Counters, Sightings
+from kvemb.operations.admission_counters import AdmissionCounters, Counters
 from kvemb.rows.codec import Ordered, order_keys
 from kvemb.rows.schema import Schema
 from kvemb.stats import HOST, TierSize
@@ -50,18 +50,21 @@ PACE_SECONDS = 0.01
 
 @dataclass(frozen=True)
 class VariablePart:
-    """A variable's part of a checkpoint. entry: returns its manifest entry at that time. sightings: if it has any."""
+    """A variable's part of a checkpoint.
+
+    entry: returns its manifest entry at that time. admission_counters: if it has an Admission.
+    """
 
     name: str
     schema: Schema
     creator: Any
     storage: TieredStorage
     entry: Callable[[], VariableEntry]
-    sightings: Sightings | None = None
+    admission_counters: AdmissionCounters | None = None
 
     def is_clean(self) -> bool:
-        """Whether the rows and the sightings are those of the current durable point."""
-        return (self.sightings is None or self.sightings.is_saved) and self.storage.is_clean()
+        """Whether the rows and the counters are those of the current durable point."""
+        return (self.admission_counters is None or self.admission_counters.is_saved) and self.storage.is_clean()
 
 
 class TargetFailed(Exception):
@@ -135,8 +138,8 @@ class PointWriter:
                     self._snapshots.append((part, part.storage.snapshot.begin(len(self._parts) - number)))
                     if self._target is not None or self._last:
                         self._hot[part.name] = order_keys(part.storage.hot_tables.keys(), part.storage.schema)
-                    if part.sightings is not None:
-                        part.sightings.freeze()
+                    if part.admission_counters is not None:
+                        part.admission_counters.freeze()
                 self._base = in_order.submit(self._copy_database)
                 if closing is not None:
                     closing()
@@ -166,9 +169,9 @@ class PointWriter:
     def _write(self) -> None:
         assert self._base is not None
         for part in self._parts:
-            if part.sightings is not None:
+            if part.admission_counters is not None:
                 with part.storage.access.held(rows=False):
-                    self._counted[part.name] = part.sightings.frozen()
+                    self._counted[part.name] = part.admission_counters.frozen()
         while not self._base.done():
             self._relieve(self._snapshots)
             with suppress(TimeoutError):
@@ -197,8 +200,8 @@ class PointWriter:
         self._state.check_whole()  # a row that another thread left half-way may be missing
         self._points.publish(self._draft, described, logged=self._log is not None and not self._last)
         for part in self._parts:
-            if part.sightings is not None:
-                part.sightings.saved()
+            if part.admission_counters is not None:
+                part.admission_counters.saved()
         with _naming_target():
             if self._checkpoint is not None:
                 self._checkpoint.rename()
@@ -254,8 +257,8 @@ class PointWriter:
         scratch, points, new = self._draft.path, self._points, self._manifest
         self._changes.link_to(scratch / layout.CHANGES, epochs)
         hot = write_hot(scratch / layout.HOT, new.point, self._hot, points.folder / layout.HOT, new.hot)
-        stored = points.adopted_sightings, points.sightings
-        counted = write_sightings(scratch / layout.SIGHTINGS, new.point, new.variables, self._counted, *stored)
+        stored = points.adopted_counters, points.counters
+        counted = write_counter_files(scratch / layout.COUNTERS, new.point, new.variables, self._counted, *stored)
         self._manifest = replace(new, changes=epochs, hot=hot, sightings=counted)
 
     def _write_checkpoint(self, target: Path) -> None:

@@ -37,7 +37,7 @@ class Points:
     store: the directory. current: the last durable point's manifest. live: the unpacked files. log: the segments that
     follow the point; logged: whether there must be a log. crashed: whether the last owner did not close the store.
     marks: names the points that are kept. copied: the number of the kept point with a copy of which the present history
-    of points began in this process, if it did. closed: set when the store is closed. adopted_sightings: counter files
+    of points began in this process, if it did. closed: set when the store is closed. adopted_counters: counter files
     of other checkpoints, for the next point.
     undo: receives the callbacks that release the directory.
     """
@@ -45,7 +45,7 @@ class Points:
     def __init__(self, store: Path, undo: ExitStack, keep_marks: int = KEEP_MARKS) -> None:
         self.store, self.closed = store, False
         self.copied: int | None = None
-        self.adopted_sightings: Adopted = {}
+        self.adopted_counters: Adopted = {}
         paths.check_not_in_series(store)
         try:
             check_store_path(store)
@@ -133,7 +133,7 @@ class Points:
         Raises ColdStoreError; then the previous point stays current.
         """
         draft.publish()
-        self.current, self.adopted_sightings = described, {}
+        self.current, self.adopted_counters = described, {}
         with layout.as_cold_store_error(f"write {self.store / layout.CURRENT}"):
             layout.set_current(self.store, self.current.point, logged=logged)
 
@@ -181,11 +181,11 @@ class Points:
         with layout.as_cold_store_error(f"write {self.store / layout.CURRENT}"):
             layout.set_current(self.store, described.point, logged=logged)
         before, self.live = self.live, live
-        self.current, self.adopted_sightings = described, {}
+        self.current, self.adopted_counters = described, {}
         if before != self.store / layout.LIVE:
             return [before]
         # The files of rollbacks are below those with which the store was opened.
-        return [before / folder for folder in (layout.ROWS, layout.CHANGES, layout.HOT, layout.SIGHTINGS)]
+        return [before / folder for folder in (layout.ROWS, layout.CHANGES, layout.HOT, layout.COUNTERS)]
 
     def begin_log(self) -> None:
         """Record in CURRENT that a segment of the log follows the current point. Raises ColdStoreError.
@@ -196,9 +196,9 @@ class Points:
             layout.set_current(self.store, self.current.point, logged=True)
 
     @property
-    def sightings(self) -> Stored:
+    def counters(self) -> Stored:
         """The current point's counter files."""
-        return {name: (self.folder / layout.SIGHTINGS, entry) for name, entry in self.current.sightings.items()}
+        return {name: (self.folder / layout.COUNTERS, entry) for name, entry in self.current.sightings.items()}
 
     def _delete_live(self) -> None:
         """Delete the unpacked files of a closed store, while it is locked: the next owner unpacks them again."""

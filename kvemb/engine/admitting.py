@@ -1,4 +1,4 @@
-"""The sightings that a variable's Admission counts, when it is opened, and when they come from another checkpoint."""
+"""The counters of a variable's Admission, when it is opened, and when they come from another checkpoint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvemb.durability.admission_counters.counter_file import Counted, read_count
 from kvemb.engine.engine import Engine
 from kvemb.engine.specification import Specification
 from kvemb.engine.table import Table
-from kvemb.operations.sightings import Counters, Sightings
+from kvemb.operations.admission_counters import AdmissionCounters, Counters
 from kvemb.restrict import Admission
 
 _logger = logging.getLogger("kvemb")
@@ -27,8 +27,8 @@ def _stored(engine: Engine, specification: Specification) -> bool:
     return specification.persistent and not engine.state.read_only
 
 
-def sightings_of(engine: Engine, specification: Specification) -> Sightings | None:
-    """Return a variable's sightings, as of the last durable point; None without an Admission. Raises Corruption."""
+def admission_counters_of(engine: Engine, specification: Specification) -> AdmissionCounters | None:
+    """Return a variable's counters, as of the last durable point; None without an Admission. Raises Corruption."""
     counted = engine.opened_manifest.sightings.get(specification.name) if _stored(engine, specification) else None
     if specification.admission is None:
         if counted is not None:
@@ -38,53 +38,55 @@ def sightings_of(engine: Engine, specification: Specification) -> Sightings | No
                 specification.name,
             )
         return None
-    sightings = Sightings(specification.admission)
+    counting = AdmissionCounters(specification.admission)
     if counted is not None:
-        folder = engine.points.live / layout.SIGHTINGS
-        _load(sightings, specification.admission, specification.name, folder, counted, saved=True)
-    return sightings
+        folder = engine.points.live / layout.COUNTERS
+        _load(counting, specification.admission, specification.name, folder, counted, saved=True)
+    return counting
 
 
-def adopt_sightings(engine: Engine, table: Table, folder: Path, counted: Counted | None) -> None:
+def adopt_counters(engine: Engine, table: Table, folder: Path, counted: Counted | None) -> None:
     """Make a variable of a writable store continue from a counter file of another checkpoint; None: start at 0.
 
     The folder must stay until the next durable point. Raises Corruption, and the error of a point being written.
     """
-    sightings, admission = table.operations.sightings, table.specification.admission
-    if sightings is None or admission is None:
+    counting, admission = table.operations.admission_counters, table.specification.admission
+    if counting is None or admission is None:
         with engine.lock:
             engine.checkpointer.wait()  # a point being written would take the file for one that it has
             if counted is not None:
-                engine.points.adopted_sightings[table.name] = folder, counted
+                engine.points.adopted_counters[table.name] = folder, counted
             elif table.name in engine.opened_manifest.sightings:
-                engine.points.adopted_sightings[table.name] = None
+                engine.points.adopted_counters[table.name] = None
         return
     with table.storage.access.held():
         if counted is None:
-            sightings.take(None)
+            counting.take(None)
         else:
-            _load(sightings, admission, table.name, folder, counted)
+            _load(counting, admission, table.name, folder, counted)
 
 
 def counters_of(table: Table, folder: Path, counted: Counted | None) -> Counters | None:
     """Return the counters with which a variable continues from a counter file; None: from 0. Raises Corruption."""
-    sightings, admission = table.operations.sightings, table.specification.admission
-    if sightings is None or admission is None or counted is None:
+    counting, admission = table.operations.admission_counters, table.specification.admission
+    if counting is None or admission is None or counted is None:
         return None
-    return _read(sightings, admission, table.name, folder, counted)
+    return _read(counting, admission, table.name, folder, counted)
 
 
 def _load(
-    sightings: Sightings, admission: Admission, name: str, folder: Path, counted: Counted, *, saved: bool = False
+    counting: AdmissionCounters, admission: Admission, name: str, folder: Path, counted: Counted, *, saved: bool = False
 ) -> None:
-    if (counters := _read(sightings, admission, name, folder, counted)) is None:
-        sightings.take(None)
+    if (counters := _read(counting, admission, name, folder, counted)) is None:
+        counting.take(None)
     else:
-        sightings.take(counters, saved=saved)
+        counting.take(counters, saved=saved)
 
 
-def _read(sightings: Sightings, admission: Admission, name: str, folder: Path, counted: Counted) -> Counters | None:
-    if counted.counters != sightings.nbytes:
+def _read(
+    counting: AdmissionCounters, admission: Admission, name: str, folder: Path, counted: Counted
+) -> Counters | None:
+    if counted.counters != counting.nbytes:
         _logger.warning(
             "the sightings of %r start again at 0: %s bytes of counters are stored, but it was opened with %r; give "
             "the stored size as memory_bytes to keep them",

@@ -13,7 +13,7 @@ from functools import partial
 from kvemb import registry
 from kvemb.contracts import ColdStore
 from kvemb.durability import cold_databases, layout
-from kvemb.engine.admitting import memory_bytes, sightings_of
+from kvemb.engine.admitting import admission_counters_of, memory_bytes
 from kvemb.engine.arguments import AnyArguments
 from kvemb.engine.engine import Engine
 from kvemb.engine.keeping_bounds import check_may_change, keep_bounds
@@ -132,7 +132,7 @@ def _make_table(engine: Engine, specification: Specification, variable: Handle[T
         optimizer,
         scratch=None if engine.state.read_only else engine.path,
         constraint=specification.constraint,
-        sightings=sightings_of(engine, specification),
+        admission_counters=admission_counters_of(engine, specification),
         bounds=specification.bounds,
     )
     warm(engine, name, hot_tables, operations)

@@ -28,7 +28,7 @@ from kvemb.engine.dropping import forget_variable, refuse_variable
 from kvemb.engine.engine import Engine
 from kvemb.engine.table import Table
 from kvemb.errors import ColdStoreError
-from kvemb.operations.sightings import Counters
+from kvemb.operations.admission_counters import Counters
 from kvemb.rows.codec import unordered_keys
 from kvemb.rows.hashing import Keys
 from kvemb.threads.interrupts import uninterrupted
@@ -36,7 +36,7 @@ from kvemb.tiers.access import Poisoning
 
 
 class _Move(NamedTuple):
-    """How an open variable gets to the mark. cold, counters: its rows and its sightings there.
+    """How an open variable gets to the mark. cold, counters: its rows and its counters there.
 
     changed: all keys whose rows may differ there; None: unknown.
     """
@@ -49,11 +49,11 @@ class _Move(NamedTuple):
 
     def make(self) -> None:
         """Move the variable. REQUIRES: closing(), memtables.paused()."""
-        storage, entry, sightings = self.table.storage, self.entry, self.table.operations.sightings
+        storage, entry, counting = self.table.storage, self.entry, self.table.operations.admission_counters
         storage.go_back(self.cold, entry.rows, entry.step, entry.optimizer_steps, self.changed)
         self.table.ages = entry.ages
-        if sightings is not None:
-            sightings.take(self.counters, saved=True)
+        if counting is not None:
+            counting.take(self.counters, saved=True)
 
 
 def rollback(engine: Engine, given: Mark | str) -> None:
@@ -111,7 +111,7 @@ def _move(
     reasons = {table: _why_gone(engine, table, new.variables.get(table.name)) for table in tables}
     gone = {table: why for table, why in reasons.items() if why is not None}
     cold = {table: database.attach(table.name, table.schema) for table in tables if table not in gone}
-    folder = live / layout.SIGHTINGS
+    folder = live / layout.COUNTERS
     counters = {table: counters_of(table, folder, new.sightings.get(table.name)) for table in cold}
     if engine.log is not None:
         engine.log.prepare(new.point)

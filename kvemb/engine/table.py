@@ -83,8 +83,8 @@ class Table:
 
     def part(self) -> VariablePart:
         """Return what a checkpoint needs to write the variable."""
-        creator, sightings = self.specification.creator, self.operations.sightings
-        return VariablePart(self.name, self.schema, creator, self.storage, self.entry, sightings)
+        creator, counters = self.specification.creator, self.operations.admission_counters
+        return VariablePart(self.name, self.schema, creator, self.storage, self.entry, counters)
 
     def set_optimizer(self, optimizer: Optimizer, *, writable: bool = True) -> None:
         """Use this optimizer from now on. writable: whether to raise if rows may not change.

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvemb.durability import manifest, paths
-from kvemb.durability.admission_counters.counter_file import SightingsSize, sizes_of
+from kvemb.durability.admission_counters.counter_file import CountersSize, sizes_of
 from kvemb.durability.layout import series_name
 from kvemb.durability.manifest import HotRows, Manifest
 from kvemb.durability.marks.mark import Mark
@@ -53,7 +53,7 @@ class CheckpointDescription:
     attached: dict[str, int]
     extra: dict[str, Any]
     tiers: Mapping[str, Mapping[str, HotRows]] = field(default_factory=dict)
-    sightings: Mapping[str, SightingsSize] = field(default_factory=dict)
+    sightings: Mapping[str, CountersSize] = field(default_factory=dict)
     marks: list[tuple[Mark, int]] = field(default_factory=list)
 
 

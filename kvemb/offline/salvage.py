@@ -20,7 +20,7 @@ from kvemb.checks.brief import brief
 from kvemb.contracts import ColdDatabase, ColdStore, Gap
 from kvemb.durability import cold_databases, inventory, layout, manifest, paths
 from kvemb.durability.admission_counters.counter_file import Counted, read_counters
-from kvemb.durability.admission_counters.point_files import Stored, write_sightings
+from kvemb.durability.admission_counters.point_files import Stored, write_counter_files
 from kvemb.durability.buffered_store import BufferedStore
 from kvemb.durability.changes import ChangeLog
 from kvemb.durability.checking import table_bytes
@@ -195,7 +195,7 @@ def _repair(
                     variables, done.logged = replay(entries, fresh, new, changes, memory)
                     fresh = replace(fresh, variables=variables)
                 new.checkpoint(point / layout.ROWS)
-                fresh = replace(fresh, sightings=_sightings(source, described, point))
+                fresh = replace(fresh, sightings=_counter_files(source, described, point))
             finally:
                 new.close()
             complete(point, fresh)
@@ -258,14 +258,14 @@ def _readable(source: Path, described: Manifest) -> Iterator[Path]:
         yield links
 
 
-def _sightings(source: Path, described: Manifest, point: Path) -> dict[str, Counted]:
+def _counter_files(source: Path, described: Manifest, point: Path) -> dict[str, Counted]:
     """Link the undamaged counter files to a new point; returns their entries. Damaged ones are listed already."""
     sound: Stored = {}
     for name, counted in described.sightings.items():
         with suppress(Corruption, UnsupportedFormat):
-            read_counters(source / layout.SIGHTINGS, counted)
-            sound[name] = source / layout.SIGHTINGS, counted
-    return write_sightings(point / layout.SIGHTINGS, described.point, sound, {}, {}, sound)
+            read_counters(source / layout.COUNTERS, counted)
+            sound[name] = source / layout.COUNTERS, counted
+    return write_counter_files(point / layout.COUNTERS, described.point, sound, {}, {}, sound)
 
 
 def _entries(log: Path, begun: bool, described: Manifest, done: Repair) -> Iterator[LogEntry]:

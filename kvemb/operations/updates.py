@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from kvemb.contracts import Mask, PlannedChange, RowKernels, Values
+from kvemb.operations.admission_counters import AdmissionCounters
 from kvemb.operations.bounding import Bounding, Pause
 from kvemb.operations.constraining import Constraint, ConstraintProjector
 from kvemb.operations.reads import TableReads
@@ -23,7 +24,6 @@ from kvemb.operations.restricting import Restriction, count_removals, keep_highe
 from kvemb.operations.row_factory import RowFactory
 from kvemb.operations.scoring import Scorer
 from kvemb.operations.selection import ScoreLimit
-from kvemb.operations.sightings import Sightings
 from kvemb.optimizers import Optimizer
 from kvemb.progress import Meter, Progress
 from kvemb.restrict import RestrictPolicy
@@ -41,8 +41,8 @@ class TableUpdates(TableReads):
     """The calls that change one variable's rows. scratch: a folder for temporary files.
 
     Signal handlers wait until a call has changed all of its rows, because one that saves would save half of it.
-    kernels: for rows that are not hot. sightings: decide which missing keys training gives a row; None: all. bounds:
-    what kvemb.engine.keeping_bounds restricts the table to.
+    kernels: for rows that are not hot. admission_counters: decide which missing keys training gives a row; None: all.
+    bounds: what kvemb.engine.keeping_bounds restricts the table to.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class TableUpdates(TableReads):
         optimizer: Optimizer | None,
         scratch: Path | None,
         constraint: Constraint | None = None,
-        sightings: Sightings | None = None,
+        admission_counters: AdmissionCounters | None = None,
         bounds: Bounds = Bounds(),  # noqa: B008 -- a frozen value
     ) -> None:
         super().__init__(storage, factory, scoring)
-        self._kernels, self._scratch, self.sightings = kernels, scratch, sightings
+        self._kernels, self._scratch, self.admission_counters = kernels, scratch, admission_counters
         self.optimizer, self.bounds = optimizer, bounds
         self._rankings = 0  # of ranked(), whose rows must not change
-        storage.counts.bytes_sightings = 0 if sightings is None else sightings.nbytes
+        storage.counts.bytes_sightings = 0 if admission_counters is None else admission_counters.nbytes
         self._constraining = None if constraint is None else ConstraintProjector(constraint, self._hot_tables, kernels)
 
     # Of string keys, the rows' names (kvemb.rows.names) stand behind values and gradients. Equal keys have equal names.
@@ -209,9 +209,9 @@ class TableUpdates(TableReads):
     def _admitted(self, found: Located, counts: Positions) -> Located:
         """Return `found` without missing keys that have too few sightings. counts (n,): new sightings of found.keys."""
         absent = found.cold[~found.exists]
-        if self.sightings is None or len(absent) == 0:
+        if self.admission_counters is None or len(absent) == 0:
             return found
-        enough = self.sightings.sight(found.keys[absent], counts[absent])
+        enough = self.admission_counters.count(found.keys[absent], counts[absent])
         self._storage.counts.refused += int(counts[absent[~enough]].sum())
         chosen = found.exists.copy()
         chosen[~found.exists] = enough
@@ -277,23 +277,23 @@ class TableUpdates(TableReads):
         self._storage.log.commit()
 
     def remove(self, keys: Keys) -> None:
-        """Drop rows with their slots and scores, and what was sighted of the keys, also of those without a row."""
+        """Drop rows with their slots and scores. Sightings of the keys, with or without a row, are counted from 0."""
         distinct = Unique(keys).keys
         with uninterrupted():
             for chunk in self._chunks(len(distinct)):
                 with self._storage.writing():
                     found = self._storage.locate(distinct[chunk])
                     self._storage.remove(found.keys[found.present])
-                    if self.sightings is not None:
-                        self.sightings.forget(distinct[chunk])
+                    if self.admission_counters is not None:
+                        self.admission_counters.forget(distinct[chunk])
         self._storage.log.commit()
 
     def clear(self) -> None:
-        """Drop every row, and all sightings."""
+        """Drop every row, and set all counters to 0."""
         with self._storage.writing(without_snapshot=True):
             self._storage.clear()
-            if self.sightings is not None:
-                self.sightings.take(None)
+            if self.admission_counters is not None:
+                self.admission_counters.take(None)
         self._storage.log.commit()
 
     def use(self, keys: Keys) -> None:

@@ -21,7 +21,7 @@ from kvemb.durability.variable_entry import VariableEntry
 from kvemb.handle import inside
 from kvemb.journal.journal import Journal
 from kvemb.offline.delta_file import DeltaFile, DeltaPart
-from kvemb.operations.sightings import Sightings
+from kvemb.operations.admission_counters import AdmissionCounters
 from kvemb.rows.block import DIRTY, REMOVED, RowBlock
 from kvemb.rows.codec import decode_keys, decode_records, encode_keys, encode_records, order_keys, record_dtype
 from kvemb.rows.schema import KEY_DTYPES, VALUE_DTYPES, Schema, SlotShape, dtype_of
@@ -192,10 +192,10 @@ def test_the_key_file_of_the_page(tmp_path):
 
 
 def test_the_counter_file_of_the_page(tmp_path):
-    sightings, keys = Sightings(kvemb.Admission(3, 1024)), np.array([-2, 5])
-    sightings.sight(keys, np.array([1, 2]))
-    sightings.freeze()
-    made = sightings.frozen()
+    counting, keys = AdmissionCounters(kvemb.Admission(3, 1024)), np.array([-2, 5])
+    counting.count(keys, np.array([1, 2]))
+    counting.freeze()
+    made = counting.frozen()
     assert made is not None
     places = re.search(r"Key -2 has the counters (.*) of the four rows, and key 5 (.*):", PAGE)
     assert places is not None

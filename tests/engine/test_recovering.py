@@ -97,7 +97,7 @@ class Trained:
     ("owner", "name", "error"),
     [
         (rocks_store.RocksStore, "write", ColdStoreError("No space left on device")),
-        (changes.ChangeLog, "record", FULL),
+        (storage.TieredStorage, "record", FULL),
         (memtables.Memtables, "_write_oldest", MemoryError()),
         (memtables.Memtable, "put", MemoryError()),
     ],

@@ -1,4 +1,4 @@
-"""The sightings of a cluster's variables: each shard counts those of its own keys; here they are joined.
+"""The admission counters of a cluster's variables: each shard counts its own keys; here the counters are joined.
 
 The result is the higher one of each counter, so no key of any shard has fewer sightings than before.
 """
@@ -12,19 +12,19 @@ from pathlib import Path
 from kvemb.cluster.durability.shard_changes import ShardPart
 from kvemb.durability import layout
 from kvemb.durability.admission_counters.counter_file import Counted, read_counters
-from kvemb.durability.admission_counters.point_files import Stored, write_sightings
-from kvemb.operations.sightings import Counters
+from kvemb.durability.admission_counters.point_files import Stored, write_counter_files
+from kvemb.operations.admission_counters import Counters
 
 _logger = logging.getLogger("kvemb")
 
 
 def stored_by(part: ShardPart) -> Stored:
     """Return the counter files of a shard's checkpoint."""
-    return {name: (part.path / layout.SIGHTINGS, counted) for name, counted in part.described.sightings.items()}
+    return {name: (part.path / layout.COUNTERS, counted) for name, counted in part.described.sightings.items()}
 
 
-def join_sightings(shards: Sequence[Stored], folder: Path, number: int) -> dict[str, Counted]:
-    """Write the joined sightings of shards to a folder; returns the entries of its files in a manifest.
+def join_counters(shards: Sequence[Stored], folder: Path, number: int) -> dict[str, Counted]:
+    """Write the joined counters of shards to a folder; returns the entries of its files in a manifest.
 
     number: of the checkpoint, for the files' names. Raises Corruption, OSError.
     """
@@ -38,7 +38,7 @@ def join_sightings(shards: Sequence[Stored], folder: Path, number: int) -> dict[
             counted[name] = joined
         else:
             _logger.warning("the sightings of %r start again at 0: the shards have different numbers of counters", name)
-    return write_sightings(folder, number, [*alone, *counted], counted, alone, {})
+    return write_counter_files(folder, number, [*alone, *counted], counted, alone, {})
 
 
 def _joined(files: list[tuple[Path, Counted]]) -> Counters | None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvemb import fresh_files
-from kvemb.cluster.durability.admission_counters import join_sightings, stored_by
+from kvemb.cluster.durability.admission_counters import join_counters, stored_by
 from kvemb.cluster.durability.cluster_series import Published
 from kvemb.cluster.durability.manifest import ClusterManifest, id_of_part
 from kvemb.cluster.durability.shard_changes import ShardPart, write_changes
@@ -103,7 +103,7 @@ def write_part(
         variables = {name: replace(entry, rows=counts[name]) for name, entry in described.variables.items()}
         store = uuid.uuid4().hex
         made = Manifest(store, id_of_part(described.id, store), None, 1, described.created, variables)
-        made = replace(made, changes=[Epoch(store)], sightings=_write_sightings(folder, parts, 1))
+        made = replace(made, changes=[Epoch(store)], sightings=_write_counter_files(folder, parts, 1))
         if buckets[0] == 0:
             _link_attached(folder, parts[0])
         complete(folder, made)
@@ -116,7 +116,7 @@ def _complete(folder: Path, parts: list[ShardPart], wanted: Published, before: C
     parent = described.follows[-1] if described.follows else None
     made = Manifest(described.store, described.id, parent, number, described.created, dict(described.variables))
     made = replace(made, extra=described.extra, hot=_write_hot(folder, parts, number, described))
-    made = replace(made, sightings=_write_sightings(folder, parts, number))
+    made = replace(made, sightings=_write_counter_files(folder, parts, number))
     _link_attached(folder, parts[0])
     made = replace(made, changes=write_changes(parts, described, before, folder, made))
     complete(folder, made, None if before is None else before.path)
@@ -165,8 +165,8 @@ def _chosen(source: ReadableCheckpoint, name: str, buckets: tuple[int, int]) -> 
             yield block.select((bucket >= buckets[0]) & (bucket <= buckets[1]))
 
 
-def _write_sightings(folder: Path, parts: list[ShardPart], number: int) -> dict[str, Counted]:
-    return join_sightings([stored_by(part) for part in parts], folder / layout.SIGHTINGS, number)
+def _write_counter_files(folder: Path, parts: list[ShardPart], number: int) -> dict[str, Counted]:
+    return join_counters([stored_by(part) for part in parts], folder / layout.COUNTERS, number)
 
 
 def _write_hot(folder: Path, parts: list[ShardPart], number: int, described: ClusterManifest) -> dict[str, list[str]]:

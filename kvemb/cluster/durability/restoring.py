@@ -19,7 +19,7 @@ from kvemb.cluster.durability.manifest import ShardEntry, id_of_part
 from kvemb.cluster.durability.offline import found
 from kvemb.cluster.durability.shard_changes import ShardPart
 from kvemb.durability import inventory, layout, manifest, paths
-from kvemb.durability.admission_counters.counter_file import SightingsSize
+from kvemb.durability.admission_counters.counter_file import CountersSize
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.layout import series_name
 from kvemb.engine.open_arguments import OpenArguments
@@ -40,7 +40,7 @@ class ClusterRemote(ClusterSeries, Source):
     def described(self, number: int) -> CheckpointDescription:
         """Return the description: Source.described. The files are those of all shards."""
         found, files, attached = self.read(number), dict[str, int](), dict[str, int]()
-        sightings: dict[str, SightingsSize] = {}
+        sightings: dict[str, CountersSize] = {}
         for at, shard in enumerate(found.shards):
             part = self.of_shard(shard.store).described(number)
             files |= {f"{SHARDS}/{shard.store}/{name}": nbytes for name, nbytes in part.files.items()}

@@ -1,4 +1,4 @@
-"""The sightings of missing keys in a durable point or a checkpoint: counter files, and which of them a point has.
+"""The counters of Admissions in a durable point or a checkpoint: counter files, and which of them a point has.
 
-kvemb.operations.sightings counts them.
+kvemb.operations.admission_counters counts.
 """

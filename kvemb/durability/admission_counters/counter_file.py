@@ -18,7 +18,7 @@ from kvemb.checks.fields import Accepted, integer, text
 from kvemb.checks.ranges import MAX_BUDGET_BYTES, MAX_ROWS
 from kvemb.durability.keyfile import deflated, inflated
 from kvemb.errors import Corruption, UnsupportedFormat
-from kvemb.operations.sightings import ROWS, Counters
+from kvemb.operations.admission_counters import ROWS, Counters
 
 FRAME_BYTES = 1 << 20
 _MAGIC, VERSION = b"kvembcount", 1  # on disk
@@ -41,7 +41,7 @@ class Counted:
 
 
 @dataclass(frozen=True)
-class SightingsSize:
+class CountersSize:
     """What an Admission counted for a variable. Counters do not tell how many keys were sighted.
 
     counted: sightings since the counters began or were last halved. counters: of one byte each. bytes: of their files.
@@ -51,15 +51,15 @@ class SightingsSize:
     counters: int
     bytes: int
 
-    def __add__(self, other: SightingsSize) -> SightingsSize:
+    def __add__(self, other: CountersSize) -> CountersSize:
         """Return the sum, as for two shards."""
-        return SightingsSize(self.counted + other.counted, self.counters + other.counters, self.bytes + other.bytes)
+        return CountersSize(self.counted + other.counted, self.counters + other.counters, self.bytes + other.bytes)
 
 
-def sizes_of(sightings: Mapping[str, Counted], files: Mapping[str, int]) -> dict[str, SightingsSize]:
+def sizes_of(sightings: Mapping[str, Counted], files: Mapping[str, int]) -> dict[str, CountersSize]:
     """Return the sizes by variable. sightings: as in a manifest. files: bytes of the checkpoint's files by path."""
     return {
-        name: SightingsSize(entry.counted, entry.counters, files[f"sightings/{entry.file}"])
+        name: CountersSize(entry.counted, entry.counters, files[f"sightings/{entry.file}"])
         for name, entry in sightings.items()
     }
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from kvemb import fresh_files
 from kvemb.durability import layout
 from kvemb.durability.admission_counters.counter_file import Counted, write_counters
-from kvemb.operations.sightings import Counters
+from kvemb.operations.admission_counters import Counters
 
 # Counter files by variable: the folder of each, and its entry in the manifest there.
 Stored = dict[str, tuple[Path, Counted]]
@@ -17,7 +17,7 @@ Stored = dict[str, tuple[Path, Counted]]
 Adopted = dict[str, tuple[Path, Counted] | None]
 
 
-def write_sightings(
+def write_counter_files(
     folder: Path,
     number: int,
     variables: Collection[str],

@@ -10,10 +10,10 @@ from quick import quick
 
 import kvemb
 import kvemb.cluster
-from kvemb.cluster.durability.admission_counters import join_sightings
+from kvemb.cluster.durability.admission_counters import join_counters
 from kvemb.durability.admission_counters.counter_file import read_counters, write_counters
 from kvemb.handle import inside
-from kvemb.operations.sightings import ROWS, Counters
+from kvemb.operations.admission_counters import ROWS, Counters
 from kvemb.tools import inspect
 
 THIRD = kvemb.Admission(3, 1 << 14)
@@ -116,7 +116,7 @@ def test_shards_with_other_numbers_of_counters_are_not_joined(tmp_path, caplog):
             entries[name] = (tmp_path / f"{shard}", write_counters(tmp_path / f"{shard}" / f"{name}.counts", counters))
         stored.append(entries)
     with caplog.at_level(logging.WARNING, "kvemb"):
-        found = join_sightings(stored, tmp_path / "joined", 4)
+        found = join_counters(stored, tmp_path / "joined", 4)
     assert "the sightings of 'same' start again at 0: the shards have different numbers of counters" in caplog.text
     assert [*found] == ["other"]
     assert (found["other"].counters, found["other"].counted) == (1024, 21)

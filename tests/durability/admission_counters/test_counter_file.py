@@ -12,13 +12,13 @@ from damage import damages
 
 from kvemb.durability.admission_counters.counter_file import (
     Counted,
-    SightingsSize,
+    CountersSize,
     read_counters,
     sizes_of,
     write_counters,
 )
 from kvemb.errors import Corruption, UnsupportedFormat
-from kvemb.operations.sightings import ROWS, Counters
+from kvemb.operations.admission_counters import ROWS, Counters
 
 
 def counters(columns: int, filled: float = 0.1, counted: int = 7) -> Counters:
@@ -76,9 +76,9 @@ def test_another_version_is_refused(tmp_path):
 def test_sizes_are_those_of_the_manifest_and_of_the_file():
     counted = {"users": Counted("000001-000.counts", 4096, 7)}
     found = sizes_of(counted, {"sightings/000001-000.counts": 90, "rows/CURRENT": 16})
-    assert found == {"users": SightingsSize(counted=7, counters=4096, bytes=90)}
+    assert found == {"users": CountersSize(counted=7, counters=4096, bytes=90)}
     assert sizes_of({}, {}) == {}
 
 
 def test_sizes_of_two_shards_are_added():
-    assert SightingsSize(7, 4096, 90) + SightingsSize(2, 4096, 10) == SightingsSize(9, 8192, 100)
+    assert CountersSize(7, 4096, 90) + CountersSize(2, 4096, 10) == CountersSize(9, 8192, 100)

@@ -35,7 +35,7 @@ class Counters:
         return Counters(np.maximum(self.values, other.values), self.counted + other.counted)
 
 
-class Sightings:
+class AdmissionCounters:
     """Counts sightings of missing keys, and decides which keys have enough to be admitted."""
 
     def __init__(self, admission: Admission) -> None:
@@ -57,7 +57,7 @@ class Sightings:
         """Whether the counters are those of the current durable point. Also without the variable's lock."""
         return self._changes == self._saved
 
-    def sight(self, keys: Keys, counts: Positions) -> Mask:
+    def count(self, keys: Keys, counts: Positions) -> Mask:
         """Add counts (m,) sightings of distinct keys (m,); return which keys have enough (m,) bool."""
         self._keep()
         self._changes += 1
@@ -79,12 +79,12 @@ class Sightings:
         """
         places = self._places(keys)
         values = self._counters[np.arange(ROWS)[:, None], places]
-        sighted = np.flatnonzero(values.min(axis=0))
-        if len(sighted):
+        counted = np.flatnonzero(values.min(axis=0))
+        if len(counted):
             self._keep()
             self._changes += 1
-            lowest = values.argmin(axis=0)[sighted]
-            self._counters[lowest, places[lowest, sighted]] = 0
+            lowest = values.argmin(axis=0)[counted]
+            self._counters[lowest, places[lowest, counted]] = 0
 
     def take(self, counters: Counters | None, *, saved: bool = False) -> None:
         """Continue from these counters; None: from 0. saved: whether they are those of the current durable point."""
