@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 # The number of files kept open by a database that is only salvaged or amended; also the minimum for any database.
-FEW_FILES = 50
+LEAST_OPEN = 50
 # If a process may open this many files, its databases keep all their files open.
 PLENTY = 1 << 14
 # To how many the limit is raised at most: some programs, which inherit it, close as many descriptors when they start.
@@ -42,7 +42,7 @@ def most_open(path: Path) -> int | None:
     limit = raise_limit()
     if limit >= PLENTY:
         return None
-    most = max(FEW_FILES, limit // 4)
+    most = max(LEAST_OPEN, limit // 4)
     if (count := sum(1 for _ in path.glob("*.sst"))) > most:
         _logger.warning(
             "%s has %d files, but this process may open only %d at a time, so reads of cold rows are slow; raise the "

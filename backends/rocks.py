@@ -15,7 +15,7 @@ from pathlib import Path
 
 import rocksdict as rd
 
-from kvemb.backends.open_files import FEW_FILES, PLENTY, most_open, raise_limit
+from kvemb.backends.open_files import LEAST_OPEN, PLENTY, most_open, raise_limit
 from kvemb.backends.rocks_config import check_config
 from kvemb.backends.rocks_families import Families
 from kvemb.backends.rocks_files import RocksSortedFile
@@ -70,7 +70,7 @@ class RocksDatabase(ColdDatabase):
         mapped = creator.read_mode == "mmap"
         self._metadata_bytes = cache_bytes // 2
         cache = rd.Cache(cache_bytes - self._metadata_bytes)
-        files = most_open(path) if compacting and not salvaging else FEW_FILES
+        files = most_open(path) if compacting and not salvaging else LEAST_OPEN
         self._options = DatabaseOptions(cache, mapped, read_only, compacting, salvaging, files)
         self._stores: dict[str, RocksStore] = {}
         self._naming = threading.Lock()  # of _stores and _partitioned: variables come and go while others are written

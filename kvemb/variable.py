@@ -334,7 +334,7 @@ class Variable(Handle[Table]):
             [5.0, 6.0]
         """
         given = owned_keys(self._inside, keys)
-        given.upsert(given.beside(values, self.value_dtype, "values", self.dim))
+        given.upsert(given.per_key(values, self.value_dtype, "values", self.dim))
 
     def accum(
         self, keys: npt.ArrayLike, old_values: npt.ArrayLike, new_values: npt.ArrayLike, exists: npt.ArrayLike
@@ -361,9 +361,9 @@ class Variable(Handle[Table]):
             [[1.5, 1.5], [0.5, 0.5]]
         """
         given = owned_keys(self._inside, keys)
-        old = given.beside(old_values, self.value_dtype, "old_values", self.dim)
-        new = given.beside(new_values, self.value_dtype, "new_values", self.dim)
-        given.accum(old, new, given.flags_beside(exists, "exists"))
+        old = given.per_key(old_values, self.value_dtype, "old_values", self.dim)
+        new = given.per_key(new_values, self.value_dtype, "new_values", self.dim)
+        given.accum(old, new, given.flags_per_key(exists, "exists"))
 
     def apply_gradients(self, keys: npt.ArrayLike, grads: npt.ArrayLike) -> None:
         """Take one optimizer step on the rows of keys.

@@ -24,7 +24,7 @@ def _same_low_byte(key: int) -> Any:
     return hash_kernels.mix(key) >> np.uint64(32) & np.uint64(0xFE) == 0
 
 
-def test_a_removed_key_stays_removed_beside_one_of_equal_digest(store: kvemb.Store) -> None:
+def test_a_removed_key_stays_path_of_removed_one_of_equal_digest(store: kvemb.Store) -> None:
     # One bucket, and keys whose digest was the neighbour of the mark of an empty cell.
     variable = store.get_variable("table", dim=1, hot_rows=16)
     first, second, third = [key for key in range(5000) if _same_low_byte(key)][:3]

@@ -137,12 +137,12 @@ def _diff(
         except CheckpointNotFound:
             parts, recorded = _side_by_side(before, after, batch_rows, progress), False
         found = Difference(name, recorded)
-        tallies = np.zeros((2, len(_UPTO)), np.int64)
+        histograms = np.zeros((2, len(_UPTO)), np.int64)
         for part in parts:
-            _tally(part, found, tallies, top, write)
+            _add_up(part, found, histograms, top, write)
             found.most.sort(key=lambda each: (0, 0.0) if np.isnan(each.l2) else (1, -each.l2))
             del found.most[top:]
-        found.l2, found.cosine = (Distribution([*_UPTO], tally.tolist()) for tally in tallies)
+        found.l2, found.cosine = (Distribution([*_UPTO], histogram.tolist()) for histogram in histograms)
         return found
 
 
@@ -200,8 +200,8 @@ def _same(one: Any, other: Any) -> Any:
     return (row_bytes(one) == row_bytes(other)).all(axis=1)
 
 
-def _tally(part: _Part, found: Difference, tallies: Any, top: int, write: _Write | None) -> None:
-    """Add a part to found and tallies; append up to `top` rows to found.most."""
+def _add_up(part: _Part, found: Difference, histograms: Any, top: int, write: _Write | None) -> None:
+    """Add a part to found and histograms; append up to `top` rows to found.most."""
     before, after = part
     _, mine, theirs = np.intersect1d(before.keys, after.keys, assume_unique=True, return_indices=True)
     found.added += len(after) - len(theirs)
@@ -214,9 +214,9 @@ def _tally(part: _Part, found: Difference, tallies: Any, top: int, write: _Write
         relative = distance / norms[0]
     moved = ~_same(before.values[mine], after.values[theirs])
     found.moved += int(moved.sum())
-    for tally, numbers in zip(tallies, (relative, 1 - cosines), strict=True):
+    for histogram, numbers in zip(histograms, (relative, 1 - cosines), strict=True):
         known = np.where(np.isnan(numbers[moved]), np.inf, np.maximum(numbers[moved], 0.0))
-        tally += np.bincount(np.searchsorted(_UPTO, known), minlength=len(_UPTO))
+        histogram += np.bincount(np.searchsorted(_UPTO, known), minlength=len(_UPTO))
     keys = before.keys[mine].tolist()
     positions = np.flatnonzero(moved)
     # lexsort's last key is the primary one: NaN first, then by distance, the largest first; ties by key.

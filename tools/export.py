@@ -219,7 +219,7 @@ def _export_changes(
             if progress is not None:
                 progress(done, 0)
 
-    gone_to = removed_beside(target)
+    gone_to = path_of_removed(target)
     with atomic_output(gone_to, folder=False) as gone, atomic_output(target, folder=writer.kind.folder) as made:
         count = writer.write_rows(made, table, rows())
         with open(gone, "wb") as file:
@@ -228,7 +228,7 @@ def _export_changes(
     return count, sum(map(len, removed))
 
 
-def removed_beside(out: str) -> str:
+def path_of_removed(out: str) -> str:
     """Return the path of the removed keys of an export to out."""
     path = out.rstrip("/")
     stem, dot, ending = path.rpartition(".")

@@ -26,12 +26,12 @@ METADATA_FORMAT = 2
 class RowWriter:
     """Writes rows in a format: which rows and columns, and how.
 
-    beside: those of SLOTS, SCORE and STEP that are exported. dtype: of the values; None keeps theirs. batch_rows: rows
-    that are read and written at a time.
+    other_columns: those of SLOTS, SCORE and STEP that are exported. dtype: of the values; None keeps theirs.
+    batch_rows: rows that are read and written at a time.
     """
 
     kind: Format
-    beside: tuple[str, ...] = ()
+    other_columns: tuple[str, ...] = ()
     dtype: str | None = None
     normalize: bool = False
     where: Where = Where()  # noqa: RUF009 -- frozen
@@ -51,12 +51,12 @@ class RowWriter:
             raise BadInput(f"--normalize needs floats, the values are {given.name}; add --dtype float16")
         if self.dtype == "int8":
             columns.append(Column(SCALE, np.dtype(np.float32)))
-        if SLOTS in self.beside:
+        if SLOTS in self.other_columns:
             columns += [Column(slot["name"], bulk.slot_dtype(source), slot["width"]) for slot in metadata["slots"]]
-        columns += [Column(SCORE, np.dtype(np.float64))] * (SCORE in self.beside)
-        columns += [Column(STEP, np.dtype(np.int64))] * (STEP in self.beside)
+        columns += [Column(SCORE, np.dtype(np.float64))] * (SCORE in self.other_columns)
+        columns += [Column(STEP, np.dtype(np.int64))] * (STEP in self.other_columns)
         if self.dtype is None and not self.normalize and not self.where:
-            metadata["whole"] = {SLOTS, SCORE, STEP} <= set(self.beside)
+            metadata["whole"] = {SLOTS, SCORE, STEP} <= set(self.other_columns)
         narrow = [column.name for column in columns if column.dtype.name == "bfloat16"]
         if narrow and (self.kind.dtypes is None or "bfloat16" not in self.kind.dtypes):
             metadata["bfloat16"] = narrow

@@ -96,14 +96,14 @@ def import_table(
     origin = source if not isinstance(source, (str, os.PathLike)) else os.fspath(source)
     kind = format_of(format, origin if isinstance(origin, str) else PIPE)
     check_dtype(value_dtype)
-    beside = None if keys is None else read_keys(Path(keys))
+    keys_given = None if keys is None else read_keys(Path(keys))
     if hash_keys and key_dtype not in (None, "int64"):
         raise WrongUsage(f"--hash-keys makes int64 keys; leave out --key-dtype {key_dtype}")
     if name_bytes is not None and key_dtype != STRING:
         raise WrongUsage("--name-bytes is for a new variable with --key-dtype string")
     words = hash_keys or key_dtype == STRING
     given = SourceOptions(
-        variable, key_column, value_column, beside, words, key_dtype, value_dtype, hash_keys, name_bytes
+        variable, key_column, value_column, keys_given, words, key_dtype, value_dtype, hash_keys, name_bytes
     )
     optimizing = None if optimizer is None else named("optimizer", optimizer)[0]
     if not isinstance(origin, str):

@@ -49,10 +49,10 @@ class HostKeys(GivenKeys):
     def result(self, filled: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return filled if len(self.shape) == 1 else filled.reshape((*self.shape, *filled.shape[1:]))
 
-    def beside(self, data: Any, dtype: np.dtype[Any], what: str, width: int) -> Values:
+    def per_key(self, data: Any, dtype: np.dtype[Any], what: str, width: int) -> Values:
         return as_values(data, dtype, (*self.shape, width), what)
 
-    def flags_beside(self, data: Any, what: str) -> Mask:
+    def flags_per_key(self, data: Any, what: str) -> Mask:
         given = plain(data, np.dtype(np.bool_), what)
         flags = np.asarray(given, None if np.size(given) else np.bool_)
         if flags.dtype != np.bool_:
@@ -103,8 +103,8 @@ class GivenStrings(HostKeys, GivenKeys):
         self._out[:] = filled[:, :dim]
         return super().result(self._out)
 
-    def beside(self, data: Any, dtype: np.dtype[Any], what: str, width: int) -> Values:
-        values = super().beside(data, dtype, what, width)
+    def per_key(self, data: Any, dtype: np.dtype[Any], what: str, width: int) -> Values:
+        values = super().per_key(data, dtype, what, width)
         distinct_names(self.named)
         return with_names(values, self.named.names)
 
@@ -131,4 +131,4 @@ def gradients(table: Table, keys: Any, grads: Any) -> tuple[GivenKeys, Any]:
     table.check_trainable()
     given = given_keys(table, keys)
     given.check_owners()
-    return given, given.beside(grads, table.schema.slot_dtype, "grads", table.schema.dim)
+    return given, given.per_key(grads, table.schema.slot_dtype, "grads", table.schema.dim)

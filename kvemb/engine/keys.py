@@ -47,13 +47,13 @@ class GivenKeys(Protocol):
         Raises HashCollision if a row of a string key has another name.
         """
 
-    def beside(self, data: Any, dtype: np.dtype[Any], what: str, width: int) -> Any:
+    def per_key(self, data: Any, dtype: np.dtype[Any], what: str, width: int) -> Any:
         """Return an array of keys.shape + (width,) as (n, width). what: its name. Raises TypeError, ValueError.
 
         Of string keys, names stand behind it.
         """
 
-    def flags_beside(self, data: Any, what: str) -> Any:
+    def flags_per_key(self, data: Any, what: str) -> Any:
         """Return an array of bool of keys.shape as (n,). what: its name. Raises TypeError, ValueError."""
 
     # Calls of kvemb.operations, with arrays that the methods above returned.

@@ -59,7 +59,7 @@ class DeviceKeys(GivenKeys):
         shape = *self.shape, schema.dim
         if out is None:
             return self._new(shape, schema.value_dtype).reshaped(self.flat.size, schema.dim)
-        filled = self.beside(out, schema.value_dtype, "out", schema.dim)
+        filled = self.per_key(out, schema.value_dtype, "out", schema.dim)
         read_array(out, schema.value_dtype, shape, "out", self._rows.interface, written=True)
         return filled
 
@@ -74,7 +74,7 @@ class DeviceKeys(GivenKeys):
     def result(self, filled: DeviceArray) -> Any:
         return in_kind(self._given, filled.owner)
 
-    def beside(self, data: Any, dtype: np.dtype[Any], what: str, *width: int) -> DeviceArray:
+    def per_key(self, data: Any, dtype: np.dtype[Any], what: str, *width: int) -> DeviceArray:
         device = device_of(data)
         if data is None or device not in (self._rows.device, SOME_GPU):
             where = "None" if data is None else f"one on {device!r}" if device else "one in the host's memory"
@@ -82,8 +82,8 @@ class DeviceKeys(GivenKeys):
         found = read_array(data, dtype, (*self.shape, *width), what, self._rows.interface)
         return found.reshaped(self.flat.size, *width)
 
-    def flags_beside(self, data: Any, what: str) -> DeviceArray:
-        return self.beside(data, np.dtype(np.bool_), what)
+    def flags_per_key(self, data: Any, what: str) -> DeviceArray:
+        return self.per_key(data, np.dtype(np.bool_), what)
 
     def copy(self) -> DeviceKeys:
         """Return a private copy for a later step, which is known not to change."""

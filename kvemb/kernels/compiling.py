@@ -101,9 +101,9 @@ class _CodeOnDisk:
         disk.keep(*self._place(signature, result.target_context), dumps(result._reduce()))
 
     def _place(self, signature: Any, target: Any) -> tuple[str, str]:
-        machine = target.codegen().magic_tuple()  # its kind, its name and all of its features
-        digest = hashlib.sha256(repr((machine, self.sources)).encode()).hexdigest()[:16]
-        environment = f"{VERSION}-numba-{numba.__version__}-{sys.implementation.cache_tag}-{machine[1]}-{digest}"
+        cpu = target.codegen().magic_tuple()  # its kind, its name and all of its features
+        digest = hashlib.sha256(repr((cpu, self.sources)).encode()).hexdigest()[:16]
+        environment = f"{VERSION}-numba-{numba.__version__}-{sys.implementation.cache_tag}-{cpu[1]}-{digest}"
         return environment, f"{self._name}-{hashlib.sha256(repr((signature, self._own)).encode()).hexdigest()[:32]}"
 
 

@@ -12,8 +12,8 @@ from functools import partial
 
 from kvemb.contracts import HotTable
 from kvemb.memory.budget import Budget
-from kvemb.memory.rebalancer import MISS_WORTH, Share
-from kvemb.memory.worth import Worth
+from kvemb.memory.marginal_benefit import MarginalBenefit
+from kvemb.memory.rebalancer import MISS_USES, Share
 from kvemb.restrict import Scores
 from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import Keys
@@ -32,13 +32,13 @@ class HotShares:
 
     def __init__(self, tables: list[HotTable], budgets: list[Budget], min_rows: int | None) -> None:
         self._budget_of = dict(zip(tables, budgets, strict=True))
-        self._used_beside = dict.fromkeys(tables, 0)
+        self._buffer_bytes = dict.fromkeys(tables, 0)
         self._growing, self.has_work = True, False
         self._shares = {} if min_rows is None else {table: self._joined(table, min_rows) for table in tables}
-        self._worths = {table: Worth(table) for table in self._shares}
+        self._benefits = {table: MarginalBenefit(table) for table in self._shares}
         for table in tables:
             if table.device_rows is not None:
-                table.device_rows.account(partial(self._use_beside, table))
+                table.device_rows.account(partial(self._use_for_buffers, table))
 
     def _joined(self, table: HotTable, min_rows: int) -> Share:
         cell_bytes = table.bytes_per_cell(table.schema)
@@ -48,9 +48,9 @@ class HotShares:
         self._budget_of[table].join(share)
         return share
 
-    def _use_beside(self, table: HotTable, nbytes: int) -> None:
+    def _use_for_buffers(self, table: HotTable, nbytes: int) -> None:
         """Record that a table takes nbytes more of its memory for buffers, beside its cells."""
-        self._used_beside[table] += nbytes
+        self._buffer_bytes[table] += nbytes
         self._budget_of[table].use(nbytes)
 
     def _has_work(self) -> None:
@@ -81,7 +81,7 @@ class HotShares:
         """Record that rows of these keys, which were not hot, were offered to a table with these scores."""
         share = self._shares.get(table)
         if share is not None and share.refused:
-            self._worths[table].offered(keys, scores)
+            self._benefits[table].offered(keys, scores)
             self._budget_of[table].offered(share, len(keys))
 
     def make_room(self, rows: int) -> None:
@@ -114,15 +114,15 @@ class HotShares:
     # Giving.
 
     def measure(self) -> None:
-        """Measure the worth of the cells of tables for which it is due."""
+        """Measure the benefit of the cells of tables for which it is due."""
         self.has_work = False
         for table, share in self._shares.items():
             if share.due:
                 share.due, work = False, self._budget_of[table].rebalancer.work
-                missed = MISS_WORTH * share.offered * share.cell_bytes / share.held
-                worth = self._worths[table].measure(work, missed)
+                missed = MISS_USES * share.offered * share.cell_bytes / share.held
+                benefit = self._benefits[table].measure(work, missed)
                 share.offered = 0
-                share.worth = None if worth is None else worth / share.cell_bytes
+                share.benefit = None if benefit is None else benefit / share.cell_bytes
 
     def shrink(self) -> Iterator[tuple[HotTable, RowBlock]]:
         """Give up some of the cells that each table owes; yield the table with the dirty rows that had to leave it.
@@ -144,7 +144,7 @@ class HotShares:
     def end(self) -> None:
         """Give the memory of all cells back to the budgets. The tables must not be used afterwards."""
         for table, budget in self._budget_of.items():
-            budget.give_back(self._used_beside.pop(table, 0))
+            budget.give_back(self._buffer_bytes.pop(table, 0))
             if table in self._shares:
                 budget.leave(self._shares[table])
             else:

@@ -1,29 +1,29 @@
 """Rebalancing of a spent budget: memory moves to the hot table in which one more row saves the most misses.
 
-The worth of a table is the marginal benefit of its memory: recent uses of its least valuable rows, per byte
-(kvemb.memory.worth). Tables are compared once a turn, which ends when tables that could not grow have been offered a
-certain number of rows. A table is a donor if its worth is less than half of the best worth among those that want to
-grow. A donor does not grow, and owes some of its bytes. Its variable gives them back at its next call; if none comes, a
-background thread does (kvemb.tiers.reclaimer). The budget's lock guards everything here.
+The benefit of a table's memory is marginal: recent uses of its least valuable rows, per byte
+(kvemb.memory.marginal_benefit). Tables are compared once a turn, which ends when tables that could not grow have been
+offered a certain number of rows. A table is a donor if its benefit is less than half of the best benefit among those
+that want to grow. A donor does not grow, and owes some of its bytes. Its variable gives them back at its next call; if
+none comes, a background thread does (kvemb.tiers.reclaimer). The budget's lock guards everything here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-# Memory moves only to a table whose worth is larger by more than this factor, so that it does not move back and forth.
+# Memory moves only to a table whose benefit is more than this factor larger, so that it does not move back and forth.
 BAND = 2.0
 # Rows offered in a turn: 1/TURN_PART of the cells of all tables, and at least MIN_TURN_ROWS.
 TURN_PART, MIN_TURN_ROWS = 16, 1024
 # A turn has at least TURN_CALLS calls for each other table in use. In a shorter turn, tables that were not called would
 # seem unused, and those whose largest batch was in it much used, so that memory would move back and forth.
 TURN_CALLS = 8
-# A donor gives 1/GIVEN_PART of its memory in a turn for each factor of two in worth, at most MAX_GIVEN_PARTS.
+# A donor gives 1/GIVEN_PART of its memory in a turn for each factor of two in benefit, at most MAX_GIVEN_PARTS.
 GIVEN_PART, MAX_GIVEN_PARTS = 16, 4
 # A table gets up to 1/GOTTEN_PART of its memory in a turn, or 1/GOTTEN_OF_ALL of that of all tables if that is more.
 GOTTEN_PART, GOTTEN_OF_ALL = 2, 32
-# A miss adds this part of a use to the worth. It decides between tables that record no uses.
-MISS_WORTH = 1 / 64
+# A miss adds this part of a use to the benefit. It decides between tables that record no uses.
+MISS_USES = 1 / 64
 
 
 class Share:
@@ -31,8 +31,8 @@ class Share:
 
     cell_bytes: bytes of a cell. held: bytes of all its cells. min_bytes: bytes that it keeps, unless a variable
     could not be opened otherwise: then this becomes smaller, down to floor, in steps of floor (None: it stays).
-    worth: recent uses per byte; None: not measured yet. owed: bytes that it has to give back. offered: rows offered
-    since the last measurement; called: the number of the last call that offered some. due: its worth has to be
+    benefit: recent uses per byte; None: not measured yet. owed: bytes that it has to give back. offered: rows offered
+    since the last measurement; called: the number of the last call that offered some. due: its benefit has to be
     measured. refused: it wanted to grow in this turn and could not. donor: see the module. notify: called when `owed`
     or `due` is set. wake: called if `due` is still set a turn later, or if a reservation waits. Neither callback may
     block.
@@ -41,7 +41,7 @@ class Share:
     def __init__(self, cell_bytes: int, held: int, min_bytes: int, floor: int | None = None) -> None:
         self.cell_bytes, self.held, self.min_bytes = cell_bytes, held, min_bytes
         self._floor = min_bytes if floor is None else min(floor, min_bytes)
-        self.worth: float | None = None
+        self.benefit: float | None = None
         self.owed = self.offered = 0
         self.due = self.refused = self.donor = False
         self.called = -(1 << 62)  # never
@@ -110,28 +110,28 @@ class Rebalancer:
     def _choose_donors(self) -> None:
         """Choose the donors, and how much they owe to the shares that want to grow."""
         wanting = [share for share in self.shares if share.refused]
-        # Until the worth of a new table is measured, it counts as worth as much as the best one.
-        compared = self.shares if any(share.worth is None for share in wanting) else wanting
-        best = max((share.worth or 0.0 for share in compared), default=0.0)
+        # Until the benefit of a new table is measured, it counts as the best one.
+        compared = self.shares if any(share.benefit is None for share in wanting) else wanting
+        best = max((share.benefit or 0.0 for share in compared), default=0.0)
         for share in self.shares:
-            share.donor = share.worth is not None and BAND * share.worth < best
+            share.donor = share.benefit is not None and BAND * share.benefit < best
         smallest = sum(share.held for share in self.shares) // GOTTEN_OF_ALL
         needed = sum(max(smallest, share.held // GOTTEN_PART) for share in wanting if not share.donor)
-        for share in sorted((share for share in self.shares if share.donor), key=lambda share: share.worth or 0.0):
+        for share in sorted((share for share in self.shares if share.donor), key=lambda share: share.benefit or 0.0):
             if needed > 0 and not share.owed:
-                needed -= share.ask(min(needed, share.held // GIVEN_PART * _parts(share.worth or 0.0, best)))
+                needed -= share.ask(min(needed, share.held // GIVEN_PART * _parts(share.benefit or 0.0, best)))
         for share in self.shares:
             share.refused = False
 
     def ask(self, nbytes: int, *, below_min: bool = False) -> None:
-        """Make shares owe nbytes in all, those with the lowest worth first.
+        """Make shares owe nbytes in all, those with the lowest benefit first.
 
         below_min: if they cannot spare that much, they keep less than min_bytes, because a variable could not be
         opened otherwise.
         """
         for turn in (False, True) if below_min else (False,):
             able = [share for share in self.shares if turn or share.held - share.owed > share.min_bytes]
-            for share in sorted(able, key=lambda share: share.worth or 0.0) if nbytes > 0 else ():
+            for share in sorted(able, key=lambda share: share.benefit or 0.0) if nbytes > 0 else ():
                 # At least an eighth, so that memory does not change hands bucket by bucket.
                 more = max(nbytes, share.held // 8)
                 if nbytes > 0 and turn:
@@ -140,9 +140,9 @@ class Rebalancer:
                     nbytes -= share.ask(more)
 
 
-def _parts(worth: float, best: float) -> int:
-    """Return floor(log2(best / worth)), at most MAX_GIVEN_PARTS."""
+def _parts(benefit: float, best: float) -> int:
+    """Return floor(log2(best / benefit)), at most MAX_GIVEN_PARTS."""
     parts = 0
-    while parts < MAX_GIVEN_PARTS and 2 ** (parts + 1) * worth <= best:
+    while parts < MAX_GIVEN_PARTS and 2 ** (parts + 1) * benefit <= best:
         parts += 1
     return parts

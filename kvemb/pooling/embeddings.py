@@ -115,7 +115,7 @@ class Embeddings:
         keys = self._keys
         if isinstance(keys, DeviceKeys):  # the same result, without a copy of the keys
             keys.table.check_trainable()
-            keys.apply_gradients(keys.beside(grads, keys.table.schema.slot_dtype, "grads", self.variable.dim))
+            keys.apply_gradients(keys.per_key(grads, keys.table.schema.slot_dtype, "grads", self.variable.dim))
         else:
             self.variable.apply_gradients(*self.row_gradients(grads))
 
@@ -146,7 +146,7 @@ class Embeddings:
         if isinstance(given, DeviceKeys):
             if self.variable.bp_v2:
                 raise ValueError("update() on a GPU needs a variable without bp_v2; call Variable.accum")
-            given.upsert(given.beside(values, table.schema.value_dtype, "values", dim))
+            given.upsert(given.per_key(values, table.schema.value_dtype, "values", dim))
             return
         if self._exists is None:
             raise ValueError("only the rows of embedding_lookup without max_norm can be written back")

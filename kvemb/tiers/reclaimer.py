@@ -34,12 +34,12 @@ class Reclaimer:
         hot_tables.memory.wake_with(self._reclaim_soon)
 
     def reclaim(self) -> None:
-        """Measure the worth of the hot cells, and give back some of the cells that are owed. REQUIRES: held().
+        """Measure the benefit of the hot cells, and give back some of the cells that are owed. REQUIRES: held().
 
         A failure poisons the store.
         """
         if self._access.state.cause is None:
-            with suppress(MemoryError):  # the worth stays as it was
+            with suppress(MemoryError):  # the benefit stays as it was
                 self._hot_tables.memory.measure()
             with suppress(Poisoned), self._access.poisoning():
                 for leaving in self._hot_tables.shrink():

@@ -22,8 +22,8 @@ def test_keys_and_what_belongs_to_them_are_flat_and_results_have_their_shape(mak
         assert (rows.shape, flags.shape) == ((given.flat.size, 3), (given.flat.size,))
         assert (given.result(rows).shape, given.result(flags).shape) == ((*shape, 3), shape)
         assert np.shares_memory(given.result(rows), rows) or not rows.size
-        assert given.beside(np.zeros((*shape, 3)), np.dtype(np.float64), "x", 3).shape == rows.shape
-        assert given.flags_beside(np.ones(shape, bool), "x").shape == flags.shape
+        assert given.per_key(np.zeros((*shape, 3)), np.dtype(np.float64), "x", 3).shape == rows.shape
+        assert given.flags_per_key(np.ones(shape, bool), "x").shape == flags.shape
 
 
 def test_the_partitioner_is_asked_before_anything_changes(make):

@@ -21,9 +21,9 @@ from kvemb.memory.rebalancer import (
 MIB = 1 << 20
 
 
-def share_of(worth: float | None, held: int = MIB, min_bytes: int = 0, *, refused: bool = False) -> Share:
+def share_of(benefit: float | None, held: int = MIB, min_bytes: int = 0, *, refused: bool = False) -> Share:
     share = Share(1024, held, min_bytes)
-    share.worth, share.refused = worth, refused
+    share.benefit, share.refused = benefit, refused
     return share
 
 
@@ -111,7 +111,7 @@ def test_random_turns_owe_within_bounds():
         share.refused = True
         sharing.offered(share, chance.randrange(1, 2000))
         for other in shares:
-            other.worth = chance.choice([None, 0.0, chance.random()])
+            other.benefit = chance.choice([None, 0.0, chance.random()])
             assert 0 <= other.owed <= max(0, other.held - 512)
             if other.owed and chance.random() < 0.3:
                 other.shrunk(min(other.owed, chance.randrange(4096)))
@@ -121,7 +121,7 @@ def test_random_turns_owe_within_bounds():
 def test_a_reservation_is_paid_for_by_tables_that_give_and_refused_beyond_what_they_can():
     budget = Budget(10 * MIB)
     budget.reserve(8 * MIB, "tables")
-    shares = [share_of(worth, 4 * MIB, MIB) for worth in (1.0, 2.0)]
+    shares = [share_of(benefit, 4 * MIB, MIB) for benefit in (1.0, 2.0)]
     for share in shares:
         budget.join(share)
         share.wake = lambda share=share: budget.shrink(share, min(share.owed, 300_000)) if share.owed else None

@@ -84,7 +84,7 @@ def export(
             ("wrote", f"{counted(each.rows, 'row')} as {each.format} to {masked(each.out)}"),
         ]
         if since is not None:
-            lines.append(("removed", f"{counted(each.removed, 'key')}, in {masked(tool.removed_beside(each.out))}"))
+            lines.append(("removed", f"{counted(each.removed, 'key')}, in {masked(tool.path_of_removed(each.out))}"))
         if each.left_out:
             lines.append(("note", f"without {' and '.join(each.left_out)}: training cannot continue"))
     told = [{**asdict(each), "out": masked(each.out)} for each in done]

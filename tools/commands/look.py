@@ -15,7 +15,7 @@ from kvemb.masking import masked
 from kvemb.tools import inspect, table_stats
 from kvemb.tools.failures import WrongUsage
 from kvemb.tools.limits import MAX_STORED_ROWS
-from kvemb.tools.report.axes import Time, moment
+from kvemb.tools.report.axes import Time, local_time
 from kvemb.tools.report.spreads import Spread
 from kvemb.tools.screen import PLACE, AsJson, Every, Quiet, Screen, Variable, check_one, counted, local_path, size
 
@@ -39,7 +39,7 @@ def info(path: Place, as_json: AsJson = False) -> None:
     found = _info(path)
     tables = sum(nbytes for name, nbytes in found.files.items() if name.endswith(".sst"))
     lines = [
-        ("kind", f"{found.kind}, made {moment(found.created, seconds=True)}"),
+        ("kind", f"{found.kind}, made {local_time(found.created, seconds=True)}"),
         ("id", found.id),
         ("parent", found.parent or "none"),
         ("files", f"{len(found.files):,}, {size(found.nbytes)} (tables {size(tables)})"),
@@ -48,7 +48,9 @@ def info(path: Place, as_json: AsJson = False) -> None:
     lines += [("extra", _short(json.dumps({name: value}))) for name, value in found.extra.items()]
     for mark in found.marks:
         which = "mark" if mark.name is None else f"mark {mark.name}"
-        lines.append((which, f"{mark.path}, made {moment(mark.created, seconds=True)}, keeps {size(mark.kept_bytes)}"))
+        lines.append(
+            (which, f"{mark.path}, made {local_time(mark.created, seconds=True)}, keeps {size(mark.kept_bytes)}")
+        )
     for each in found.variables:
         described = each.described
         kind = f"{described['dim']} {described['value_dtype']}, keys {described['key_dtype']}"
@@ -169,7 +171,7 @@ def _peeked(found: inspect.Peek, keys: list[str] | None, records: Any) -> list[t
         numbers = row["values"]
         start = " ".join(f"{number:.4g}" for number in numbers[:ROW_NUMBERS])
         more = " ..." if len(numbers) > ROW_NUMBERS else ""
-        score = moment(row["score"], seconds=True) if found.scores_are_times else f"{row['score']:g}"
+        score = local_time(row["score"], seconds=True) if found.scores_are_times else f"{row['score']:g}"
         lines.append((str(key), f"{start}{more}   score {score}, changed at call {row['step']:,}"))
         lines += [("", f"{other}  cosine {cosine:.4f}") for other, cosine in row["neighbours"]]
     return lines
@@ -241,7 +243,7 @@ def _histogram(found: Spread | None) -> str:
     bars = "".join(BARS[-(-count * (len(BARS) - 1) // max(counts))] for count in counts)
     ends = [found.percentiles[at][1] for at in (0, -1)]
     timed = isinstance(bins.scale, Time)
-    least, most = (moment(end, seconds=True) if timed else bins.scale.format(end) for end in ends)
+    least, most = (local_time(end, seconds=True) if timed else bins.scale.format(end) for end in ends)
     return f"{least} {bars.strip()} {most}"
 
 

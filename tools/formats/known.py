@@ -36,9 +36,9 @@ class Format:
     write_NAME. folder: its output is a folder. pipe: it can be written to and read from a pipe. counted: it begins with
     the number of rows. describes: it contains the table's description, so that an import creates the variable as it
     was. int64_keys: its keys are int64 only. dtypes: of the values it can hold, None for all; bfloat16 is widened to
-    float32 unless listed. beside: the columns it can hold besides key and value. always: the columns it always has, and
-    no others; if empty, those that are asked for. index: an ending; a source may be a name to which it and others are
-    added.
+    float32 unless listed. other_columns: the columns it can hold besides key and value. always: the columns it always
+    has, and no others; if empty, those that are asked for. index: an ending; a source may be a name to which it and
+    others are added.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Format:
     int64_keys: bool = False
     strings: bool = False
     dtypes: tuple[str, ...] | None = None
-    beside: tuple[str, ...] = (SLOTS, SCORE, STEP, SCALE)
+    other_columns: tuple[str, ...] = (SLOTS, SCORE, STEP, SCALE)
     always: tuple[str, ...] = ()
     index: str | None = None
 
@@ -98,8 +98,8 @@ class Format:
             raise BadInput(f"{self.name} holds integers as keys, these are strings; choose {able}")
         if self.int64_keys and table.key.dtype == np.uint64:
             raise BadInput(f"{self.name} holds int64 keys, these are uint64; choose another format")
-        slots = [slot["name"] for slot in table.metadata.get("slots", [])] if SLOTS in self.beside else []
-        held = (KEY, VALUE, *self.beside, *slots)
+        slots = [slot["name"] for slot in table.metadata.get("slots", [])] if SLOTS in self.other_columns else []
+        held = (KEY, VALUE, *self.other_columns, *slots)
         refused = [column.name for column in table.columns if column.name not in held]
         if refused:
             raise BadInput(f"{self.name} cannot hold the column {refused[0]!r}; choose another format, or leave it out")
@@ -151,7 +151,7 @@ FORMATS = {
             folder=True,
             int64_keys=True,
             dtypes=("float32",),
-            beside=(),
+            other_columns=(),
         ),
         Format(
             "tfra",
@@ -160,7 +160,7 @@ FORMATS = {
             "raw",
             folder=True,
             dtypes=(*_NUMBERS, "bfloat16"),
-            beside=(SLOTS,),
+            other_columns=(SLOTS,),
         ),
         Format(
             "dynamicemb",
@@ -170,7 +170,7 @@ FORMATS = {
             folder=True,
             int64_keys=True,
             dtypes=("float32",),
-            beside=(SLOTS, SCORE),
+            other_columns=(SLOTS, SCORE),
             always=(SLOTS, SCORE),
         ),
         Format(
@@ -182,7 +182,7 @@ FORMATS = {
             strings=True,
             counted=True,
             dtypes=("float32", "float16"),
-            beside=(),
+            other_columns=(),
         ),
         Format(
             "glove",
@@ -192,7 +192,7 @@ FORMATS = {
             pipe=True,
             strings=True,
             dtypes=("float32", "float16"),
-            beside=(),
+            other_columns=(),
         ),
         Format(
             "word2vec-binary",
@@ -203,7 +203,7 @@ FORMATS = {
             strings=True,
             counted=True,
             dtypes=("float32",),
-            beside=(),
+            other_columns=(),
         ),
         Format(
             "tf-checkpoint",

@@ -72,7 +72,7 @@ _SLOTS = (
 )
 
 
-def beside(table: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
+def companions(table: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
     """Return patterns of the names of tables that TFRA saves beside a table: its slots, and a policy's status.
 
     TFRA names a slot NAME/OPERATION/SLOT, or NAME/SLOT with short_file_name, and a status SCOPE/status/NAME/timestamp
@@ -147,7 +147,7 @@ def main_tables(sizes: dict[str, tuple[int, int]]) -> list[str]:
     """
     left = set(sizes)
     for table, (keys, values) in sizes.items():
-        slot, status = beside(table)
+        slot, status = companions(table)
         for name in left - {table}:
             if status.fullmatch(name):
                 left.discard(name)

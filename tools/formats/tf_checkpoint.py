@@ -28,7 +28,7 @@ from kvemb.tools.formats.columns import (
     check_width,
     slices,
 )
-from kvemb.tools.formats.raw import beside, main_tables
+from kvemb.tools.formats.raw import companions, main_tables
 from kvemb.tools.formats.tensor_bundle import STRING, Bundle, message
 
 _OF_OBJECTS = re.compile(r"(?P<path>(?:.*/)?tables_of_(?P<name>[^/]+))/(?P<shard>\d+)/\.ATTRIBUTES/table")
@@ -208,7 +208,7 @@ def _nbytes(bundle: Bundle, table: _Found) -> tuple[int, int]:
 def _slots_of(table: _Found, found: dict[str, _Found]) -> dict[str, str]:
     """Return the paths of a table's slots, by kvemb's names of slots."""
     name = table.name.replace("/", "_")
-    slot, _ = beside(name)
+    slot, _ = companions(name)
     there: dict[str, str] = {}
     for path, each in found.items():
         rest = each.name.replace("/", "_")

@@ -28,7 +28,7 @@ Fit = Callable[[Ticks], bool]
 Choice = TypeVar("Choice")
 
 
-def beside(ticks: Ticks) -> bool:
+def side_by_side(ticks: Ticks) -> bool:
     """Whether labels at these positions fit below a chart, also in the nine tenths between bars at its ends."""
     ends = [extent(position, label) for position, label in ticks]
     return all(first[1] + GAP <= second[0] for first, second in pairwise(ends))
@@ -41,7 +41,7 @@ def extent(position: float, label: str) -> tuple[float, float]:
     return begin, begin + wide
 
 
-def above(ticks: Ticks) -> bool:
+def stacked(ticks: Ticks) -> bool:
     """Whether so many labels fit on the left of a chart."""
     return len(ticks) <= STEPS + 1
 
@@ -57,7 +57,7 @@ class Scale(ABC):
         """Return the position of a value on the axis: 0 at low, 1 at high."""
 
     @abstractmethod
-    def ticks(self, fit: Fit = beside) -> Ticks:
+    def ticks(self, fit: Fit = side_by_side) -> Ticks:
         """Return the values to label, with their labels. fit: whether labels at given positions fit."""
 
     @abstractmethod
@@ -81,7 +81,7 @@ class Linear(Scale):
         # Divided by 4 so that the difference stays finite.
         return (value / 4 - self.low / 4) / (self.high / 4 - self.low / 4)
 
-    def ticks(self, fit: Fit = beside) -> Ticks:
+    def ticks(self, fit: Fit = side_by_side) -> Ticks:
         return first_that_fits(self, self._ticks, range(STEPS, 0, -1), fit)
 
     def format(self, value: float) -> str:
@@ -110,7 +110,7 @@ class Log(Scale):
     def position(self, value: float) -> float:
         return (math.log(value) - math.log(self.low)) / (math.log(self.high) - math.log(self.low))
 
-    def ticks(self, fit: Fit = beside) -> Ticks:
+    def ticks(self, fit: Fit = side_by_side) -> Ticks:
         first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
 
         def powers(every: int) -> Ticks:
@@ -138,12 +138,12 @@ class Time(Scale):
     def position(self, value: float) -> float:
         return (value - self.low) / (self.high - self.low)
 
-    def ticks(self, fit: Fit = beside) -> Ticks:
+    def ticks(self, fit: Fit = side_by_side) -> Ticks:
         steps = [step for step in _SECONDS if (self.high - self.low) / step < 40]
         return first_that_fits(self, self._every, steps, fit)
 
     def format(self, value: float) -> str:
-        return moment(value, seconds=self.high - self.low < _DAY)
+        return local_time(value, seconds=self.high - self.low < _DAY)
 
     def _every(self, step: float) -> Ticks:
         """Return the local times at multiples of so many seconds since the Monday after 1 January 1970."""
@@ -173,7 +173,7 @@ def _prefix(value: float, least: float = 1e3) -> tuple[float, str]:
     return 1.0, ""
 
 
-def moment(since_1970: float, *, seconds: bool = False) -> str:
+def local_time(since_1970: float, *, seconds: bool = False) -> str:
     """Return seconds since 1970 as a local date and time; as a number if datetime cannot hold it."""
     if not EARLIEST < since_1970 < LATEST:
         return number(since_1970)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
-from kvemb.tools.report.axes import Linear, Scale, above, extent, top
+from kvemb.tools.report.axes import Linear, Scale, extent, stacked, top
 from kvemb.tools.report.bins import Bins
 
 # Number of line colours; the last one is for all remaining lines.
@@ -138,7 +138,7 @@ def scatter(title: str, points: Sequence[tuple[float, float, float, str]]) -> st
 def plot(title: str, marks: Sequence[str], below: Sequence[tuple[float, str]], up: Scale, box: str = "") -> str:
     """Return an SVG with labels on the left and below. box: its attributes of place and size, if no CSS has them."""
     drawn = []
-    for value, label in up.ticks(above):
+    for value, label in up.ticks(stacked):
         y = _share(1 - up.position(value))
         drawn.append(f'<line class="grid" x1="0" x2="100%" y1="{y}" y2="{y}"/>')
         drawn.append(f'<text class="label" x="-8" y="{y}" dy="4" text-anchor="end">{escape(label)}</text>')

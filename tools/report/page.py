@@ -14,7 +14,7 @@ from kvemb.errors import Corruption
 from kvemb.tools.destinations import atomic_output
 from kvemb.tools.inspect import Info, info
 from kvemb.tools.reading import Progress, kind_name
-from kvemb.tools.report.axes import moment, zone
+from kvemb.tools.report.axes import local_time, zone
 from kvemb.tools.report.history import SHOWN, History, history
 from kvemb.tools.report.markup import facts, heading, name, notice, table
 from kvemb.tools.report.series_section import series
@@ -71,7 +71,7 @@ def _head(root: Path, newest_path: Path, newest: Info, past: History) -> str:
         ("variables", f"{len(newest.variables):,}"),
         ("files", f"{len(newest.files):,}, {size(newest.nbytes)}"),
         ("calls that recorded uses", f"{newest.recording_calls:,}"),
-        (f"{newest.kind} of", f"{moment(newest.created)} {zone()}"),
+        (f"{newest.kind} of", f"{local_time(newest.created)} {zone()}"),
     ]
     if past.checkpoints:
         lines.insert(0, ("newest checkpoint" if not past.damages else "newest that can be read", newest_path.name))
@@ -86,7 +86,7 @@ def _marks(newest: Info) -> str:
     lines = [
         [
             name(each.name) if each.name is not None else '<span class="sub">none</span>',
-            escape(moment(each.created)),
+            escape(local_time(each.created)),
             size(each.kept_bytes),
             name(each.path),
         ]

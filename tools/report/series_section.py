@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from kvemb.tools.diff import Difference
-from kvemb.tools.report.axes import GAP, LETTER, Linear, Log, Scale, Time, moment, top
+from kvemb.tools.report.axes import GAP, LETTER, Linear, Log, Scale, Time, local_time, top
 from kvemb.tools.report.charts import COLOURS, Curve, Part, columns, lines
 from kvemb.tools.report.history import History
 from kvemb.tools.report.markup import card, cards, heading
@@ -72,7 +72,7 @@ def _growth(history: History) -> tuple[str, str]:
         rows[COLOURS - 1 :] = [(f"{len(others)} others together", together)]
     first, *_, last = (checkpoint.created for checkpoint in history.checkpoints)
     short = last - first < 3600
-    note = f"{moment(first, seconds=short)} to {moment(last, seconds=short)}."
+    note = f"{local_time(first, seconds=short)} to {local_time(last, seconds=short)}."
     numbers = [count for _, counts in rows for count in counts if count]
     most = [max(count or 0 for count in counts) for _, counts in rows]
     if numbers and max(most) >= _LOG_FROM * max(1, min(each for each in most if each)):
@@ -117,7 +117,7 @@ def _along(history: History) -> Time:
 
 def _tips(history: History, texts: Sequence[str]) -> list[str]:
     return [
-        f"{checkpoint.path.name}, {moment(checkpoint.created)}: {each}"
+        f"{checkpoint.path.name}, {local_time(checkpoint.created)}: {each}"
         for checkpoint, each in zip(history.checkpoints, texts, strict=True)
     ]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvemb.tools.report.axes import Linear, Log, Time, above, beside, moment, number, top
+from kvemb.tools.report.axes import Linear, Log, Time, local_time, number, side_by_side, stacked, top
 
 
 def linear(low: float, share: float, whole: bool) -> Linear:
@@ -31,7 +31,7 @@ SCALES = [
 @given(data=st.data())
 def test_labels_are_between_the_ends_in_order_differ_and_fit(scales, data):
     scale = data.draw(scales)
-    for fit in (beside, above):
+    for fit in (side_by_side, stacked):
         ticks = scale.ticks(fit)
         places, labels = [scale.position(value) for value, _ in ticks], [label for _, label in ticks]
         assert places == sorted(places)
@@ -41,7 +41,7 @@ def test_labels_are_between_the_ends_in_order_differ_and_fit(scales, data):
 
 
 def test_tenths_of_a_second_are_not_cut_off():
-    labels = [label for _, label in Time(137439299072.75, 137439299073.06622).ticks(above)]
+    labels = [label for _, label in Time(137439299072.75, 137439299073.06622).ticks(stacked)]
     assert len(labels) == 3
     assert [label[-2:] for label in labels] == [".8", ".9", ".0"]
 
@@ -75,7 +75,7 @@ def test_times_are_labelled_where_they_are_round(first, last, labels):
 @given(values=st.lists(st.integers(0, 10**18) | st.floats(0.001, 1e6), max_size=5))
 def test_an_axis_ends_at_a_label_above_its_values(values):
     end = top(values)
-    ticks = Linear(0, end).ticks(above)
+    ticks = Linear(0, end).ticks(stacked)
     assert end >= max(values, default=0.0) * (1 - 1e-9)
     assert ticks[-1][0] == pytest.approx(end)
 
@@ -84,6 +84,6 @@ def test_numbers_and_moments_are_for_people():
     assert [number(value) for value in (0, 0.12345, 1234, 12345, 1.8e9, 1e300)] == [
         *("0", "0.1235", "1234", "12.35k", "1.8G", "1e+300"),
     ]
-    assert moment(datetime(2026, 3, 1, 8, 1, 2).timestamp()) == "2026-03-01 08:01"
-    assert moment(datetime(2026, 3, 1, 8, 1, 2).timestamp(), seconds=True) == "2026-03-01 08:01:02"
-    assert moment(1e18) == "1e+18"
+    assert local_time(datetime(2026, 3, 1, 8, 1, 2).timestamp()) == "2026-03-01 08:01"
+    assert local_time(datetime(2026, 3, 1, 8, 1, 2).timestamp(), seconds=True) == "2026-03-01 08:01:02"
+    assert local_time(1e18) == "1e+18"

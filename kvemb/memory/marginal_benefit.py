@@ -1,8 +1,8 @@
-"""The worth of a hot table's cells: uses of its least valuable rows per row offered to full tables (Rebalancer.work).
+"""The marginal benefit of a hot table's cells: uses of its least valuable rows per row offered to full tables.
 
-The rows that further cells would hold are used about as often as these. So the worth is both the cost of shrinking and
-the gain of growing. It is measured on a sample of cells. A row counts as used if its score has changed, whatever the
-policy, also if it was evicted meanwhile and is offered again. The variable's lock guards everything here.
+The rows that further cells would hold are used about as often as these. So the benefit is both the cost of shrinking
+and the gain of growing. It is measured on a sample of cells. A row counts as used if its score has changed, whatever
+the policy, also if it was evicted meanwhile and is offered again. The variable's lock guards everything here.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ ENOUGH_USES, MAX_WAITS = 16, 8
 _SPREAD = 0.6180339887498949
 
 
-class Worth:
-    """The worth of one table's cells."""
+class MarginalBenefit:
+    """The marginal benefit of one table's cells."""
 
     def __init__(self, table: HotTable) -> None:
         self._table = table
@@ -37,7 +37,7 @@ class Worth:
         self._last: float | None = None
 
     def measure(self, work: int, missed: float) -> float | None:
-        """Return the worth of a cell in uses per row of work, a moving average over measurements; None at the first.
+        """Return the benefit of a cell in uses per row of work, a moving average over measurements; None at the first.
 
         work: the budget's count of rows offered, as a clock (Rebalancer.work). missed: uses since the last call that
         one more cell would have served.
