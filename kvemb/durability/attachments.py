@@ -1,4 +1,4 @@
-"""Files and values that a caller puts into a checkpoint beside the rows, such as a model's dense parameters.
+"""Files and values that a caller adds to a checkpoint, such as a model's dense parameters.
 
 The files are in files/ (FORMAT.md, "A checkpoint"), the values in the manifest's `extra`. They are written before the
 checkpoint gets its name, so that they and the rows are there together or not at all. Not thread-safe.
@@ -65,7 +65,7 @@ class Attachments:
         return list(self._files)
 
     def write(self, folder: Path) -> None:
-        """Write the files to a new folder, unsynced, if there are any. Raises what a writer raises, and OSError."""
+        """Write the files to a new folder, unsynced, if there are any. Raises OSError, and a writer's errors."""
         if self._files:
             folder.mkdir()
         for name, content in self._files.items():

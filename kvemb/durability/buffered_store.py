@@ -44,9 +44,9 @@ class BufferedStore:
             self._memtables.forget()
 
     def flush(self) -> None:
-        """Write what is in memory. Raises ColdStoreError."""
+        """Write the rows in memory. Raises ColdStoreError."""
         self._memtables.flush()
 
     def close(self) -> None:
-        """Forget what is in memory."""
+        """Forget the rows in memory."""
         self._memtables.end()

@@ -118,12 +118,12 @@ class Checkpointer:
         self._database, self._points, self._changes, self._log = database, points, changes, log
         self._state, self._in_order = state, in_order
         self._background = Threads(1, thread_name_prefix="kvemb-checkpoint", started=True)
-        # The last point, and before it those whose failure was raised to no caller.
+        # Points whose error no caller has had yet, and then the last point.
         self._begun: list[PendingCheckpoint[Any]] = []
         self._attaching = 0  # the thread that calls such functions
 
     def wait(self) -> None:
-        """Wait for the point being written. Raises its error, or that of an earlier one, that no caller got yet."""
+        """Wait for the point being written. Raises its error, or that of an earlier one, unless a caller has had it."""
         for begun in list(self._begun):
             if not begun.reported:
                 begun.result()

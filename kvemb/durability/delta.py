@@ -137,7 +137,7 @@ def _unchanged(rows: RowBlock, exists: Mask, old: RowBlock, existed: Mask) -> Ma
 
 
 def _of_other_names(rows: RowBlock, exists: Mask, old: RowBlock, existed: Mask) -> Mask:
-    """Return which of the keys with a row in `rows` and in `old` are those of two strings of one hash."""
+    """Return which of the keys with a row in both `rows` and `old` stand for two strings with the same hash."""
     both = exists & existed
     return np.asarray(keys_of(rows.select(both[exists])) != keys_of(old.select(both[existed])), np.bool_)
 

@@ -69,8 +69,8 @@ def join_files(old: list[Epoch], most: int, nbytes: Callable[[str], int], join: 
     """Join files until these epochs have about `most`, the same number for each variable, and at least one.
 
     Returns the names of the files that are no longer needed. nbytes: of a file. join: writes a file with the keys of
-    others, and returns its name. Of the two neighbouring epochs with the fewest bytes the later one gets all files, so
-    a key is written again only when its file grows by a good part. Files of cleared variables are not joined.
+    others, and returns its name. The two neighbouring epochs with the fewest bytes are joined: the later one gets all
+    files. So a key is written again only when its file grows considerably. Files of cleared variables are not joined.
     """
     gone: set[str] = set()
     names = sorted({name for epoch in old for name in epoch.variables})
@@ -108,7 +108,7 @@ def common_checkpoint(there: list[Epoch], here: list[Epoch]) -> tuple[str, list[
 
     there: the epochs of the other store's checkpoint. here: the store's. Returns None if they share none, or if this
     store was restored from, or brought to, a later one that the other does not follow: rows that changed only there
-    would stay beside those of the other. A copy of a replica may follow what the replica follows.
+    would stay among the rows of the other. A copy of a replica may follow what the replica follows.
     """
     followed, restored = [epoch.since for epoch in there], False
     for epoch in reversed(here):

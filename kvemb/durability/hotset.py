@@ -35,7 +35,7 @@ def write_hot(
     *,
     max_files: int = MAX_FILES,
 ) -> dict[str, list[str]]:
-    """Write the sets of the variables in `hot` (keys in any order) to a folder, and link those of all others.
+    """Write the sets of the variables in `hot` (keys in any order) to a folder, and link all other sets.
 
     number: of the point, unique to its files. before, known: folder and file names of the previous sets. max_files: of
     one set. Returns the file names. If a previous set is damaged, a complete file is written: hot sets only speed up a

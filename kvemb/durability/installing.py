@@ -104,8 +104,8 @@ def check_is_new(store: Path) -> None:
 def clear_left(store: Path, described: Manifest | None = None) -> None:
     """Delete what a killed restore left in a directory. REQUIRES: restoring(store).
 
-    described: of the checkpoint that is restored now; None: whatever was left is deleted. Raises FileExistsError if it
-    has a durable point that is more than a copy of a checkpoint of the same store, such as one that has lost CURRENT.
+    described: of the checkpoint that is restored now; None: all of it is deleted. Raises FileExistsError if it has a
+    durable point that is more than a copy of a checkpoint of the same store, such as one that has lost CURRENT.
     """
     for point in filter(layout.is_checkpoint, (store / layout.POINTS).glob("[!.]*")):
         if described is None:
@@ -127,7 +127,7 @@ def clear_left(store: Path, described: Manifest | None = None) -> None:
 def discard(store: Path) -> None:
     """Delete a new store that could not be completed or opened. Errors are ignored.
 
-    If this is interrupted, the store is whole, or it is what a killed restore leaves.
+    If this is interrupted, the store is whole, or looks as after a killed restore.
     """
     last = [layout.LOCK, layout.CURRENT, layout.LOG, layout.POINTS]
     with suppress(OSError):
@@ -188,5 +188,5 @@ def check_store_path(path: Path) -> None:
 
 
 def left_by_restore(path: Path) -> bool:
-    """Whether a directory has only what a restore makes before it ends: it was killed, or still runs."""
+    """Whether a directory has only the files of an unfinished restore, which was killed or still runs."""
     return (path / layout.POINTS).is_dir() and {entry.name for entry in path.iterdir()} <= _OF_RESTORE

@@ -64,7 +64,7 @@ def as_cold_store_error(what: str) -> Iterator[None]:
 
 @contextmanager
 def reading_checkpoint(path: Path) -> Iterator[None]:
-    """Translate what fails because a checkpoint was deleted meanwhile into CheckpointNotFound: it is not damaged."""
+    """Translate failures because a checkpoint was deleted meanwhile into CheckpointNotFound: it is not damaged."""
     try:
         yield
     except (ColdStoreError, Corruption, FileNotFoundError) as error:

@@ -78,9 +78,9 @@ class PointWriter:
     """Writes one point. number: unused by any other point. target: path of a checkpoint to make of it, or None.
 
     without: variables of the cold database that the point leaves out. attached: files and values to save in it. keep:
-    called when it is the store's point, before other points are deleted; what it raises is that of a failed target.
-    If a step fails, the snapshots end, the directories are deleted, and the previous point stays current, unless it was
-    the last step, in which the checkpoint gets its name. undone: whether that has been done, and another point can be
+    called when it is the store's point, before other points are deleted; its errors are raised as TargetFailed. If a
+    step fails, the snapshots end, the directories are deleted, and the previous point stays current, unless it was the
+    last step, in which the checkpoint gets its name. undone: whether that has been done, and another point can be
     written instead; not if variables are left out, because they may have been recorded as dropped.
     """
 
@@ -113,7 +113,7 @@ class PointWriter:
         self._base: Future[list[Epoch]] | None = None
 
     def write_attached(self) -> None:
-        """Write the attached files, as the first step. Raises ColdStoreError, and what a caller's function raises."""
+        """Write the attached files, as the first step. Raises ColdStoreError, and errors of a caller's function."""
         try:
             self._attached.write(self._draft.path / layout.FILES)
         except BaseException:
@@ -291,7 +291,7 @@ class PointWriter:
 
 @contextmanager
 def _naming_target() -> Iterator[None]:
-    """Translate what fails of the checkpoint into TargetFailed."""
+    """Translate failures of the checkpoint into TargetFailed."""
     try:
         yield
     except (KvembError, FileExistsError) as error:

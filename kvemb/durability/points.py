@@ -243,7 +243,7 @@ def held_history(store: Path) -> Iterator[Callable[[], bool]]:
     A store that was deleted and restored begins a new history: numbers of points and names of key files may be those of
     the old one, with other content. Its directory of points is then another one. It is held open, because filesystems
     give the inode number of a deleted directory to the next one. Without such a directory there is no history. A store
-    that goes back in its place is told by the numbers of its points instead (layout.history).
+    that goes back in place is recognised by the numbers of its points instead (layout.history).
     """
     points = store / layout.POINTS
     try:

@@ -62,7 +62,7 @@ def open_table(engine: Engine, arguments: AnyArguments, variable: Handle[Table])
                 engine.flush()  # the log may name only variables of the durable point before it
             if specification.leaves_checkpoints and not engine.state.read_only:
                 engine.checkpointer.wait()  # a point that is being written links the key files recorded so far
-                # Deltas tell it as dropped. After a crash it is in checkpoints still, and the next opening does this.
+                # In deltas it is dropped. After a crash it is in checkpoints still, and the next opening does this.
                 engine.changes.record_dropped(name, left=True)
             undo.pop_all()
         keep_bounds(engine, table)

@@ -151,7 +151,7 @@ class Engine:
         return Checkpointer(self.database, self.points, self.changes, log, self.state, self.writer)
 
     def _recover(self) -> Recovery | None:
-        """Make a durable point of the state after a crash, or a new store's first one. Returns what was recovered."""
+        """Make a durable point of the state after a crash, or a new store's first one. Returns a description of it."""
         points, recovery = self.points, None
         if points.crashed or points.log:
             entries = checked(points.log, points.current.variables, begun=points.logged)
@@ -236,7 +236,7 @@ class Engine:
             )
 
     def parts(self, without: Collection[str] = ()) -> list[VariablePart]:
-        """Return what a durable point is written of. REQUIRES: lock."""
+        """Return each variable's part of a durable point. REQUIRES: lock."""
         return [table.part() for name, table in self.tables.items() if table.persistent and name not in without]
 
     def flush(self) -> None:

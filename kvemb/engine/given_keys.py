@@ -19,7 +19,7 @@ from kvemb.rows.tensors import plain
 
 
 class HostKeys(GivenKeys):
-    """Keys in the host's memory. They are converted if no information is lost; arrays beside them are cast."""
+    """Keys in the host's memory. They are converted if no information is lost; arrays of values are cast."""
 
     on_device = False
 

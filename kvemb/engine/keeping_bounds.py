@@ -75,7 +75,7 @@ class Keeper(threading.Thread):
     """The thread.
 
     wait: waits for so many seconds, or until the store is closed; returns whether it is. clock: seconds since 1970.
-    retry_seconds: before what failed is tried again for the first time.
+    retry_seconds: how long to wait before the first retry.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Keeper(threading.Thread):
     ) -> None:
         super().__init__(name="kvemb-bounds", daemon=True)
         self._engine, self._wait, self._clock, self._retry_seconds = weakref.ref(engine), wait, clock, retry_seconds
-        # Of tables whose restriction failed: when it is tried again, and after how many seconds the next time.
+        # For each table whose restriction failed: when it is tried again, and how long to wait after that.
         self._retries: weakref.WeakKeyDictionary[Table, tuple[float, float]] = weakref.WeakKeyDictionary()
 
     def run(self) -> None:

@@ -41,7 +41,7 @@ def run_flushes(engine: Engine, seconds: float, wait: Callable[[float], bool]) -
 def begin_flush(engine: Engine) -> bool:
     """Begin a durable point, unless one is being written or nothing changed since the last one.
 
-    Returns whether the store is open. A failure while the point is written is reported as that of a checkpoint with
+    Returns whether the store is open. A failure while the point is written is reported like one of a checkpoint with
     block=False.
     """
     with engine.lock:

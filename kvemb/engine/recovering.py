@@ -2,8 +2,8 @@
 
 Failures of the disk interrupt no change of rows (kvemb.memory.memtables, kvemb.tiers.write_logging), so all rows are in
 memory or in the open database. Here RocksDB goes on, rows whose write failed wait again, and a durable point is made of
-all of it. Until that is complete no call writes, because the log's new segment is not found before: a crash meanwhile
-leads to the last point and to what was acknowledged before the failure.
+all of it. Until that is complete no call writes, because the log's new segment would not be found. After a crash
+meanwhile, the store has the last point and all writes that were acknowledged before the failure.
 """
 
 from __future__ import annotations

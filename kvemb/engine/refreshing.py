@@ -111,7 +111,7 @@ def _move_tables(engine: Engine, database: ColdDatabase, described: Manifest, *,
 def _renewed(engine: Engine, database: ColdDatabase, described: Manifest, table: Table) -> RefreshedState | None:
     """Return what changed from the present point to this opened one, with the new rows of hot keys.
 
-    Returns None if that is unknown, or not less than what is hot; then no hot row is kept.
+    Returns None if that is unknown, or not less than the number of hot rows; then no hot row is kept.
     """
     files = files_between(engine.opened_manifest.changes, described.changes, table.name)
     if files is None or (entry := described.variables.get(table.name)) is None:

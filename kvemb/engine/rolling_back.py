@@ -3,7 +3,7 @@
 The point that the mark keeps is copied, by hard links, to one with a new number, and opened beside the database in use.
 Then all variables are locked, and CURRENT names the copy: a crash before that leads to the last point and its log, one
 after it to the mark. Rows that did not change since the mark stay hot. The store continues from the epochs of the mark,
-as if what came after it had never been: a checkpoint made since is in no later one's history, so deltas are exact.
+as if nothing had come after it: a checkpoint made since is in no later one's history, so deltas are exact.
 """
 
 from __future__ import annotations
@@ -164,7 +164,8 @@ def _fits(mine: VariableEntry, entry: VariableEntry) -> bool:
 def _changed(engine: Engine, table: Table, epochs: list[Epoch] | None, sealed: list[Epoch]) -> Keys | None:
     """Return all keys of a variable that changed since the mark, except in rows that are dirty or wait to be written.
 
-    epochs: of the mark, None if that is unknown. sealed: those up to now. None: unknown, or not less than what is hot.
+    epochs: of the mark, None if that is unknown. sealed: those up to now. None: unknown, or not fewer than the hot
+    rows.
     """
     files = None if epochs is None else files_between(epochs, sealed, table.name)
     if files is None:

@@ -289,7 +289,7 @@ def _creator(given: Any, stored: VariableEntry | None) -> Creator:
         if stored is None:
             return RocksDBCreator()
         return RocksDBCreator.from_json(stored.creator) if stored.creator else MemoryCreator()
-    # Not isinstance, because what a subclass adds could not be stored.
+    # Not isinstance, because the additions of a subclass could not be stored.
     if type(given) is not RocksDBCreator and type(given) is not MemoryCreator:
         raise TypeError(f"kv_creator must be a RocksDBCreator or a MemoryCreator, got {brief(given)}")
     if stored is not None and stored.creator and isinstance(given, MemoryCreator):

@@ -1,4 +1,4 @@
-"""An open variable inside its store: its rows in both tiers, and what the store asks of it.
+"""An open variable inside its store: its rows in both tiers, and the methods that the store calls.
 
 Thread-safe, as its tiers are.
 """

@@ -131,8 +131,8 @@ class Journal:
     def rotate(self) -> None:
         """End the current segment with the next one's number, and switch to that. Raises ColdStoreError.
 
-        After a failure the current segment is left as it is: a crash before the durable point that the next one follows
-        is one in the middle of a write.
+        After a failure the current segment is left as it is. If the process ends before the next durable point, it is
+        as if it had crashed in the middle of a write.
         """
         with uninterrupted(), self._lock:
             assert self._next is not None
@@ -158,7 +158,7 @@ class Journal:
             self._failure = None
 
     def delete_before(self, number: int) -> None:
-        """Delete the segments before the durable point of this number: what they have is in the point."""
+        """Delete the segments before the durable point of this number, which has all of their writes."""
         with uninterrupted(), self._syncing, self._lock:
             for file, _ in (ended := [each for each in self._unsynced if each[1] < number]):
                 os.close(file)

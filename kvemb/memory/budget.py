@@ -120,7 +120,7 @@ class Budget:
         _wake(giving)
 
     def _ask_tables(self, nbytes: int) -> list[Share]:
-        """Make growing tables owe nbytes in all, with what they owe; return those that owe. REQUIRES: the lock."""
+        """Raise what growing tables owe to nbytes in all; return those that owe. REQUIRES: the lock."""
         self.rebalancer.ask(nbytes - self.rebalancer.owed)
         return [share for share in self.rebalancer.shares if share.owed]
 
@@ -158,7 +158,7 @@ class Budget:
 
     @contextmanager
     def _no_growth(self) -> Iterator[None]:
-        """Let no table grow during the block: what is given back is for a reservation."""
+        """Let no table grow during the block: memory that is given back is for a reservation."""
         self._reserving.append(None)
         try:
             yield

@@ -1,8 +1,8 @@
 """The marginal benefit of a hot table's cells: uses of its least valuable rows per row offered to full tables.
 
 The rows that further cells would hold are used about as often as these. So the benefit is both the cost of shrinking
-and the gain of growing. It is measured on a sample of cells. A row counts as used if its score has changed, whatever
-the policy, also if it was evicted meanwhile and is offered again. The variable's lock guards everything here.
+and the gain of growing. It is measured on a sample of cells. With every policy, a row counts as used if its score has
+changed, even if it was evicted meanwhile and is offered again. The variable's lock guards everything here.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def row_bytes(schema: Schema) -> int:
 class MemtableMemory:
     """`total` bytes, which the memtables of a store share. Thread-safe.
 
-    A quarter of it is for rows that come while others are written: if unsealed rows have more than the rest, the
+    A quarter of it is for rows that come while others are written: if unsealed rows take more than the rest, the
     largest memtable is sealed. A caller waits only if nothing is left.
     """
 
@@ -85,7 +85,7 @@ class MemtableMemory:
             return max(self._holders, key=size, default=None)
 
     def seal(self, nbytes: int) -> None:
-        """Take note that so many of the bytes are about to be written."""
+        """Record that so many of the bytes are about to be written."""
         with uninterrupted(), self._lock:
             self._sealed += nbytes
 
@@ -272,7 +272,7 @@ class Memtables:
     def seal(self) -> Future[None] | None:
         """Begin to write all rows that are here; return the write, or None if there is nothing to write.
 
-        Rows that come later are in another file, which is written after whatever the executor is given before they are
+        Rows that come later are in another file. It is written after all tasks that the executor gets before they are
         sealed. Older rows whose write failed are written again, first. Any thread may call this.
         """
         with uninterrupted():
@@ -292,7 +292,7 @@ class Memtables:
             result_of(last)
 
     def check(self) -> None:
-        """Raise the error because of which rows are kept outside of memtables, if there is one."""
+        """Raise the error of add(), if one failed, so that rows are kept outside of memtables."""
         if self._failure is not None:
             raise self._failure
 
@@ -303,8 +303,8 @@ class Memtables:
     def _write_up_to(self, newest: Memtable) -> None:
         """Write the oldest memtable and those that follow, up to this one. On the executor's thread.
 
-        No later one, though it may be sealed by now: a snapshot's file, or the copy of the cold database, may have its
-        turn between them, and must not come after rows that are newer.
+        Later ones are left, even if they are sealed: a snapshot's file, or the copy of the cold database, may be due
+        between them, and must not come after newer rows.
         """
         try:
             while self._write_oldest(newest):

@@ -110,7 +110,7 @@ class Rebalancer:
     def _choose_donors(self) -> None:
         """Choose the donors, and how much they owe to the shares that want to grow."""
         wanting = [share for share in self.shares if share.refused]
-        # Until the benefit of a new table is measured, it counts as the best one.
+        # A new table counts as the best one until its benefit is measured.
         compared = self.shares if any(share.benefit is None for share in wanting) else wanting
         best = max((share.benefit or 0.0 for share in compared), default=0.0)
         for share in self.shares:

@@ -1,6 +1,7 @@
 """Staging: the part of a store's budget for rows that are in no cell.
 
-Nobody is asked to give memory back: no holder gets more than it leaves free, so that the next one always finds some.
+No holder is asked to give memory back. Instead, no holder gets more than it leaves free, so the next one always finds
+some.
 """
 
 from __future__ import annotations

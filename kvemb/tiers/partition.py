@@ -38,8 +38,8 @@ class Partition:
     def devices_of(self, keys: Keys) -> Owners:
         """Return the number of each key's device.
 
-        Raises ValueError if the partitioner's result has the wrong dtype, shape or range, and what the partitioner
-        raises.
+        Raises ValueError if the partitioner's result has the wrong dtype, shape or range; also any error of the
+        partitioner.
         """
         if (count := self._devices) == 1 and self._partitioner is default_partitioner:
             return None

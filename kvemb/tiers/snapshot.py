@@ -177,13 +177,13 @@ class DirtySnapshot:
         self._keys = [table.mark_dirty_pending() for table in self._hot_tables.tables]
 
     def copy_before_change(self, keys: Keys, cells: Positions | None, owners: Owners) -> None:
-        """Copy those of these rows that are pending, because they may change now. cells: their cells, if known."""
+        """Copy the pending ones of these rows, because they may change now. cells: their cells, if known."""
         for table, positions in self._hot_tables.by_table(owners):
             at = table.find(keys[positions]) if cells is None else cells[positions]
             self._keep(table.release_pending(at))
 
     def copy_before_leaving(self, rows: RowBlock) -> None:
-        """Copy those of these rows that are pending, because they have left the hot tier, and clear their marks."""
+        """Copy the pending ones of these rows, because they have left the hot tier, and clear all marks."""
         try:
             pending = rows.select(rows.flags & PENDING != 0)
         except Exception as error:
@@ -339,7 +339,7 @@ class GrowingFile:
         self._failure: Exception | None = None
 
     def add(self, keys: Keys, rows: RowBlock, *, last: bool) -> list[FinishedFile]:
-        """Add a part, whose keys follow those before. rows: of some of its keys. last: end the file then.
+        """Add a part, whose keys follow the previous part's. rows: of some of its keys. last: end the file then.
 
         Returns the files that have ended since the last call. Raises an error of this or an earlier call.
         """

@@ -42,7 +42,7 @@ class Counted:
 
 @dataclass(frozen=True)
 class CountersSize:
-    """What an Admission counted for a variable. Counters do not tell how many keys were sighted.
+    """What an Admission counted for a variable. The number of distinct keys is not known.
 
     counted: sightings since the counters began or were last halved. counters: of one byte each. bytes: of their files.
     """
