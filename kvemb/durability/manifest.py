@@ -20,7 +20,7 @@ from kvemb.checks.fields import OMITTED, Id, Refused, Sha256, array, as_json, in
 from kvemb.checks.fields import read as read_fields
 from kvemb.checks.names import FilePath, Name
 from kvemb.checks.ranges import END_OF_TIME, MAX_FILE_BYTES, MAX_POINTS, MAX_ROWS
-from kvemb.durability.admission_counters.counter_file import Counted
+from kvemb.durability.admission_counters.counter_file import CounterFile
 from kvemb.durability.variable_entry import VariableEntry, check_variable, with_widths
 from kvemb.errors import CheckpointNotFound, Corruption, UnsupportedFormat
 
@@ -119,7 +119,7 @@ class Manifest:
     left_out: Annotated[list[Name], OMITTED] = field(default_factory=list)
     extra: Annotated[dict[str, Any], OMITTED] = field(default_factory=dict)
     tiers: Annotated[dict[Name, dict[_Place, HotRows]], OMITTED] = field(default_factory=dict)
-    sightings: Annotated[dict[Name, Counted], OMITTED] = field(default_factory=dict)
+    sightings: Annotated[dict[Name, CounterFile], OMITTED] = field(default_factory=dict)
 
     def only(self, names: Collection[str]) -> Manifest:
         """Return the manifest of a checkpoint of some of the variables."""

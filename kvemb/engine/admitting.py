@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 
 from kvemb.durability import layout
-from kvemb.durability.admission_counters.counter_file import Counted, read_counters
+from kvemb.durability.admission_counters.counter_file import CounterFile, read_counters
 from kvemb.engine.engine import Engine
 from kvemb.engine.specification import Specification
 from kvemb.engine.table import Table
@@ -45,7 +45,7 @@ def admission_counters_of(engine: Engine, specification: Specification) -> Admis
     return counting
 
 
-def adopt_counters(engine: Engine, table: Table, folder: Path, counted: Counted | None) -> None:
+def adopt_counters(engine: Engine, table: Table, folder: Path, counted: CounterFile | None) -> None:
     """Make a variable of a writable store continue from a counter file of another checkpoint; None: start at 0.
 
     The folder must stay until the next durable point. Raises Corruption, and the error of a point being written.
@@ -66,7 +66,7 @@ def adopt_counters(engine: Engine, table: Table, folder: Path, counted: Counted 
             _load(counting, admission, table.name, folder, counted)
 
 
-def counters_of(table: Table, folder: Path, counted: Counted | None) -> Counters | None:
+def counters_of(table: Table, folder: Path, counted: CounterFile | None) -> Counters | None:
     """Return the counters with which a variable continues from a counter file; None: from 0. Raises Corruption."""
     counting, admission = table.operations.admission_counters, table.specification.admission
     if counting is None or admission is None or counted is None:
@@ -75,7 +75,13 @@ def counters_of(table: Table, folder: Path, counted: Counted | None) -> Counters
 
 
 def _load(
-    counting: AdmissionCounters, admission: Admission, name: str, folder: Path, counted: Counted, *, saved: bool = False
+    counting: AdmissionCounters,
+    admission: Admission,
+    name: str,
+    folder: Path,
+    counted: CounterFile,
+    *,
+    saved: bool = False,
 ) -> None:
     if (counters := _read(counting, admission, name, folder, counted)) is None:
         counting.take(None)
@@ -84,7 +90,7 @@ def _load(
 
 
 def _read(
-    counting: AdmissionCounters, admission: Admission, name: str, folder: Path, counted: Counted
+    counting: AdmissionCounters, admission: Admission, name: str, folder: Path, counted: CounterFile
 ) -> Counters | None:
     if counted.counters != counting.nbytes:
         _logger.warning(

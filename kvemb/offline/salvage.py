@@ -19,7 +19,7 @@ from kvemb import hard_links
 from kvemb.checks.brief import brief
 from kvemb.contracts import ColdDatabase, ColdStore, Gap
 from kvemb.durability import cold_databases, inventory, layout, manifest, paths
-from kvemb.durability.admission_counters.counter_file import Counted, read_counters
+from kvemb.durability.admission_counters.counter_file import CounterFile, read_counters
 from kvemb.durability.admission_counters.point_files import Stored, write_counter_files
 from kvemb.durability.buffered_store import BufferedStore
 from kvemb.durability.changes import ChangeLog
@@ -258,7 +258,7 @@ def _readable(source: Path, described: Manifest) -> Iterator[Path]:
         yield links
 
 
-def _counter_files(source: Path, described: Manifest, point: Path) -> dict[str, Counted]:
+def _counter_files(source: Path, described: Manifest, point: Path) -> dict[str, CounterFile]:
     """Link the undamaged counter files to a new point; returns their entries. Damaged ones are listed already."""
     sound: Stored = {}
     for name, counted in described.sightings.items():

@@ -14,7 +14,7 @@ import pytest
 
 import kvemb
 from kvemb import initializers, optimizers, restrict
-from kvemb.durability.admission_counters.counter_file import Counted, read_counters, write_counters
+from kvemb.durability.admission_counters.counter_file import CounterFile, read_counters, write_counters
 from kvemb.durability.keyfile import read_keys, write_keys
 from kvemb.durability.manifest import Epoch, EpochChanges, FileEntry, Manifest
 from kvemb.durability.variable_entry import VariableEntry
@@ -87,7 +87,7 @@ def test_the_header_is_as_the_page_says():
 
 
 def test_the_page_names_every_field_and_dtype():
-    described = (VariableEntry, Manifest, Epoch, EpochChanges, Counted, FileEntry)
+    described = (VariableEntry, Manifest, Epoch, EpochChanges, CounterFile, FileEntry)
     fields = [field.name for each in described for field in dataclasses.fields(each)]
     for name in (*fields, "format", "checksum"):
         assert f"`{name}`" in PAGE

@@ -12,7 +12,7 @@ import pytest
 import kvemb
 from kvemb.checks.ranges import END_OF_TIME
 from kvemb.durability import manifest
-from kvemb.durability.admission_counters.counter_file import Counted
+from kvemb.durability.admission_counters.counter_file import CounterFile
 from kvemb.durability.manifest import Epoch, EpochChanges, FileEntry, HotRows, Manifest
 from kvemb.durability.variable_entry import VariableEntry
 from kvemb.errors import CheckpointNotFound, Corruption, UnsupportedFormat
@@ -41,7 +41,7 @@ EXAMPLE = Manifest(
     created=1763.25,
     variables={"users": ENTRY, "übers/ads": replace(ENTRY, dim=9, slots=(SlotShape("accumulator", 9),))},
     hot={"users": ["000001-000.keys"]},
-    sightings={"users": Counted("000009-000.counts", 1 << 20, 123_456)},
+    sightings={"users": CounterFile("000009-000.counts", 1 << 20, 123_456)},
     changes=[
         Epoch("c0ffee" + 26 * "0", {"users": EpochChanges(cleared=True, files=["000007.keys"])}),
         Epoch("decaf" + 27 * "0", includes=[]),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kvemb.cluster.durability.shard_changes import ShardPart
 from kvemb.durability import layout
-from kvemb.durability.admission_counters.counter_file import Counted, read_counters
+from kvemb.durability.admission_counters.counter_file import CounterFile, read_counters
 from kvemb.durability.admission_counters.point_files import Stored, write_counter_files
 from kvemb.operations.admission_counters import Counters
 
@@ -23,7 +23,7 @@ def stored_by(part: ShardPart) -> Stored:
     return {name: (part.path / layout.COUNTERS, counted) for name, counted in part.described.sightings.items()}
 
 
-def join_counters(shards: Sequence[Stored], folder: Path, number: int) -> dict[str, Counted]:
+def join_counters(shards: Sequence[Stored], folder: Path, number: int) -> dict[str, CounterFile]:
     """Write the joined counters of shards to a folder; returns the entries of its files in a manifest.
 
     number: of the checkpoint, for the files' names. Raises Corruption, OSError.
@@ -41,7 +41,7 @@ def join_counters(shards: Sequence[Stored], folder: Path, number: int) -> dict[s
     return write_counter_files(folder, number, [*alone, *counted], counted, alone, {})
 
 
-def _joined(files: list[tuple[Path, Counted]]) -> Counters | None:
+def _joined(files: list[tuple[Path, CounterFile]]) -> Counters | None:
     """Return the joined counters of files, None if their numbers differ."""
     if len({entry.counters for _, entry in files}) > 1:
         return None

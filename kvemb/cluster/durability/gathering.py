@@ -20,7 +20,7 @@ from kvemb.cluster.durability.manifest import ClusterManifest, id_of_part
 from kvemb.cluster.durability.shard_changes import ShardPart, write_changes
 from kvemb.cluster.router import BUCKETS, buckets_of
 from kvemb.durability import layout
-from kvemb.durability.admission_counters.counter_file import Counted
+from kvemb.durability.admission_counters.counter_file import CounterFile
 from kvemb.durability.checkpoint import Checkpoint, atomic_directory, complete
 from kvemb.durability.hotset import read_hot
 from kvemb.durability.keyfile import merged as merged_keys
@@ -165,7 +165,7 @@ def _chosen(source: ReadableCheckpoint, name: str, buckets: tuple[int, int]) -> 
             yield block.select((bucket >= buckets[0]) & (bucket <= buckets[1]))
 
 
-def _write_counter_files(folder: Path, parts: list[ShardPart], number: int) -> dict[str, Counted]:
+def _write_counter_files(folder: Path, parts: list[ShardPart], number: int) -> dict[str, CounterFile]:
     return join_counters([stored_by(part) for part in parts], folder / layout.COUNTERS, number)
 
 

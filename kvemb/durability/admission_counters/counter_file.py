@@ -29,7 +29,7 @@ _MAX_RATIO = 1100
 
 
 @dataclass(frozen=True)
-class Counted:
+class CounterFile:
     """The entry in a manifest for a variable's sightings. file: its counter file in sightings/.
 
     counters: how many the file has. counted: the sightings since they were halved.
@@ -56,7 +56,7 @@ class CountersSize:
         return CountersSize(self.counted + other.counted, self.counters + other.counters, self.bytes + other.bytes)
 
 
-def sizes_of(sightings: Mapping[str, Counted], files: Mapping[str, int]) -> dict[str, CountersSize]:
+def sizes_of(sightings: Mapping[str, CounterFile], files: Mapping[str, int]) -> dict[str, CountersSize]:
     """Return the sizes by variable. sightings: as in a manifest. files: bytes of the checkpoint's files by path."""
     return {
         name: CountersSize(entry.counted, entry.counters, files[f"sightings/{entry.file}"])
@@ -64,7 +64,7 @@ def sizes_of(sightings: Mapping[str, Counted], files: Mapping[str, int]) -> dict
     }
 
 
-def write_counters(path: Path, counters: Counters) -> Counted:
+def write_counters(path: Path, counters: Counters) -> CounterFile:
     """Write a new counter file, without a sync; returns its entry in the manifest. Raises OSError."""
     values = counters.values.reshape(-1).data
     with open(path, "xb") as file:
@@ -73,10 +73,10 @@ def write_counters(path: Path, counters: Counters) -> Counted:
             payload = deflated(values[at : at + FRAME_BYTES])
             head = _NUMBER.pack(len(payload))
             file.write(head + payload + _NUMBER.pack(zlib.crc32(payload, zlib.crc32(head))))
-    return Counted(path.name, len(values), counters.counted)
+    return CounterFile(path.name, len(values), counters.counted)
 
 
-def read_counters(folder: Path, entry: Counted) -> Counters:
+def read_counters(folder: Path, entry: CounterFile) -> Counters:
     """Return the counters of an entry in a manifest. folder: of its file.
 
     Raises Corruption, naming the file; UnsupportedFormat.

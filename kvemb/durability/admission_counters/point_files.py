@@ -8,13 +8,13 @@ from pathlib import Path
 
 from kvemb import fresh_files
 from kvemb.durability import layout
-from kvemb.durability.admission_counters.counter_file import Counted, write_counters
+from kvemb.durability.admission_counters.counter_file import CounterFile, write_counters
 from kvemb.operations.admission_counters import Counters
 
 # Counter files by variable: the folder of each, and its entry in the manifest there.
-Stored = dict[str, tuple[Path, Counted]]
+Stored = dict[str, tuple[Path, CounterFile]]
 # Those of other checkpoints, None for a variable that has none there.
-Adopted = dict[str, tuple[Path, Counted] | None]
+Adopted = dict[str, tuple[Path, CounterFile] | None]
 
 
 def write_counter_files(
@@ -22,16 +22,16 @@ def write_counter_files(
     number: int,
     variables: Collection[str],
     counted: Mapping[str, Counters | None],
-    adopted: Mapping[str, tuple[Path, Counted] | None],
+    adopted: Mapping[str, tuple[Path, CounterFile] | None],
     known: Stored,
-) -> dict[str, Counted]:
+) -> dict[str, CounterFile]:
     """Write or link the counter file of each of these variables in a folder; returns their entries in the manifest.
 
     number: of the point, unique to its files. counted: counters that changed, None: they did not; where all are 0, no
     file is needed. adopted: files of other checkpoints, which replace the known ones. known: those of the point before.
     Raises OSError.
     """
-    entries: dict[str, Counted] = {}
+    entries: dict[str, CounterFile] = {}
     for at, variable in enumerate(sorted(variables)):
         name = layout.indexed_name(number, at, "counts")
         if (counters := counted.get(variable)) is not None:

@@ -11,7 +11,7 @@ import pytest
 from damage import damages
 
 from kvemb.durability.admission_counters.counter_file import (
-    Counted,
+    CounterFile,
     CountersSize,
     read_counters,
     sizes_of,
@@ -60,7 +60,7 @@ def test_a_payload_that_does_not_inflate_to_the_counters_is_damage(tmp_path, pay
     path = tmp_path / "000001-000.counts"
     path.write_bytes(b"kvembcount\x00\x01" + frame + struct.pack("<I", zlib.crc32(frame)))
     with pytest.raises(Corruption, match="has a frame"):
-        read_counters(tmp_path, Counted(path.name, 1024, 0))
+        read_counters(tmp_path, CounterFile(path.name, 1024, 0))
 
 
 def test_another_version_is_refused(tmp_path):
@@ -74,7 +74,7 @@ def test_another_version_is_refused(tmp_path):
 
 
 def test_sizes_are_those_of_the_manifest_and_of_the_file():
-    counted = {"users": Counted("000001-000.counts", 4096, 7)}
+    counted = {"users": CounterFile("000001-000.counts", 4096, 7)}
     found = sizes_of(counted, {"sightings/000001-000.counts": 90, "rows/CURRENT": 16})
     assert found == {"users": CountersSize(counted=7, counters=4096, bytes=90)}
     assert sizes_of({}, {}) == {}
