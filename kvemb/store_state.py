@@ -126,13 +126,11 @@ class StoreState:
         if self.cause is None or self._recovering:
             self.cause, self._failed_again = cause, True
 
-    def keeping_rows(self) -> KeepingRows:
+    def keeping_rows(self) -> Poisoning:
         """A block that may fail at any place without a row being lost or half changed, such as a write of rows that
         stay in memory until it has succeeded. If it fails, the store is poisoned, and recover() can try again.
-
-        A ColdStoreError is raised as Poisoned; other errors are raised unchanged.
         """
-        return KeepingRows(self)
+        return Poisoning(self, intact=True)
 
     @contextmanager
     def recovering(self) -> Iterator[None]:
@@ -154,23 +152,29 @@ class StoreState:
         self.check_sound()
 
 
-class KeepingRows:
-    """The block of StoreState.keeping_rows()."""
+class Poisoning:
+    """A block that poisons the store if it fails. A ColdStoreError is raised as Poisoned; all else unchanged.
 
-    __slots__ = ("_state",)
+    intact: whether an Exception in it leaves every row whole, so that recover() can try again; may change in the block.
+    """
 
-    def __init__(self, state: StoreState) -> None:
-        self._state = state
+    __slots__ = ("_state", "intact")
 
-    def __enter__(self) -> None:
-        pass
+    def __init__(self, state: StoreState, *, intact: bool = False) -> None:
+        self._state, self.intact = state, intact
+
+    def __enter__(self) -> Poisoning:
+        return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
-            self._state.poison(error, intact=isinstance(error, Exception))
-            if isinstance(error, ColdStoreError):
-                self._state.check_open()
-                self._state.check_sound()
+            self._state.poison(error, intact=self.intact and isinstance(error, Exception))
+        self._end()
+        if isinstance(error, ColdStoreError):
+            self._state.check_writable()
+
+    def _end(self) -> None:
+        """Called when the block has succeeded, or its failure has poisoned the store."""
 
 
 def _told(error: BaseException) -> str:

@@ -31,8 +31,8 @@ from kvemb.errors import ColdStoreError
 from kvemb.operations.admission_counters import Counters
 from kvemb.rows.codec import unordered_keys
 from kvemb.rows.hashing import Keys
+from kvemb.store_state import Poisoning
 from kvemb.threads.interrupts import uninterrupted
-from kvemb.tiers.access import Poisoning
 
 
 class _Move(NamedTuple):
@@ -125,11 +125,11 @@ def _move(
             sealed = engine.changes.seal_epoch()
             changed = {table: _changed(engine, table, epochs, sealed) for table in cold}
         moves = [_Move(each, new.variables[each.name], cold[each], counters[each], changed[each]) for each in cold]
-        with engine.state.keeping_rows():
+        with Poisoning(engine.state, intact=True) as poisoning:
             if engine.log is not None:
                 engine.log.rotate()
             files = engine.points.go_back(new, live, logged=engine.log is not None)
-        with Poisoning(engine.state):
+            poisoning.intact = False
             engine.changes.go_back(live / layout.CHANGES, new.changes)
             for table, why in gone.items():
                 refuse_variable(engine, table, why)

@@ -78,10 +78,10 @@ class Journal:
 
     def _append(self, kind: int, variable: str, rows: int, step: int, payload: bytes) -> None:
         with uninterrupted(), self._lock:
+            self._check()
             self._append_locked(kind, variable.encode(), rows, step, payload)
 
     def _append_locked(self, kind: int, name: bytes, rows: int, step: int, payload: bytes) -> None:
-        self._check()
         number = self._appended + 1
         head = ENTRY.pack(MARK, kind, len(name), rows, len(payload), number, self._synced, step)
         checksum = zlib.crc32(payload, zlib.crc32(name, zlib.crc32(head)))
@@ -136,15 +136,18 @@ class Journal:
         """
         with uninterrupted(), self._lock:
             assert self._next is not None
-            file, number = self._next
-            if self._failure is None:
+            failure, (file, number) = self._failure, self._next
+            # Another thread's exception may come at any place: then prepare() must not delete the segment, which an
+            # entry may name, and nothing may follow that entry.
+            self._next, self._failure = None, failure or ColdStoreError(f"the log in {self._directory} was interrupted")
+            if failure is None:
                 self._append_locked(CONTINUED, b"", 0, 0, NUMBER.pack(number))
             try:
                 os.pwrite(file, note(self._appended, self._synced), HEAD.size)
             except OSError as error:
                 raise self._failed(error) from error
             self._unsynced.append((self._file, self._number))
-            self._file, self._number, self._before, self._next = file, number, self._appended, None
+            self._file, self._number, self._before, self._failure = file, number, self._appended, failure
 
     def fail(self, error: Exception) -> None:
         """Let every commit() from now on raise ColdStoreError, because a write could not be logged."""

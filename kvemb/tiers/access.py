@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Protocol
 
-from kvemb.errors import ColdStoreError
 from kvemb.stats import Timed
-from kvemb.store_state import StoreState
+from kvemb.store_state import Poisoning, StoreState
 from kvemb.threads.interrupts import TURN_SECONDS, uninterrupted, wait_for
 from kvemb.threads.locks import Event, Lock
 
@@ -47,6 +46,7 @@ class TableAccess:
         self.state, self.in_flight = state, in_flight
         # Reentrant, because such a lock knows its thread; no thread takes it twice.
         self._lock, self._owner, self._handlers_run = Lock(), 0, False
+        self.moving = 0  # how many blocks of poisoning() the thread with the lock is in
         self._room = Event()
         self._room.set()
         self._no_snapshot = Event()
@@ -101,6 +101,8 @@ class TableAccess:
         if not self._lock.acquire(timeout=seconds):
             return False
         self._owner = threading.get_ident()
+        if self.moving:
+            self._poison_left()
         if rows and self.in_flight.left:
             self.in_flight.land()
         return True
@@ -114,6 +116,7 @@ class TableAccess:
             self._poison_left()
 
     def _poison_left(self) -> None:
+        self.moving = 0
         self.state.poison(RuntimeError("an exception from another thread interrupted a call while it had the lock"))
 
     def take_from_dead_thread(self) -> None:
@@ -127,13 +130,13 @@ class TableAccess:
         """Release the lock during the block, so that other calls can run. REQUIRES: held()."""
         return Released(self)
 
-    def poisoning(self) -> Poisoning:
-        """Poison the store if the block fails.
+    def poisoning(self) -> Moving:
+        """A block that poisons the store if it fails (kvemb.store_state). REQUIRES: held().
 
-        A ColdStoreError is raised as Poisoned; all else is raised unchanged. Every statement that moves or changes rows
-        is in such a block, because after a failure a row may be half-way between two tiers.
+        Every statement that moves or changes rows is in such a block, because after a failure a row may be half-way
+        between two tiers. What belongs together is in one block: between two, nothing would poison the store.
         """
-        return Poisoning(self.state)
+        return Moving(self)
 
     # The state of a snapshot.
 
@@ -239,19 +242,19 @@ class Released:
             self._access.take_from_dead_thread()
 
 
-class Poisoning:
-    """The block of TableAccess.poisoning()."""
+class Moving(Poisoning):
+    """The block of TableAccess.poisoning(). It marks the variable: if a second exception comes from another thread
+    before the first one has poisoned the store, the next to take the lock does so."""
 
-    __slots__ = ("_state",)
+    __slots__ = ("_access",)
 
-    def __init__(self, state: StoreState) -> None:
-        self._state = state
+    def __init__(self, access: TableAccess) -> None:
+        super().__init__(access.state)
+        self._access = access
 
-    def __enter__(self) -> None:
-        pass
+    def __enter__(self) -> Moving:
+        self._access.moving += 1
+        return self
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            self._state.poison(error)
-            if isinstance(error, ColdStoreError):
-                self._state.check_writable()
+    def _end(self) -> None:
+        self._access.moving -= 1

@@ -20,8 +20,7 @@ from kvemb.memory.staging import Holding
 from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import KeyIndex, Keys, Positions
 from kvemb.rows.row_copies import copy_rows
-from kvemb.store_state import StoreState
-from kvemb.tiers.access import Poisoning
+from kvemb.store_state import Poisoning, StoreState
 from kvemb.tiers.located import Located
 
 # Bytes per row beside its block: at most four cells of the index, the number of its table, and two flags.

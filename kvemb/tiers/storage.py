@@ -353,12 +353,11 @@ class TieredStorage:
 
     def clear(self) -> None:
         """Drop every row. REQUIRES: writing(without_snapshot=True)."""
-        with self.memtables.paused():
-            with self.state.keeping_rows():
-                self.cold.clear()
-            with self.access.poisoning():
-                self.memtables.forget()
-        with self.access.poisoning():
+        with self.memtables.paused(), self.access.poisoning() as poisoning:
+            poisoning.intact = True
+            self.cold.clear()
+            poisoning.intact = False
+            self.memtables.forget()
             if self._record_cleared is not None:
                 self._record_cleared()
             self._empty_hot()

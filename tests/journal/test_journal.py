@@ -255,6 +255,22 @@ def test_an_interrupted_sync_leaves_every_segment_to_the_next(monkeypatch, open_
         assert (store.path / "log" / segment).stat().st_ino in synced
 
 
+def test_an_interrupted_rotation_keeps_the_segment_that_an_entry_names(monkeypatch, open_store, tmp_path):
+    """Nothing is appended after that entry, as it would not be read."""
+    store = filled(open_store, tmp_path)
+    log = inside(store).log
+    put(store, 1)
+    log.prepare(99)
+    with monkeypatch.context() as patch:
+        patch.setattr(journal.os, "pwrite", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            log.rotate()
+    with pytest.raises(Poisoned, match="interrupted"):
+        put(store, 2)
+    log.prepare(100)
+    assert keys_in(copy_of_open(store.path, tmp_path / "crash")) == [1]
+
+
 @pytest.mark.parametrize("call", ["write", "fdatasync", "open"])
 def test_a_log_that_cannot_be_written_poisons_the_store(monkeypatch, open_store, tmp_path, call):
     store = filled(open_store, tmp_path)

@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from unittest.mock import Mock
 
 import pytest
 from blocks import InFlight
@@ -221,3 +222,24 @@ def test_whatever_ends_a_block_that_moves_rows_poisons_the_store(access):
         raise KeyboardInterrupt
     with pytest.raises(Poisoned):
         access.state.check_writable()
+
+
+def test_two_exceptions_that_end_a_block_that_moves_rows_poison_the_store(access, monkeypatch):
+    """The second one comes before the first has poisoned it."""
+    with monkeypatch.context() as patched, access.held():
+        patched.setattr(access.state, "poison", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt), access.poisoning():
+            raise ValueError
+    access.state.check_writable()
+    with access.held(), pytest.raises(Poisoned, match="another thread"):
+        access.state.check_writable()
+
+
+def test_a_block_that_left_all_rows_whole_lets_the_store_recover(access):
+    with access.held():
+        poisoning = access.poisoning()
+        poisoning.intact = True
+        with pytest.raises(Poisoned), poisoning:
+            raise ColdStoreError("disk full")
+    with access.held():
+        access.state.check_whole()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
 from unittest.mock import Mock
 
 import numpy as np
@@ -163,7 +164,7 @@ def test_what_was_read_ahead_is_forgotten_when_the_row_is_written():
 def test_every_change_is_told_to_the_log_and_acknowledged_after():
     log = Told()
     storage = storage_of(journal=log)
-    with storage.writing(), storage.access.poisoning():
+    with storage.writing():
         storage.log.located(storage.locate(np.array([1])), 1)
     with storage.writing():
         storage.remove(np.array([], np.int64))
@@ -220,3 +221,25 @@ def test_what_bypasses_the_hot_tier_finds_every_row_cold_and_leaves_none_hot():
         storage.ingest_recorded(lambda: cold.write(rows_of([2, 3], 5.0)), 1, 8)
     assert (storage.size, storage.step, storage.stats().rows_hot) == (3, 8, 0)
     assert rows(storage, [1, 2, 3]) == {1: 1.0, 2: 5.0, 3: 5.0}
+
+
+@pytest.mark.parametrize("held", ["paused", "poisoning"])
+def test_what_a_clear_does_is_one_block(monkeypatch, held):
+    """Between two, an exception from another thread would poison nothing."""
+    storage = storage_of()
+    put(storage, range(20))
+    owner = storage.memtables if held == "paused" else storage.access
+    block, ends = getattr(owner, held), []
+
+    @contextmanager
+    def interrupted_after():
+        with block() as inside:
+            yield inside
+        ends.append(storage.size)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(owner, held, interrupted_after)
+    with pytest.raises(KeyboardInterrupt), storage.writing(without_snapshot=True):
+        storage.clear()
+    assert ends == [0]
+    assert rows(storage, range(20)) == {}
