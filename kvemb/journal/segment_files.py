@@ -112,8 +112,9 @@ def read(paths: list[Path], *, begun: bool) -> Iterator[LogEntry]:
     begun: see segments. Raises Corruption, naming the file, if an entry is missing that had been synced, according to a
     head or a later entry.
     """
-    last = good = at = 0
-    for at, path in enumerate(paths):
+    # By name: a segment that was prepared and never used may lie between two.
+    named, path, last, good = {path.name: path for path in paths}, next(iter(paths), None), None, 0
+    while path is not None:
         data, following = _mapped(path), None
         noted = _noted(path, data)
         if noted is None:
@@ -121,7 +122,7 @@ def read(paths: list[Path], *, begun: bool) -> Iterator[LogEntry]:
                 raise Corruption(f"{path} is damaged: its head cannot be read; {_ADVICE}")
             good = 0
             break
-        last, good = last if at else noted[0], HEAD.size + NOTE.size
+        last, good = noted[0] if last is None else last, HEAD.size + NOTE.size
         while following is None and (entry := _entry_at(data, good)) is not None and entry.number == last + 1:
             if entry.kind == CONTINUED:
                 following = segment_name(NUMBER.unpack(entry.payload)[0])
@@ -130,14 +131,14 @@ def read(paths: list[Path], *, begun: bool) -> Iterator[LogEntry]:
             last, good = entry.number, _end(data, good)
         if following is None or good != len(data):
             break
-        if at + 1 == len(paths) or paths[at + 1].name != following:
+        if following not in named:
             raise _missing(path.with_name(following))
-        begun = True
-    for path in paths[at:]:
-        if (synced := _synced_up_to(path, good if path is paths[at] else 0)) > last:
+        path, begun = named[following], True
+    for other in paths[paths.index(path) :] if path is not None else []:
+        if (synced := _synced_up_to(other, good if other is path else 0)) > (last or 0):
             raise Corruption(
-                f"{paths[at]} is damaged at byte {good:,}: entries up to {synced:,} had been synced, "
-                f"but only those up to {last:,} can be read; {_ADVICE}"
+                f"{path} is damaged at byte {good:,}: entries up to {synced:,} had been synced, "
+                f"but only those up to {last or 0:,} can be read; {_ADVICE}"
             )
 
 

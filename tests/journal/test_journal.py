@@ -271,6 +271,19 @@ def test_an_interrupted_rotation_keeps_the_segment_that_an_entry_names(monkeypat
     assert keys_in(copy_of_open(store.path, tmp_path / "crash")) == [1]
 
 
+@pytest.mark.parametrize("written", [0, 5])
+def test_a_segment_that_was_begun_and_never_used_hides_no_later_one(open_store, tmp_path, written):
+    """Making it failed, for want of space or because of an exception from another thread."""
+    store = filled(open_store, tmp_path)
+    log = inside(store).log
+    put(store, 1)
+    (store.path / "log" / "000098.log").write_bytes(bytes(written))
+    log.prepare(99)
+    log.rotate()
+    put(store, 2)
+    assert keys_in(copy_of_open(store.path, tmp_path / "crash")) == [1, 2]
+
+
 @pytest.mark.parametrize("call", ["write", "fdatasync", "open"])
 def test_a_log_that_cannot_be_written_poisons_the_store(monkeypatch, open_store, tmp_path, call):
     store = filled(open_store, tmp_path)
