@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from kvemb.backends.cpu_copies import copy_row
 from kvemb.backends.cpu_probe import CELLS, digest_of, first_bucket, second_bucket
-from kvemb.backends.intrinsics import bits_set, equal_bytes, prefetch, trailing_zeros
+from kvemb.backends.intrinsics import bits_set, equal_bytes, equal_scores, lowest_of_16, prefetch, trailing_zeros
 from kvemb.kernels.compiling import inlined, kernel
 from kvemb.rows.block import DIRTY
 from kvemb.rows.hash_kernels import mix
 
-AHEAD = 16
+# How many rows ahead of its insertion a row's buckets are prefetched, and then the cell that it will probably take.
+AHEAD, CELL_AHEAD = 16, 6
 LINE_CELLS = 8  # keys or scores in a cache line
 # If a key's first bucket has at most this many empty cells, its second bucket is considered, too.
 NEARLY_FULL = 3
@@ -42,28 +44,18 @@ def _empty_cell(h: Any, buckets: Any, tags: Any) -> Any:
 
 
 @inlined
-def _lowest_score(bucket: Any, scores: Any, least: Any) -> Any:
-    for c in range(bucket * CELLS, bucket * CELLS + CELLS):
-        least = min(least, scores[c])
-    return least
-
-
-@inlined
-def _smallest_key(bucket: Any, score: Any, scores: Any, keys: Any, smallest: Any) -> Any:
-    for c in range(bucket * CELLS, bucket * CELLS + CELLS):
-        if scores[c] == score and (smallest < 0 or keys[c] < keys[smallest]):
-            smallest = c
-    return smallest
-
-
-@inlined
 def _victim(first: Any, second: Any, scores: Any, keys: Any) -> Any:
-    """Return the cell to evict from two full buckets: that of the lowest score; of equal scores, the smallest key.
-
-    Two passes, because a single pass that compares both is twice as slow: its branches are unpredictable.
-    """
-    least = _lowest_score(second, scores, _lowest_score(first, scores, np.inf))
-    return _smallest_key(second, least, scores, keys, _smallest_key(first, least, scores, keys, np.int64(-1)))
+    """Return the cell to evict from two full buckets: that of the lowest score; of equal scores, the smallest key."""
+    least = min(lowest_of_16(scores, first * CELLS), lowest_of_16(scores, second * CELLS))
+    smallest = np.int64(-1)
+    for bucket in (first, second):
+        lowest = equal_scores(scores, bucket * CELLS, least)
+        while lowest != 0:
+            cell = bucket * CELLS + trailing_zeros(lowest)
+            if smallest < 0 or keys[cell] < keys[smallest]:
+                smallest = cell
+            lowest &= lowest - np.uint64(1)
+    return smallest
 
 
 @inlined
@@ -75,8 +67,8 @@ def _copy_row(to: Any, target: Any, row: Any, source: Any) -> None:
     t_scores[to] = s_scores[row]
     t_steps[to] = s_steps[row]
     t_flags[to] = s_flags[row]
-    for w in range(s_words.shape[1]):
-        t_words[to, w] = s_words[row, w]
+    nbytes = 8 * s_words.shape[1]
+    copy_row(t_words, to * nbytes, s_words, row * nbytes, nbytes)
 
 
 @inlined
@@ -130,7 +122,7 @@ def insert(
     once this many cells are in use, before the first row whose two buckets are full; -1: it never stops, but evicts.
     Returns (the position where it stopped, the end of left, cells in use).
     """
-    keys, scores, _, flags, _ = columns
+    keys, scores, steps, flags, words = columns
     n_keys, n_scores, _, n_flags, _ = rows
     n = len(n_keys)
     few = buckets * CELLS // FEW
@@ -142,6 +134,13 @@ def insert(
                 for c in range(bucket * CELLS, bucket * CELLS + CELLS, LINE_CELLS):
                     prefetch(scores, c)
                     prefetch(keys, c)
+        if dense < 0 and i + CELL_AHEAD < n:
+            h = mix(n_keys[i + CELL_AHEAD])
+            cell = _victim(first_bucket(h, buckets), second_bucket(h, buckets), scores, keys)
+            prefetch(steps, cell)
+            prefetch(flags, cell)
+            for w in range(0, words.shape[1], LINE_CELLS):
+                prefetch(words, cell * words.shape[1] + w)
         h = mix(n_keys[i])
         moving = buckets * CELLS - used > few and (dense < 0 or used < dense)
         cell = _cell_for(h, buckets, moving, tags, digests, columns)

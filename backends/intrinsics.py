@@ -42,18 +42,60 @@ def prefetch(typingctx: Any, array: Any, offset: Any) -> Any:
     return types.void(array, types.intp), codegen
 
 
+def _sixteen(context: Any, builder: Any, signature: Any, args: Any, kind: Any, align: int) -> Any:
+    """Return a vector of the 16 elements of an array from a flat offset on."""
+    pointer = _pointer(context, builder, signature, args)
+    return builder.load(builder.bitcast(pointer, ir.VectorType(kind, 16).as_pointer()), align=align)
+
+
+def _repeated(builder: Any, sixteen: Any, value: Any) -> Any:
+    """Return the value 16 times, as a vector to compare a vector with."""
+    undefined = ir.Constant(sixteen.type, ir.Undefined)
+    zeros = ir.Constant(ir.VectorType(ir.IntType(32), 16), None)
+    return builder.shuffle_vector(builder.insert_element(undefined, value, ir.IntType(32)(0)), undefined, zeros)
+
+
+def _mask(builder: Any, compared: Any) -> Any:
+    return builder.zext(builder.bitcast(compared, ir.IntType(16)), ir.IntType(64))
+
+
+@intrinsic
+def lowest_of_16(typingctx: Any, scores: Any, offset: Any) -> Any:
+    """Return the lowest of the 16 scores from scores[offset] on, none of them NaN."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        least = _sixteen(context, builder, signature, args, ir.DoubleType(), 8)
+        for half in (8, 4, 2, 1):
+            low, high = (
+                builder.shuffle_vector(
+                    least, least, ir.Constant(ir.VectorType(ir.IntType(32), half), list(range(at, at + half)))
+                )
+                for at in (0, half)
+            )
+            least = builder.select(builder.fcmp_ordered("<", high, low), high, low)
+        return builder.extract_element(least, ir.IntType(32)(0))
+
+    return types.float64(scores, types.intp), codegen
+
+
+@intrinsic
+def equal_scores(typingctx: Any, scores: Any, offset: Any, score: Any) -> Any:
+    """Return a uint64 mask of which of the 16 scores from scores[offset] on equal a score; lowest bit first."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        sixteen = _sixteen(context, builder, signature, args, ir.DoubleType(), 8)
+        return _mask(builder, builder.fcmp_ordered("==", sixteen, _repeated(builder, sixteen, args[2])))
+
+    return types.uint64(scores, types.intp, types.float64), codegen
+
+
 @intrinsic
 def equal_bytes(typingctx: Any, words: Any, offset: Any, byte: Any) -> Any:
     """Return a uint64 mask of which of the 16 bytes from words[offset] on equal a byte; lowest bit first."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        sixteen = ir.VectorType(ir.IntType(8), 16)
-        pointer = builder.bitcast(_pointer(context, builder, signature, args), sixteen.as_pointer())
-        one = builder.insert_element(ir.Constant(sixteen, ir.Undefined), args[2], ir.IntType(32)(0))
-        zeros = ir.Constant(ir.VectorType(ir.IntType(32), 16), None)
-        wanted = builder.shuffle_vector(one, ir.Constant(sixteen, ir.Undefined), zeros)
-        equal = builder.icmp_unsigned("==", builder.load(pointer, align=8), wanted)
-        return builder.zext(builder.bitcast(equal, ir.IntType(16)), ir.IntType(64))
+        sixteen = _sixteen(context, builder, signature, args, ir.IntType(8), 8)
+        return _mask(builder, builder.icmp_unsigned("==", sixteen, _repeated(builder, sixteen, args[2])))
 
     return types.uint64(words, types.intp, types.uint8), codegen
 
