@@ -154,6 +154,7 @@ class Trained:
         """Set each row to its key and this; so few at a time that the last ones wait to be spilled."""
         for keys in np.split(ROWS, 50):
             self.variable.upsert(keys, column(keys + added))
+        inside(self.store).in_order(int)  # until all full memtables are written
 
     def fresh(self, count: int = 5) -> Any:
         """Cold keys that were not given before."""
