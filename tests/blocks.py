@@ -19,7 +19,7 @@ from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import Keys
 from kvemb.rows.schema import Schema
 from kvemb.tiers.hot_tables import HotTables
-from kvemb.tiers.partition import default_partitioner
+from kvemb.tiers.partition import Partition, default_partitioner
 
 SCHEMA = Schema(np.dtype(np.int64), np.dtype(np.float32), 2, ())
 
@@ -34,7 +34,8 @@ def rows_of(keys: Any, value: float = 1.0, *, flags: int = 0, score: float = 0.0
 def hot_tables_of(cells: int = 32, tables: int = 1) -> HotTables:
     """Return empty hot tables on the CPU, each of a fixed size."""
     made = [CpuTable(SCHEMA, cells, cells) for _ in range(tables)]
-    return HotTables(made, default_partitioner, np.dtype(np.int64), [Budget(1 << 24)] * tables, min_rows=None)
+    partition = Partition(default_partitioner, np.dtype(np.int64), tables)
+    return HotTables(made, partition, [Budget(1 << 24)] * tables, min_rows=None)
 
 
 def nothing_grows(store: kvemb.Store) -> None:

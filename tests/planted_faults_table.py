@@ -142,10 +142,10 @@ FAULTS = [
     ),
     Fault(
         "a used row moves up whatever it evicts",
-        "kvemb/tiers/host_tier.py",
+        "kvemb/tiers/gpu_tables.py",
         "rows.select(rows.scores > _min_score(device))",
         "rows",
-        ("tiers/test_hot_tables.py",),
+        ("tiers/test_gpu_tables.py",),
     ),
     # What survives.
     Fault(

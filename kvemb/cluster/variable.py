@@ -22,6 +22,7 @@ from kvemb.restrict.bounds import Bounds
 from kvemb.shared_docs import described_as
 from kvemb.stats import Stats
 from kvemb.tiers.hot_tables import HotTables
+from kvemb.tiers.partition import Partition
 from kvemb.variable import Variable as OneStoresVariable
 
 
@@ -91,7 +92,8 @@ def _table(cluster: Cluster, specification: Specification, variable: Variable) -
     # These hot tables stay empty. They call the partitioner, so that its errors are raised here, not on a shard.
     empty = [registry.hot_table("cpu")(schema, 16, 16) for _ in specification.devices]
     budgets = [Budget(0) for _ in empty]
-    hot_tables = HotTables(empty, specification.partitioner, schema.key_dtype, budgets, min_rows=None)
+    partition = Partition(specification.partitioner, schema.key_dtype, len(empty))
+    hot_tables = HotTables(empty, partition, budgets, min_rows=None)
     policy = None if specification.policy is None else specification.policy.bind(variable)
     storage, operations = ClusterStorage(cluster), ClusterOperations(cluster, specification.optimizer)
     operations.bounds = specification.bounds

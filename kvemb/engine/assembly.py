@@ -28,9 +28,9 @@ from kvemb.operations.scoring import Scorer
 from kvemb.operations.table_operations import TableOperations
 from kvemb.options import RocksDBCreator
 from kvemb.rows.codec import order_keys
+from kvemb.tiers.gpu_storage import storage_class
 from kvemb.tiers.hot_tables import HotTables
 from kvemb.tiers.sizing import copies_bytes, make_tables
-from kvemb.tiers.storage import TieredStorage
 
 _logger = logging.getLogger("kvemb")
 
@@ -86,30 +86,25 @@ def _make_table(engine: Engine, specification: Specification, variable: Handle[T
         host.reserve(counted, f"sightings of {name!r}", below_min=True)
         undo.callback(host.give_back, counted)
     first_rows, hot_rows = specification.first_rows, specification.hot_rows
-    sized = make_tables(name, schema, specification.devices, first_rows, hot_rows, engine.budgets, engine.limits)
-    hot_tables = HotTables(
-        sized.tables,
-        specification.partitioner,
-        schema.key_dtype,
-        sized.budgets,
-        min_rows=sized.min_rows,
-        host_tier=sized.host_tier,
+    devices, partitioner = specification.devices, specification.partitioner
+    hot_tables, own_copies = make_tables(
+        name, schema, devices, partitioner, first_rows, hot_rows, engine.budgets, engine.limits
     )
-    for table in sized.tables:
+    for table in hot_tables.tables:
         if table.device_rows is not None:
             table.device_rows.account_host(host.use, host.total)
-    undo.callback(give_back, engine, hot_tables, sized.own_copies)
+    undo.callback(give_back, engine, hot_tables, own_copies)
     recorded = specification.persistent and not engine.state.read_only
     if recorded and specification.joins_checkpoints:
         record_whole(engine, specification, cold)
-    storage = TieredStorage(
+    storage = storage_class(hot_tables)(
         schema,
         hot_tables,
         cold,
         state=engine.state,
         executor=engine.writer,
         readers=engine.readers,
-        own_copies=sized.own_copies,
+        own_copies=own_copies,
         memtable_rows=_write_buffer_bytes(specification) // row_bytes(schema),
         staging=engine.budgets.staging,
         limits=engine.limits,

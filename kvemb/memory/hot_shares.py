@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 
 from kvemb.contracts import HotTable
 from kvemb.memory.budget import Budget
@@ -27,7 +26,7 @@ class HotShares:
 
     min_rows: cells that each table keeps when others need memory; None: tables neither grow nor shrink. A table in the
     host's memory gives up even these, except one bucket, if a variable could not be opened otherwise.
-    has_work: measure() and shrink() have something to do.
+    has_work: measure() or HotTables.make_due_moves() has something to do.
     """
 
     def __init__(self, tables: list[HotTable], budgets: list[Budget], min_rows: int | None) -> None:
@@ -36,9 +35,6 @@ class HotShares:
         self._growing, self.has_work = True, False
         self._shares = {} if min_rows is None else {table: self._joined(table, min_rows) for table in tables}
         self._benefits = {table: MarginalBenefit(table) for table in self._shares}
-        for table in tables:
-            if table.device_rows is not None:
-                table.device_rows.account(partial(self._use_for_buffers, table))
 
     def _joined(self, table: HotTable, min_rows: int) -> Share:
         cell_bytes = table.bytes_per_cell(table.schema)
@@ -48,7 +44,7 @@ class HotShares:
         self._budget_of[table].join(share)
         return share
 
-    def _use_for_buffers(self, table: HotTable, nbytes: int) -> None:
+    def use_for_buffers(self, table: HotTable, nbytes: int) -> None:
         """Record that a table takes nbytes more of its memory for buffers, beside its cells."""
         self._buffer_bytes[table] += nbytes
         self._budget_of[table].use(nbytes)

@@ -20,6 +20,7 @@ from kvemb.restrict import ScoreRule
 from kvemb.rows.bags import Bags
 from kvemb.rows.device_arrays import DeviceArray
 from kvemb.rows.hashing import Keys, Positions, Unique
+from kvemb.tiers.gpu_tables import GpuTables
 from kvemb.tiers.partition import Owners
 
 
@@ -28,6 +29,8 @@ class TableOperations(TableUpdates):
 
     For the GPU's, REQUIRES: HotTables.device_rows.
     """
+
+    _hot_tables: GpuTables  # for the calls of this file
 
     @property
     def device_rows(self) -> DeviceRows:

@@ -22,10 +22,11 @@ from kvemb.threads.disk_waits import ReadThreads
 from kvemb.threads.parallel import ahead_of_caller, cores
 from kvemb.threads.pool import Threads
 from kvemb.tiers.access import TableAccess
-from kvemb.tiers.background_mover import TURN_SECONDS, BackgroundMover
 from kvemb.tiers.fetch import Fetch
 from kvemb.tiers.locate import Locator
 
+# How long a thread that is shared by the store's variables waits for the lock of one of them.
+TURN_SECONDS = 0.05
 # How many reads ahead are kept, and how many may wait: one for the present call, one for the next.
 READS_AHEAD = 2
 _read_threads = ReadThreads()
@@ -37,11 +38,7 @@ def reading_threads() -> Threads:
 
 
 class ReadsAhead:
-    """The reads ahead of one variable.
-
-    readers: the threads. memory: pays for the reads. max_rows: the most rows of one read. mover: makes
-    the rows hot on GPUs, on the same threads.
-    """
+    """The reads ahead of one variable. memory: pays for them. max_rows: the most rows of one. readers: the threads."""
 
     def __init__(
         self,
@@ -51,14 +48,12 @@ class ReadsAhead:
         readers: Executor,
         memory: Holding,
         max_rows: int,
-        mover: BackgroundMover,
     ) -> None:
-        self._locator, self._access, self._readers, self._mover = locator, access, readers, mover
+        self._locator, self._access, self._readers = locator, access, readers
         self._memory, self._max_rows = memory, max_rows
         self._row_bytes = RowBlock.bytes_per_row(schema)
         self._kept = locator.ahead
         self._waiting: deque[Callable[[], Keys]] = deque(maxlen=READS_AHEAD)
-        self._queued: deque[Callable[[], Keys]] = deque(maxlen=READS_AHEAD)
         self._compared: deque[tuple[Keys, Unique]] = deque(maxlen=READS_AHEAD)
 
     def start(self, given: Callable[[], Keys], *, after_lookup: bool) -> None:
@@ -66,16 +61,11 @@ class ReadsAhead:
 
         given: returns the keys, on either thread, in any order, duplicates and hot keys allowed; may block.
         after_lookup: start when the next lookup ends; if more than READS_AHEAD wait for that, the oldest are dropped:
-        their batches have passed without a lookup. Takes the lock, unless it is after_lookup or rows are moved to GPUs
-        by other threads: then one of these threads takes it. Raises Closed.
+        their batches have passed without a lookup. Takes the lock, unless it is after_lookup. Raises Closed.
         """
         self._access.state.check_open()
         if after_lookup:
             self._waiting.append(given)
-        elif self._mover.active:
-            self._queued.append(given)
-            with suppress(RuntimeError):  # the store is being closed
-                self._readers.submit(self._start_queued)
         else:
             distinct = Unique(given()).keys
             with self._access.held(rows=False):
@@ -91,9 +81,14 @@ class ReadsAhead:
         return Unique(keys)
 
     @property
-    def waits(self) -> bool:
-        """Whether a read waits for a lookup to end."""
+    def follows_lookup(self) -> bool:
+        """Whether another thread takes the lock when the lookup has ended: a read waits for that."""
         return bool(self._waiting)
+
+    @property
+    def lands(self) -> bool:
+        """Whether such a thread lands the rows that the lookup left in flight: no update is expected to take them."""
+        return not self._access.in_flight.expected
 
     def looked_up(self) -> None:
         """Start the read that waited for the end of a lookup, and forget reads whose rows have all been taken.
@@ -103,8 +98,6 @@ class ReadsAhead:
         if self._waiting:
             with suppress(IndexError, RuntimeError):  # another thread took it; the store is being closed
                 self._readers.submit(self._start_late, self._waiting.popleft())
-        elif self._mover.active:
-            self._mover.after_lookup(spent=bool(self._kept))
         elif self._kept:
             with self._access.held(rows=False):
                 if not self._access.state.gone:  # else the memory was given back
@@ -136,29 +129,22 @@ class ReadsAhead:
     # On the readers' threads. After a failure here, the call that needs the rows reads them itself, and raises the
     # error.
 
-    def _start_queued(self) -> None:
-        with suppress(IndexError):  # it was dropped
-            self._start(Unique(self._queued.popleft()()).keys)
-
     def _start_late(self, given: Callable[[], Keys]) -> None:
         keys = given()
         found = Unique(keys)
         self._compared.append((keys, found))
-        self._start(found.keys)
+        self.read(found.keys)
 
-    def _start(self, keys: Keys) -> None:
+    def read(self, keys: Keys) -> None:
+        """Read the cold rows of distinct keys, on this thread."""
         fetch = None
         with suppress(Exception):
-            # If no update is expected to take them, this thread lands the rows that the lookup left in flight.
-            rows = self._mover.active or not self._access.in_flight.expected
-            with self._access.held_if_free(TURN_SECONDS, rows=rows) as held:
+            with self._access.held_if_free(TURN_SECONDS, rows=self.lands) as held:
                 if held and not self._access.state.gone:
                     self.forget_spent()
                     fetch = self._begin(keys)
             if fetch is not None:
                 self._read(fetch)
-        if self._mover.active:
-            self._mover.move(keys)
 
     def _read(self, fetch: Fetch) -> None:
         try:

@@ -30,10 +30,10 @@ def owners_at(owners: Owners, positions: Positions) -> Owners:
 
 
 class Partition:
-    """A partitioner over some number of devices. public_dtype: the dtype of keys passed to the partitioner."""
+    """A partitioner over a number of devices. public_dtype: the dtype of keys passed to the partitioner."""
 
     def __init__(self, partitioner: Partitioner, public_dtype: np.dtype[Any], devices: int) -> None:
-        self._partitioner, self._public_dtype, self._devices = partitioner, public_dtype, devices
+        self._partitioner, self._public_dtype, self.devices = partitioner, public_dtype, devices
 
     def devices_of(self, keys: Keys) -> Owners:
         """Return the number of each key's device.
@@ -41,7 +41,7 @@ class Partition:
         Raises ValueError if the partitioner's result has the wrong dtype, shape or range; also any error of the
         partitioner.
         """
-        if (count := self._devices) == 1 and self._partitioner is default_partitioner:
+        if (count := self.devices) == 1 and self._partitioner is default_partitioner:
             return None
         given = np.asarray(self._partitioner(public_keys(keys, self._public_dtype), count))
         if given.shape != keys.shape or given.dtype.kind not in "iu":

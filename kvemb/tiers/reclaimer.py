@@ -34,7 +34,7 @@ class Reclaimer:
         hot_tables.memory.wake_with(self._reclaim_soon)
 
     def reclaim(self) -> None:
-        """Measure the benefit of the hot cells, and give back some of the cells that are owed. REQUIRES: held().
+        """Measure the benefit of the hot cells, and make the moves that are due. REQUIRES: held().
 
         A failure poisons the store.
         """
@@ -42,7 +42,7 @@ class Reclaimer:
             with suppress(MemoryError):  # the benefit stays as it was
                 self._hot_tables.memory.measure()
             with suppress(Poisoned), self._access.poisoning():
-                for leaving in self._hot_tables.shrink():
+                for leaving in self._hot_tables.make_due_moves():
                     self._leave(leaving)
 
     def _reclaim_soon(self) -> None:

@@ -7,7 +7,6 @@ copy.
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 from kvemb import registry
 from kvemb.contracts import HOST, HotTable, Memory
@@ -16,6 +15,9 @@ from kvemb.memory.budget import Budget
 from kvemb.memory.budgets import Budgets
 from kvemb.rows.block import RowBlock
 from kvemb.rows.schema import Schema
+from kvemb.tiers.gpu_tables import GpuTables, TieredGpuTables
+from kvemb.tiers.hot_tables import HotTables
+from kvemb.tiers.partition import Partition, Partitioner
 
 # A table begins with at most 1/_FIRST_SHARE of the free memory, and may shrink to that.
 _FIRST_SHARE = 256
@@ -23,31 +25,17 @@ _FIRST_SHARE = 256
 _COPIES_SHARE = 4096
 
 
-@dataclass(frozen=True)
-class SizedTables:
-    """Hot tables, one per device, the budget that pays for each table's cells, and the rows that may always be copied.
-
-    min_rows: cells that each table keeps when others need memory; None: the number of cells is fixed. host_tier:
-    whether the last table is that of kvemb.tiers.host_tier, below the devices' tables.
-    """
-
-    tables: list[HotTable]
-    budgets: list[Budget]
-    own_copies: int
-    min_rows: int | None
-    host_tier: bool
-
-
 def make_tables(
     variable: str,
     schema: Schema,
     devices: tuple[str, ...],
+    partitioner: Partitioner,
     init_size: int,
     hot_rows: int | None,
     budgets: Budgets,
     limits: Limits,
-) -> SizedTables:
-    """Reserve memory for a variable and make its hot tables, one per device.
+) -> tuple[HotTables, int]:
+    """Reserve memory for a variable and make its hot tables, one per device. Return also how many rows may be copied.
 
     hot_rows: the total number of cells, reserved at once. None: tables have cells for init_size rows at first (0: a
     default), and grow as far as the budgets ever allow; if all of them are in devices' memories, there is a table in
@@ -84,7 +72,10 @@ def make_tables(
             for kind, start, limit, device in zip(kinds, first, most, devices, strict=True)
         ]
         undo.pop_all()
-    return SizedTables(tables, paying, own_copies, min_rows, host_tier)
+    on_gpu = any(table.device_rows is not None for table in tables)
+    seen_as_one = TieredGpuTables if host_tier else GpuTables if on_gpu else HotTables
+    partition = Partition(partitioner, schema.key_dtype, len(tables) - host_tier)
+    return seen_as_one(tables, partition, paying, min_rows=min_rows), own_copies
 
 
 def _growing(

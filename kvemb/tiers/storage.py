@@ -34,7 +34,6 @@ from kvemb.store_state import StoreState
 from kvemb.threads.interrupts import uninterrupted
 from kvemb.tiers.access import HeldForCall, TableAccess
 from kvemb.tiers.ahead import ReadsAhead
-from kvemb.tiers.background_mover import BackgroundMover
 from kvemb.tiers.checking import tier_findings
 from kvemb.tiers.hot_tables import HotTables
 from kvemb.tiers.in_flight import RowsInFlight
@@ -131,11 +130,12 @@ class TieredStorage:
         self._locator = Locator(
             hot_tables, self.memtables, self.in_flight, cold, self.access, self.counts, limits.cold_parallel_keys
         )
-        self._mover = BackgroundMover(self.access, hot_tables, readers, self._move)
-        self.ahead = ReadsAhead(
-            schema, self._locator, self.access, readers, self.staged.ahead, limits.ahead_rows, self._mover
-        )
+        self.ahead = self._reading_ahead(readers)
         self._reclaimer = Reclaimer(self.access, hot_tables, readers, self._leave)
+
+    def _reading_ahead(self, readers: Executor) -> ReadsAhead:
+        ahead, rows = self.staged.ahead, self.limits.ahead_rows
+        return ReadsAhead(self.schema, self._locator, self.access, readers, ahead, rows)
 
     # Entering. The other methods REQUIRE one of these blocks, unless they say otherwise.
 
@@ -167,7 +167,6 @@ class TieredStorage:
 
     def _begin_reading(self) -> None:
         self.state.check_open()
-        self._move_used_up()
         if self.hot_tables.memory.has_work:
             self._reclaimer.reclaim()
 
@@ -209,17 +208,9 @@ class TieredStorage:
         self.changed = True
         if (timestamp := current_timestamp()) is not None:
             self.step = max(self.step, timestamp.step)
-        self._move_used_up()
         if self.hot_tables.memory.has_work:
             self._reclaimer.reclaim()
         self.state.check_sound()
-
-    def _move_used_up(self) -> None:
-        """Move used rows from the host's table up to their devices' tables. A failure poisons the store."""
-        if self.hot_tables.has_uses and self.state.cause is None:
-            with suppress(Poisoned), self.access.poisoning():
-                for leaving in self.hot_tables.move_used_up():
-                    self._leave(leaving)
 
     def locate(self, keys: Keys) -> Located:
         """Locate the rows of distinct keys, which the caller may then change. Releases the lock during cold reads.
@@ -258,20 +249,18 @@ class TieredStorage:
 
     # Moving rows.
 
-    def admit(self, found: Located, *, by_score: bool = False, together: bool = False) -> None:
+    def admit(self, found: Located, *, by_score: bool = False) -> None:
         """Offer found.rows to the hot tier; dirty rows that they evict go to a memtable.
 
         From here on, the rows of keys that did not exist exist and are counted. by_score: only rows that outscore hot
-        rows become hot. together: see HotTables.insert. A failure poisons the store, because rows may be half moved.
+        rows become hot. A failure poisons the store, because rows may be half moved.
         """
         if len(found.rows) == 0:
             return
         left: list[RowBlock] = []
         with self.access.poisoning():
             try:
-                for keys, leaving in self.hot_tables.insert(
-                    found.rows, found.cold_owners, by_score=by_score, together=together
-                ):
+                for keys, leaving in self.hot_tables.insert(found.rows, found.cold_owners, by_score=by_score):
                     left.append(leaving)
                     self.in_flight.discard(keys)  # not before they are hot or in `left`
                 self.size += len(found.exists) - int(np.count_nonzero(found.exists))
@@ -285,9 +274,9 @@ class TieredStorage:
         """Keep in flight what was looked up, or offer to the hot tier the rows of it that exist.
 
         What is kept waits for the update that is expected, or for another thread: one that reads ahead when the lookup
-        has ended, or one that moves rows to GPUs. The next other call that takes the lock lands it.
+        has ended. The next other call that takes the lock lands it.
         """
-        moved = self.ahead.waits or self._mover.active
+        moved = self.ahead.follows_lookup
         updated = self.in_flight.expected and not by_score
         left: Located | None = found
         with self.access.poisoning():
@@ -304,21 +293,6 @@ class TieredStorage:
         if self.state.cause is None:
             with suppress(Poisoned):
                 self.admit(found, by_score=by_score)
-
-    def _move(self, keys: Keys | None) -> None:
-        """Move used rows up to their devices, and rows in memory of these distinct keys, which are about to be used."""
-        self._move_used_up()
-        if keys is not None and self.state.cause is None:
-            with suppress(Poisoned, MemoryError):  # if a GPU lacks memory to find keys, their rows stay where they are
-                for start in range(0, len(keys), self.limits.call_rows):
-                    part = keys[start : start + self.limits.call_rows]
-                    with self.access.poisoning():
-                        for leaving in self.hot_tables.move_up(part):
-                            self._leave(leaving)
-                    self.admit(self._locator.in_memory(part), together=True)
-        self.ahead.forget_spent()
-        with suppress(MemoryError):  # the next call finds them instead
-            self.hot_tables.refresh_cells()
 
     def replace(self, found: Located, rows: RowBlock, step: int) -> None:
         """Replace located rows by whole, dirty rows, in the order of found.keys; rows that are not hot are spilled."""

@@ -56,7 +56,7 @@ def state_of(store: kvemb.Store) -> Any:
 # What is patched, and what it fails with.
 STEPS = [
     (cpu.CpuTable, "__init__", MemoryError("no memory")),
-    (assembly, "TieredStorage", MemoryError("no memory")),
+    (assembly, "storage_class", MemoryError("no memory")),
     (TableOperations, "warm", Corruption("the hot set is damaged")),
     (assembly.registry, "row_kernels", BackendUnavailable("there is no numba")),
     (Engine, "collect", KeyboardInterrupt()),
@@ -127,7 +127,7 @@ def test_a_cold_store_that_is_made_though_that_failed_is_in_no_durable_point(
         database = inside(store).database
         if undone:
             monkeypatch.setattr(database, "drop", Mock(side_effect=error))
-            monkeypatch.setattr(assembly, "TieredStorage", Mock(side_effect=MemoryError()))
+            monkeypatch.setattr(assembly, "storage_class", Mock(side_effect=MemoryError()))
         else:
             monkeypatch.setattr(database, "create", after(database.create, error))
         with pytest.raises(MemoryError if undone else Poisoned):

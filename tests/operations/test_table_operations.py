@@ -183,7 +183,7 @@ def test_one_call_on_many_variables_takes_arrays_from_both_memories(opened: Any)
         var.prefetch(there(keys), after_lookup=after)
         var.lookup(there(keys[:9]))
         kvemb.embedding_lookup(var, there(keys[:9]), max_norm=1.0)
-    assert not inside(var).storage.ahead.waits
+    assert not inside(var).storage.ahead._waiting
     var.remove(there(keys[:9]))
     assert var.size() == 191
 
@@ -245,7 +245,7 @@ def test_bags_without_a_row_in_the_hosts_memory_stay_on_the_gpu(
     for each in (plain, var):
         each.upsert(keys, values)
         each.lookup(keys)
-    inside(var).storage._mover.move()  # otherwise another thread may be doing it while keys() looks
+    inside(var).storage.ahead.move()  # otherwise another thread may be doing it while keys() looks
     device_rows, below = (table.keys() for table in inside(var).hot_tables.tables)
     ids = np.concatenate([device_rows[:60], below[:1], [1000, 1000], below[1:3], device_rows[:2]])
     offsets = [*range(59), 62, 63, 66]  # of 62 bags, those from 58 to 60 have a row below, or of nobody

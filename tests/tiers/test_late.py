@@ -15,7 +15,7 @@ from quick import quick
 
 from kvemb.rows.bags import Bags
 from kvemb.threads.pool import Here
-from tests.tiers.test_background_mover import ROWS, Place
+from tests.tiers.test_gpu_storage import ROWS, Place
 
 STREAMS = [5, 6, 7]
 

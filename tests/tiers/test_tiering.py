@@ -405,7 +405,7 @@ class TieringOfArraysMovedAtOnce(TieringOfArraysOnCuda):
         variable = store.get_variable("table", **self.arguments)
         if self.at_once:
             storage = inside(variable).storage
-            storage.ahead._readers = storage._mover._threads = Here()
+            storage.ahead._readers = Here()
         given: Any = OnGpu(variable)
         return LockstepChecker(given, model)
 

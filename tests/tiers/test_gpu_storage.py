@@ -27,9 +27,9 @@ from kvemb.registry import row_kernels
 from kvemb.restrict import TimestampRestrictPolicy
 from kvemb.store_state import StoreState
 from kvemb.threads.pool import Here
-from kvemb.tiers.hot_tables import HotTables
-from kvemb.tiers.partition import default_partitioner
-from kvemb.tiers.storage import TieredStorage
+from kvemb.tiers.gpu_storage import GpuStorage
+from kvemb.tiers.gpu_tables import GpuTables, TieredGpuTables
+from kvemb.tiers.partition import Partition, default_partitioner
 from tests.histories import small_spill
 
 ROWS = 600
@@ -47,12 +47,11 @@ class Place:
         self.cold.write(rows_of(range(ROWS)))
         kind = type("Table", (CudaOnCpuTable,), {"open_device": staticmethod(lambda name: self.device)})
         tables: list[Any] = [kind(SCHEMA, 128, 128), *([CpuTable(SCHEMA, below, below)] if below else [])]
-        self.hot = HotTables(
-            tables, default_partitioner, np.dtype(np.int64), [Budget(1 << 24)] * len(tables), min_rows=None,
-            host_tier=bool(below),
-        )  # fmt: skip
+        partition = Partition(default_partitioner, np.dtype(np.int64), 1)
+        seen_as_one = TieredGpuTables if below else GpuTables
+        self.hot = seen_as_one(tables, partition, [Budget(1 << 24)] * len(tables), min_rows=None)
         self.readers = readers or Here()
-        self.storage = TieredStorage(
+        self.storage = GpuStorage(
             SCHEMA, self.hot, self.cold, state=self.state, executor=Here(), readers=self.readers, own_copies=8,
             memtable_rows=64, staging=Staging(1 << 24), limits=Limits(**{**small_spill(16), "ahead_rows": 200}),
             size=ROWS,
@@ -156,6 +155,20 @@ def test_a_lookup_leaves_moves_to_another_thread_or_the_next_call() -> None:
     readers.go()
 
 
+def test_rows_below_the_device_that_a_lookup_used_move_up_on_the_other_thread() -> None:
+    readers = Later()
+    place = Place(readers)
+    for start in range(0, 300, 50):
+        place.lookup(range(start, start + 50))
+        readers.go()
+    below = place.hot.tables[1].keys().tolist()
+    assert below
+    place.lookup(below)
+    assert not np.isin(below, place.on_device).any()
+    readers.go()
+    assert np.isin(below, place.on_device).all()
+
+
 def test_dirty_rows_that_are_evicted_leave_on_the_other_thread() -> None:
     readers = Later()
     place = Place(readers, below=0)
@@ -245,14 +258,14 @@ def crowd_out(place: Place) -> None:
 @pytest.mark.parametrize("how", CHANGES)
 def test_what_changes_while_it_is_read_ahead_is_not_made_hot_as_it_was(how: str) -> None:
     place, changes = Place(), [CHANGES[how]]
-    make = place.storage._mover.move
+    make = place.storage.ahead.move
 
     def change_first(keys: Any = None) -> None:
         if changes:
             changes.pop()(place)
         make(keys)
 
-    place.storage._mover.move = change_first  # type: ignore[method-assign]
+    place.storage.ahead.move = change_first  # type: ignore[method-assign]
     place.prefetch(range(10))
     assert not changes
     out = np.full((10, 2), 9, np.float32)
@@ -272,10 +285,10 @@ def test_nothing_is_moved_where_a_snapshot_has_no_room_for_copies() -> None:
     with place.storage.access.held():
         place.storage.snapshot.begin()
         place.storage.access.set_room(False)
-    place.storage._mover.move(np.arange(10))
+    place.storage.ahead.move(np.arange(10))
     assert place.on_device == []
     place.storage.snapshot.end()
-    place.storage._mover.move(np.arange(10))
+    place.storage.ahead.move(np.arange(10))
     assert place.on_device == [], "none of them is in memory"
 
 
