@@ -73,8 +73,8 @@ FAULTS = [
     Fault(
         "a row that is evicted during a checkpoint is not in it",
         "kvemb/tiers/storage.py",
-        "                for leaving in left:\n                    self.snapshot.copy_before_leaving(leaving)\n",
-        "",
+        "            for rows in left:\n                self.snapshot.copy_before_leaving(rows)\n",
+        "            pass\n",
         ("durability/test_checkpoint.py",),
     ),
     Fault(

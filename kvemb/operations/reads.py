@@ -284,7 +284,7 @@ class TableReads:
             cold = found.only(found.exists)
             values[cold.cold] = cold.rows.named_embeddings()[:, :width]
         if len(found.cold):
-            storage.promote(found, by_score=now is None)
+            storage.stage(found, by_score=now is None)
         return values, there
 
     def read_missing_as(self, initializer: Initializer) -> None:
@@ -335,4 +335,4 @@ class TableReads:
         for chunk in self._chunks(len(keys)):
             with self._storage.reading():
                 found = self._storage.locate(keys[chunk])
-                self._storage.admit(found.only(found.exists), by_score=True)
+                self._storage.promote(found.only(found.exists), by_score=True)

@@ -106,7 +106,7 @@ class TableUpdates(TableReads):
                 self._kernels.assign(found.rows, np.arange(len(found.rows)), values[found.cold], storage.step)
                 self._match(found, np.arange(len(found.keys)))
                 storage.log.located(found, storage.step)
-                storage.admit(found)
+                storage.promote(found)
 
     def accum(self, keys: Keys, old: Values, new: Values, exists: Mask) -> None:
         """Add new - old if the key exists and `exists` is True; insert new if neither; ignore the other keys."""
@@ -143,7 +143,7 @@ class TableUpdates(TableReads):
                 if self._matching is not None:
                     self._match(found, np.union1d(added, found.cold[made]))
                 storage.log.located(found, storage.step)
-                storage.admit(found)
+                storage.promote(found)
 
     def apply_gradients(self, keys: Keys, grads: Values, *, acknowledge: bool = True) -> None:
         """Take one optimizer step on each distinct key; gradients of duplicates are summed in order first.
@@ -191,7 +191,7 @@ class TableUpdates(TableReads):
                 if optimizer.counts_steps and count == 0:
                     storage.count_optimizer_step(number)
                 storage.log.located(found, storage.step)
-                storage.admit(found)
+                storage.promote(found)
         return number
 
     @property
@@ -310,7 +310,7 @@ class TableUpdates(TableReads):
                     with storage.access.poisoning():
                         there = found.only(found.exists)
                         storage.log.located(there, storage.step)
-                        storage.admit(there)
+                        storage.promote(there)
         storage.log.commit()
 
     def restrict(self, keep_rows: int, trigger_rows: int | None, progress: Progress | None = None) -> int:

@@ -102,8 +102,8 @@ class GpuStorage(TieredStorage):
                     part = keys[start : start + self.limits.call_rows]
                     with self.access.poisoning():
                         for leaving in self.hot_tables.move_up(part):
-                            self._leave(leaving)
-                    self.admit(self._locator.in_memory(part))
+                            self._spill([leaving])
+                    self.promote(self._locator.in_memory(part))
 
 
 def storage_class(hot_tables: HotTables) -> type[TieredStorage]:

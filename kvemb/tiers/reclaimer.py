@@ -18,7 +18,7 @@ from kvemb.tiers.hot_tables import HotTables
 class Reclaimer:
     """Gives back one variable's memory that others need.
 
-    threads: give back cells; they may wait for the thread that writes memtables. leave: called with dirty rows that
+    threads: give back cells; they may wait for the thread that writes memtables. spill: called with dirty rows that
     were evicted.
     """
 
@@ -27,9 +27,9 @@ class Reclaimer:
         access: TableAccess,
         hot_tables: HotTables,
         threads: Executor,
-        leave: Callable[[RowBlock], None],
+        spill: Callable[[list[RowBlock]], None],
     ) -> None:
-        self._access, self._hot_tables, self._threads, self._leave = access, hot_tables, threads, leave
+        self._access, self._hot_tables, self._threads, self._spill = access, hot_tables, threads, spill
         self._reclaiming = False
         hot_tables.memory.wake_with(self._reclaim_soon)
 
@@ -43,7 +43,7 @@ class Reclaimer:
                 self._hot_tables.memory.measure()
             with suppress(Poisoned), self._access.poisoning():
                 for leaving in self._hot_tables.make_due_moves():
-                    self._leave(leaving)
+                    self._spill([leaving])
 
     def _reclaim_soon(self) -> None:
         """Let another thread call reclaim(), unless a call on the variable is in progress, which does it itself."""

@@ -104,7 +104,7 @@ class TieredStorage:
         self.counts, self.refreshes, self.changed = Stats(), 0, False
         self._record, self._record_cleared, self.own_copies = record, record_cleared, own_copies
         self.staged = Staged(*(Holding(staging.read) for _ in range(3)))
-        self.in_flight = RowsInFlight(self.staged.in_flight, state, self._promote)
+        self.in_flight = RowsInFlight(self.staged.in_flight, state, self._promote_if_sound)
         self.access = TableAccess(state, self.in_flight)
         self.log = WriteLogging(journal, name, hot_tables, self.access)
         self.memtables = Memtables(
@@ -131,7 +131,7 @@ class TieredStorage:
             hot_tables, self.memtables, self.in_flight, cold, self.access, self.counts, limits.cold_parallel_keys
         )
         self.ahead = self._reading_ahead(readers)
-        self._reclaimer = Reclaimer(self.access, hot_tables, readers, self._leave)
+        self._reclaimer = Reclaimer(self.access, hot_tables, readers, self._spill)
 
     def _reading_ahead(self, readers: Executor) -> ReadsAhead:
         ahead, rows = self.staged.ahead, self.limits.ahead_rows
@@ -249,8 +249,8 @@ class TieredStorage:
 
     # Moving rows.
 
-    def admit(self, found: Located, *, by_score: bool = False) -> None:
-        """Offer found.rows to the hot tier; dirty rows that they evict go to a memtable.
+    def promote(self, found: Located, *, by_score: bool = False) -> None:
+        """Offer found.rows to the hot tables; dirty rows that they evict are spilled.
 
         From here on, the rows of keys that did not exist exist and are counted. by_score: only rows that outscore hot
         rows become hot. A failure poisons the store, because rows may be half moved.
@@ -265,13 +265,11 @@ class TieredStorage:
                     self.in_flight.discard(keys)  # not before they are hot or in `left`
                 self.size += len(found.exists) - int(np.count_nonzero(found.exists))
                 self.counts.promotions += len(found.rows)
-                for leaving in left:
-                    self.snapshot.copy_before_leaving(leaving)
             finally:
-                self.memtables.add(left)
+                self._spill(left)
 
-    def promote(self, found: Located, *, by_score: bool) -> None:
-        """Keep in flight what was looked up, or offer to the hot tier the rows of it that exist.
+    def stage(self, found: Located, *, by_score: bool) -> None:
+        """Keep in flight what was looked up, or promote the rows of it that exist.
 
         What is kept waits for the update that is expected, or for another thread: one that reads ahead when the lookup
         has ended. The next other call that takes the lock lands it.
@@ -286,13 +284,13 @@ class TieredStorage:
                 with suppress(MemoryError):  # then they are offered to the hot tier at once
                     left = self.in_flight.keep(found, by_score, unpaid=moved)
             if left is not None and np.count_nonzero(left.exists):
-                self._promote(left.only(left.exists), by_score)
+                self._promote_if_sound(left.only(left.exists), by_score)
 
-    def _promote(self, found: Located, by_score: bool) -> None:
-        """Offer existing rows to the hot tier, unless the store is poisoned."""
+    def _promote_if_sound(self, found: Located, by_score: bool) -> None:
+        """Promote existing rows, unless the store is poisoned."""
         if self.state.cause is None:
             with suppress(Poisoned):
-                self.admit(found, by_score=by_score)
+                self.promote(found, by_score=by_score)
 
     def replace(self, found: Located, rows: RowBlock, step: int) -> None:
         """Replace located rows by whole, dirty rows, in the order of found.keys; rows that are not hot are spilled."""
@@ -399,12 +397,13 @@ class TieredStorage:
             yield
         self.counts.cold_writes += rows
 
-    def _leave(self, leaving: RowBlock) -> None:
-        """Take over dirty rows that left the hot tier because it shrank or because other rows moved up."""
+    def _spill(self, left: list[RowBlock]) -> None:
+        """Take over dirty rows that left the hot tables. REQUIRES: access.poisoning()."""
         try:
-            self.snapshot.copy_before_leaving(leaving)
+            for rows in left:
+                self.snapshot.copy_before_leaving(rows)
         finally:
-            self.memtables.add([leaving])
+            self.memtables.add(left)
 
     def _forget_reads(self, keys: Keys) -> None:
         self._locator.forget(keys)

@@ -32,7 +32,7 @@ def test_the_highest_scores_of_both_tiers_stay_and_of_equal_ones_the_larger_key(
         at = storage.locate(keys)
         at.rows.put(slice(None), rows_of(keys, 1.0, flags=DIRTY))
         at.rows.scores[:] = keys // 10  # ten of each score
-        storage.admit(at)
+        storage.promote(at)
     assert 0 < storage.stats().rows_hot < 100
     assert count_removals(storage, Scorer(None, storage.hot_tables), 25, tmp_path, None) == 75
     assert storage.size == 100

@@ -35,7 +35,7 @@ class Place(test_ahead.Place):
         with self.storage.updating():
             found = self.storage.locate(np.array(keys))
             found.rows.values[:], found.rows.flags[:] = value, DIRTY
-            self.storage.admit(found)
+            self.storage.promote(found)
 
     def meanwhile(self, *keys: int) -> None:
         """Let another call look these keys up during the next cold read, and then let the disk be full."""

@@ -49,7 +49,7 @@ def put(storage, keys, value=1.0):
     with storage.writing():
         at = storage.locate(np.array(keys))
         at.rows.put(slice(None), rows_of(at.rows.keys, value, flags=DIRTY, score=value))
-        storage.admit(at)
+        storage.promote(at)
 
 
 def rows(storage, keys):
@@ -80,7 +80,7 @@ def test_a_row_that_is_hot_again_is_clean_and_stays_in_its_memtable():
     waiting = np.setdiff1d(np.arange(20), storage.hot_tables.keys())
     assert len(waiting) == storage.stats().rows_waiting == 4
     with storage.reading():
-        storage.admit(storage.locate(waiting[:1]))
+        storage.promote(storage.locate(waiting[:1]))
     assert np.isin(waiting[0], storage.hot_tables.keys())
     assert waiting[0] not in next(storage.hot_tables.tables[0].dirty_batches(100))[1].keys
     put(storage, range(100, 140), 2.0)
@@ -93,7 +93,7 @@ def test_going_back_forgets_a_row_of_a_memtable_that_is_hot_again():
     put(storage, range(20))
     waiting = np.setdiff1d(np.arange(20), storage.hot_tables.keys())
     with storage.reading():
-        storage.admit(storage.locate(waiting[:1]))
+        storage.promote(storage.locate(waiting[:1]))
     before = MemoryStore(SCHEMA)
     before.write(rows_of(waiting, 9.0))
     with storage.closing(), storage.memtables.paused():
