@@ -55,7 +55,7 @@ class InFlight:
         self.left, self.expected, self.landed = 0, False, 0
 
     def land(self) -> None:
-        """See kvemb.tiers.access.InFlight."""
+        """See RowsInFlight."""
         self.landed += self.left > 0
         self.left = 0
 

@@ -14,25 +14,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Protocol
 
 from kvemb.stats import Timed
 from kvemb.store_state import Poisoning, StoreState
 from kvemb.threads.interrupts import TURN_SECONDS, uninterrupted, wait_for
 from kvemb.threads.locks import Event, Lock
-
-
-class InFlight(Protocol):
-    """Rows that a call left to the next holder of the lock (kvemb.tiers.in_flight).
-
-    left: how many keys. expected: whether an update is expected to take them.
-    """
-
-    left: int
-    expected: bool
-
-    def land(self) -> None:
-        """Put them where they belong. Raises nothing. REQUIRES: held()."""
+from kvemb.tiers.in_flight import RowsInFlight
 
 
 class TableAccess:
@@ -42,7 +29,7 @@ class TableAccess:
     lock, unless the holder says otherwise.
     """
 
-    def __init__(self, state: StoreState, in_flight: InFlight) -> None:
+    def __init__(self, state: StoreState, in_flight: RowsInFlight) -> None:
         self.state, self.in_flight = state, in_flight
         # Reentrant, because such a lock knows its thread; no thread takes it twice.
         self._lock, self._owner, self._handlers_run = Lock(), 0, False
