@@ -23,6 +23,21 @@ def write_new(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
+def replace(path: Path, data: bytes, temporary: Path) -> None:
+    """Give a file this content, whole and durable, or leave it as it is.
+
+    Raises OSError; then no temporary file is left. If only the last sync fails, the file may be the new one.
+    """
+    try:
+        write_new(temporary, data)
+        os.replace(temporary, path)
+        sync_directory(path.parent)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
 def remove(path: Path) -> None:
     """Delete a file, a symbolic link or a directory, if it exists. Raises OSError, but not for a directory."""
     if path.is_dir() and not path.is_symlink():

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 
-from kvemb.fresh_files import remove, write_new
+from kvemb import fresh_files
+from kvemb.fresh_files import remove, replace, write_new
 
 
 def test_a_file_is_written_and_replaced(tmp_path):
@@ -12,6 +15,17 @@ def test_a_file_is_written_and_replaced(tmp_path):
     for data in (b"one", b"", b"three"):
         write_new(path, data)
         assert path.read_bytes() == data
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_file_that_cannot_be_replaced_stays_and_no_temporary_one_is_left(tmp_path, monkeypatch, call):
+    path, temporary = tmp_path / "file", tmp_path / "file.tmp"
+    replace(path, b"one", temporary)
+    monkeypatch.setattr(fresh_files.os, call, Mock(side_effect=OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space"):
+        replace(path, b"two", temporary)
+    assert path.read_bytes() == b"one"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("link", ["symbolic", "hard", "broken"])

@@ -185,11 +185,8 @@ def left_in_series(name: str) -> tuple[int, bool] | None:
 
 def set_current(store: Path, number: int, *, logged: bool = False) -> None:
     """Make CURRENT name a point, durably and atomically. logged: a segment of the log follows it, and exists."""
-    temporary = store / (CURRENT + ".tmp")
     text = point(store, number).name + (_LOGGED if logged else "") + "\n"
-    fresh_files.write_new(temporary, text.encode("ascii"))
-    os.replace(temporary, store / CURRENT)
-    fresh_files.sync_directory(store)
+    fresh_files.replace(store / CURRENT, text.encode("ascii"), store / (CURRENT + ".tmp"))
 
 
 def lock(directory: Path, what: str = "the store {} is open for writing", advice: str | None = None) -> LockFile:

@@ -7,7 +7,6 @@ that of one checkpoint. REQUIRES for every change: the series' lock.
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +64,4 @@ def write_pins(root: Path, pinned: dict[int, str | None]) -> None:
     whole = {"checksum": manifest.checksum_of(data), **data}
     path = root / layout.PINNED
     with layout.as_cold_store_error(f"write {path}"):
-        temporary = root / f".{layout.PINNED}.tmp"
-        fresh_files.write_new(temporary, (json.dumps(whole) + "\n").encode())
-        os.replace(temporary, path)
-        fresh_files.sync_directory(root)
+        fresh_files.replace(path, (json.dumps(whole) + "\n").encode(), root / f".{layout.PINNED}.tmp")

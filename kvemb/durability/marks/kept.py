@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import threading
 import uuid
 from collections import OrderedDict
@@ -187,14 +186,10 @@ def _mark(store: Path, entry: _Entry) -> Mark:
 
 def _write(path: Path, data: bytes) -> None:
     """Write a new file that is whole or not there. Raises OSError; then it is not there."""
-    temporary = path.with_suffix(TEMPORARY)
     try:
-        fresh_files.write_new(temporary, data)
-        os.replace(temporary, path)
-        fresh_files.sync_directory(path.parent)
+        fresh_files.replace(path, data, path.with_suffix(TEMPORARY))
     except BaseException:
         with suppress(OSError):
-            temporary.unlink(missing_ok=True)
             path.unlink(missing_ok=True)
             fresh_files.sync_directory(path.parent)
         raise
