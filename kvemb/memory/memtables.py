@@ -27,6 +27,10 @@ from kvemb.rows.schema import Schema
 from kvemb.threads.interrupts import result_of, uninterrupted
 
 _FIRST_ROWS = 256
+# Smaller files cost more merges, and more files to search, than the memory of larger ones saves misses.
+SMALL_FILE_BYTES = 1 << 20
+# In how many steps memory for rows that are in no cell grows.
+STEPS = 8
 # Bytes of a row beside its block: at most eight cells of an index made for twice the rows.
 _INDEX_BYTES = 32
 
@@ -40,11 +44,14 @@ class MemtableMemory:
     """`total` bytes, which the memtables of a store share. Thread-safe.
 
     A quarter of it is for rows that come while others are written: if unsealed rows take more than the rest, the
-    largest memtable is sealed. A caller waits only if nothing is left.
+    largest memtable is sealed. A caller waits only if nothing is left. If even the largest makes a small file, because
+    many variables share the memory, it grows in some steps up to `most` bytes, and does not shrink again. more: takes
+    bytes of the budget for it; returns whether they were there.
     """
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, most: int = 0, more: Callable[[int], bool] = lambda nbytes: False) -> None:
         self.total, self.used = total, 0
+        self._most, self._step, self._more = most, max(1, (most - total) // STEPS), more
         self._sealed = 0
         self._holders: list[Memtables] = []
         self._lock = threading.Lock()
@@ -71,8 +78,15 @@ class MemtableMemory:
             failed = write is None or write.exception() is not None
         if self.used - self._sealed > self.total // 4 * 3:
             largest = self._largest(lambda holder: holder.open_bytes)
-            if largest is not None and largest.open_bytes:
+            if largest is not None and (open_bytes := largest.open_bytes):
                 largest.seal()
+                if open_bytes < SMALL_FILE_BYTES:
+                    self._grow()
+
+    def _grow(self) -> None:
+        with uninterrupted(), self._lock:
+            if self.total + self._step <= self._most and self._more(self._step):
+                self.total += self._step
 
     def _taken(self, nbytes: int, *, although_full: bool) -> bool:
         with uninterrupted(), self._lock:

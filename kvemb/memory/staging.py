@@ -9,11 +9,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from kvemb.memory.memtables import MemtableMemory
+from kvemb.memory.memtables import STEPS, MemtableMemory
 from kvemb.threads.interrupts import uninterrupted
-
-# In how many steps a pool grows.
-STEPS = 8
 
 
 class Pool:
@@ -89,7 +86,8 @@ class Staging:
     def __init__(self, memory_budget: int, more: Callable[[int], bool] = lambda nbytes: False) -> None:
         most = min(memory_budget // 8, self.MOST_READ)
         self.read = Pool(most // 2, most, more)
-        self.memtables = MemtableMemory(min(memory_budget // 4, self.MOST_MEMTABLES))
+        most = min(memory_budget // 4, self.MOST_MEMTABLES)
+        self.memtables = MemtableMemory(most // 2, most, more)
 
     @property
     def total(self) -> int:

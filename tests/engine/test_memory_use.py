@@ -17,7 +17,7 @@ def test_every_byte_of_the_budget_is_in_one_part(open_store: Opener, tmp_path: P
     store = open_store(tmp_path / "store", memory_budget=TOTAL)
     before = store.memory
     assert sum(before.values()) == TOTAL
-    assert before == {**dict.fromkeys(before, 0), "free": TOTAL * 11 // 16, "staging_free": TOTAL * 5 // 16}
+    assert before == {**dict.fromkeys(before, 0), "free": TOTAL * 13 // 16, "staging_free": TOTAL * 3 // 16}
     admission = kvemb.Admission(2, memory_bytes=8192)
     rows = store.get_variable("rows", dim=16, optimizer=kvemb.optimizers.SGD(1.0))
     other = store.get_variable("other", dim=16, admission=admission)

@@ -263,3 +263,27 @@ def test_any_history_equals_its_model(history, most):
     assert waiting.memory.used == 0
     waiting.add([99])
     assert waiting.read([*range(31), 99])[0] == [False] * 31 + [True], "what is cleared is gone"
+
+
+def test_memory_grows_in_steps_while_many_variables_make_small_files():
+    """Files of 1 MiB are large enough: here, of 17 parts."""
+    part, asked, there = (1 << 20) // 16 // BYTES, [], [True, True, False, True, True, True, True, True]
+
+    def more(nbytes):
+        asked.append(nbytes)
+        return there.pop(0)
+
+    memory = MemtableMemory(16 * part * BYTES, (16 + 8 * 4) * part * BYTES, more)
+    limits = Limits(batch_rows=part)
+    made = [
+        Memtables(SCHEMA, memory, 100 * part, Here(), lambda rows: None, lambda keys: None, pytest.fail, limits)
+        for _ in range(2)
+    ]
+    totals = []
+    for start in range(200):
+        for each in made:
+            each.add([rows_of(range(start * part, (start + 1) * part))])
+        totals.append(memory.total // BYTES // part)
+    assert totals[0] == 16
+    assert totals[-1] == 16 + 5 * 4
+    assert asked == [4 * part * BYTES] * 6, "once in vain"

@@ -43,7 +43,7 @@ def test_a_pool_that_is_too_small_grows_once_there_is_memory_for_it():
 
 def test_staging_has_a_share_of_the_budget_up_to_a_limit():
     for total, read, memtables in (
-        (4 << 20, 1 << 18, 1 << 20), (1 << 30, 64 << 20, 128 << 20), (1 << 36, 256 << 20, 128 << 20)
+        (4 << 20, 1 << 18, 1 << 19), (1 << 30, 64 << 20, 64 << 20), (1 << 36, 256 << 20, 64 << 20)
     ):  # fmt: skip
         staging = Staging(total)
         assert (staging.read.total, staging.memtables.total) == (read, memtables)

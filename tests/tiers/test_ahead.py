@@ -331,7 +331,7 @@ def test_reads_ahead_get_memory_while_rows_wait_for_the_disk(
         for table in tables:
             batch, ahead = chance.choice(ROWS, BATCH, replace=False), inside(table).storage.ahead
             table.prefetch(batch)
-            given = given + 1 if sum(len(fetch.keys) for fetch in ahead._kept) > BATCH // 2 else 0
+            given = given + 1 if sum(len(fetch.keys) for fetch in ahead._kept) > BATCH // 8 else 0
             rows = table.lookup(batch)
             assert (rows == (batch // 1000 * 1000)[:, None]).all()
             table.upsert(batch, rows)
