@@ -70,50 +70,46 @@ def in_parts(part: Any, source: bytes = b"") -> InParts:
     """Compile a loop over parts from a kernel part(number, arguments). source: see kernel."""
     part, own = inlined(part), source + f"{part.__module__}.{part.__qualname__}".encode()
 
-    def loop(number: Any, parts: Any, arguments: Any) -> None:
+    def run(team: Any, number: Any, parts: Any, arguments: Any) -> None:
+        if team != 0:
+            _in_team(team, number, parts, arguments)
+            return
         taken = next_number(number)
         while taken < parts:
             part(taken, arguments)
             taken = next_number(number)
 
-    loop = kernel(loop, own)
-
-    def run(team: Any, number: Any, parts: Any, arguments: Any) -> None:
-        if team == 0:
-            loop(number, parts, arguments)
-        else:
-            _in_team(team, loop, (number, parts, arguments))
-
     return kernel(run, own)  # type: ignore[no-any-return]
 
 
 @intrinsic
-def _in_team(typingctx: Any, team: Any, function: Any, arguments: Any) -> Any:
-    """Call GOMP_parallel, whose address is `team`, with a function that calls a kernel with the arguments.
+def _in_team(typingctx: Any, team: Any, number: Any, parts: Any, arguments: Any) -> Any:
+    """Call GOMP_parallel, whose address is `team`, with a function that calls the calling kernel, whose team is then 0.
 
-    OpenMP calls that function on each of its threads with a pointer to the arguments, which are on this stack.
+    OpenMP calls that function on each of its threads with a pointer to the other arguments, which are on this stack.
+    The loop is compiled once: a kernel of its own would be compiled for itself, and again as a part of its caller.
     """
-    called = function.get_call_type(typingctx, tuple(arguments), {})
+    given = types.int64, number, parts, arguments
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kernel = function.dispatcher.get_compile_result(called)
-        context.add_linking_libs([kernel.library])
         pointer, number = cgutils.voidptr_t, ir.IntType(32)
         on_thread = ir.FunctionType(ir.VoidType(), [pointer])
         entry = ir.Function(builder.module, on_thread, builder.module.get_unique_name(f"{builder.function.name}.part"))
         entry.linkage = "internal"
         inside = ir.IRBuilder(entry.append_basic_block())
-        given = inside.load(inside.bitcast(entry.args[0], context.get_value_type(arguments).as_pointer()))
-        context.call_internal_no_propagate(
-            inside, kernel.fndesc, called, cgutils.unpack_tuple(inside, given, len(arguments))
+        data = cgutils.alloca_once_value(builder, cgutils.pack_struct(builder, args[1:]))
+        taken = inside.load(inside.bitcast(entry.args[0], data.type))
+        no_team = context.get_constant(types.int64, 0)
+        context.call_conv.call_function(
+            inside, builder.function, types.none, given, [no_team, *cgutils.unpack_tuple(inside, taken, len(args) - 1)]
         )
         inside.ret_void()
         begin = ir.FunctionType(ir.VoidType(), [on_thread.as_pointer(), pointer, number, number]).as_pointer()
-        data = builder.bitcast(cgutils.alloca_once_value(builder, args[2]), pointer)
+        data = builder.bitcast(data, pointer)
         builder.call(builder.inttoptr(args[0], begin), [entry, data, number(0), number(0)])
         return context.get_dummy_value()
 
-    return types.void(team, function, arguments), codegen
+    return types.void(types.int64, number, parts, arguments), codegen
 
 
 @cache
