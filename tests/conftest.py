@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,13 @@ def pytest_configure() -> None:
         tempfile.tempdir = None
 
 
+@cache
+def folder_of(path: Path) -> Path | None:
+    """Return the folder of tests of a framework that a file is in, None for any other."""
+    return next((folder for folder in (PYTORCH, KERAS) if folder in path.parents), None)
+
+
+@cache
 def is_installed(module: str) -> bool:
     """Whether a module can be imported; its parents may be missing as well."""
     with suppress(ModuleNotFoundError):
@@ -57,9 +65,10 @@ def is_installed(module: str) -> bool:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what needs a package that is not installed; .ci/run selects the same tests, and has all packages."""
     for item in items:
-        if PYTORCH in item.path.parents and item.path.stem != "test_missing":
+        folder = folder_of(item.path)
+        if folder == PYTORCH and item.path.stem != "test_missing":
             item.add_marker(pytest.mark.needs("torch"))
-        if KERAS in item.path.parents and item.path.stem != "test_missing":
+        if folder == KERAS and item.path.stem != "test_missing":
             item.add_marker(pytest.mark.needs("keras"))
             # Keras' variables do not know NumPy 2's argument.
             item.add_marker(pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"))
