@@ -98,6 +98,7 @@ class CpuTable(HotTable):
         how = cpu_probe.NO_TOUCH if rule is None or rule is ScoreRule.CUSTOM else int(rule)
         seen = out.view(np.uint8)
         cells = self._buckets, self._tags, rows.keys, rows.words, rows.scores, rows.flags
+        now = float(now)  # an int would compile the kernel again
         if not self._worth_threads(n):
             uses = how, now, False, counts
             return missing[: cpu_probe.lookup(keys, 0, n, cpu_probe.rings(), cells, uses, seen, missing)]
@@ -111,7 +112,7 @@ class CpuTable(HotTable):
     ) -> Positions:
         how = cpu_probe.NO_TOUCH if rule is None or rule is ScoreRule.CUSTOM else int(rule)
         threads = self._worth_threads(len(keys))
-        return cpu_bags.pool(keys, bags, beside, out, how, now, self._rows, self._buckets, self._tags, threads)
+        return cpu_bags.pool(keys, bags, beside, out, how, float(now), self._rows, self._buckets, self._tags, threads)
 
     def upsert(self, keys: Keys, values: Any, step: int) -> Positions:
         rows, seen = self._rows, values.view(np.uint8)
