@@ -21,21 +21,26 @@ CALLS = {"warnings.warn", *(f"_logger.{level}" for level in LEVELS)}
 
 
 @cache
-def nodes() -> list[tuple[Path, ast.AST]]:
-    """Return every node of the library's sources, and its file."""
-    paths = [*(ROOT / "kvemb").rglob("*.py"), *(ROOT / "backends").rglob("*.py")]
-    return [(path, node) for path in paths for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+def sentences() -> tuple[dict[str, str], list[str]]:
+    """Return what told() and strings() find in the library's sources, each of which is parsed once."""
+    messages: dict[str, str] = {}
+    texts: list[str] = []
+    for path in [*(ROOT / "kvemb").rglob("*.py"), *(ROOT / "backends").rglob("*.py")]:
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        messages |= {f"{path.relative_to(ROOT)}:{line}": text for line, text in told(nodes)}
+        texts += strings(nodes)
+    return messages, texts
 
 
-def told() -> Iterator[tuple[str, str]]:
-    """Yield where the library warns or logs, and the longest part of the message that is always the same."""
-    for path, node in nodes():
+def told(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
+    """Yield the lines that warn or log, and the longest part of the message that is always the same."""
+    for node in nodes:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and ast.unparse(node.func) in CALLS:
             given = node.args[0]
             parts = given.values if isinstance(given, ast.JoinedStr) else [given]
             texts = [part.value for part in parts if isinstance(part, ast.Constant)]
             pieces = [piece.strip() for text in texts for piece in re.split(r"%\w", text)]
-            yield f"{path.relative_to(ROOT)}:{node.lineno}", max(pieces, key=len)
+            yield node.lineno, max(pieces, key=len)
 
 
 def test_each_error_has_a_section_of_its_name():
@@ -44,7 +49,7 @@ def test_each_error_has_a_section_of_its_name():
 
 
 def test_each_warning_and_line_of_the_log_is_told():
-    messages = dict(told())
+    messages, _ = sentences()
     assert len(messages) >= 20
     assert any("restrict removes nothing" in message for message in messages.values())
     # What logs a whole object logs its str(): kvemb.durability.recovery and kvemb.cluster.coordination.recovery.
@@ -58,9 +63,9 @@ def test_each_warning_and_line_of_the_log_is_told():
     assert missing == []
 
 
-def strings() -> Iterator[str]:
+def strings(nodes: list[ast.AST]) -> Iterator[str]:
     """Yield the text of each string of the library; what is filled in is an ellipsis, and so is each doubtful part."""
-    for _, node in nodes():
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
             yield "".join(str(part.value) if isinstance(part, ast.Constant) else "..." for part in node.values)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -83,7 +88,7 @@ def test_quoted_messages_are_those_of_the_library():
     for line in re.findall(r"^\| (.+?) \|", sections, re.MULTILINE):
         quotes += re.findall(r"`([^`]+ [^`]+)`", line)
     assert len(quotes) > 50
-    library = "\n".join(" ".join(text.split()) for text in strings())
+    library = "\n".join(" ".join(text.split()) for text in sentences()[1])
     # A message may be made of several strings: of the lock, who has it; and what to do, after a semicolon.
     pieces = {
         piece.strip() for quote in quotes for piece in re.split(r"\.\.\.|;|: (?=No)| (?=elsewhere)", quote)
