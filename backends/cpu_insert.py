@@ -11,7 +11,16 @@ import numpy as np
 
 from kvemb.backends.cpu_copies import copy_row
 from kvemb.backends.cpu_probe import CELLS, digest_of, first_bucket, second_bucket
-from kvemb.backends.intrinsics import bits_set, equal_bytes, equal_scores, lowest_of_16, prefetch, trailing_zeros
+from kvemb.backends.intrinsics import (
+    bits_set,
+    equal_bytes,
+    equal_keys,
+    equal_scores,
+    lowest_of_16,
+    prefetch,
+    smallest_key,
+    trailing_zeros,
+)
 from kvemb.kernels.compiling import inlined, kernel
 from kvemb.rows.block import DIRTY
 from kvemb.rows.hash_kernels import mix
@@ -45,17 +54,18 @@ def _empty_cell(h: Any, buckets: Any, tags: Any) -> Any:
 
 @inlined
 def _victim(first: Any, second: Any, scores: Any, keys: Any) -> Any:
-    """Return the cell to evict from two full buckets: that of the lowest score; of equal scores, the smallest key."""
+    """Return the cell to evict from two full buckets: that of the lowest score; of equal scores, the smallest key.
+
+    Without branches, which would be unpredictable where many scores are equal. If a score is NaN, it is any of the
+    cells.
+    """
     least = min(lowest_of_16(scores, first * CELLS), lowest_of_16(scores, second * CELLS))
-    smallest = np.int64(-1)
-    for bucket in (first, second):
-        lowest = equal_scores(scores, bucket * CELLS, least)
-        while lowest != 0:
-            cell = bucket * CELLS + trailing_zeros(lowest)
-            if smallest < 0 or keys[cell] < keys[smallest]:
-                smallest = cell
-            lowest &= lowest - np.uint64(1)
-    return smallest
+    in_first, in_second = equal_scores(scores, first * CELLS, least), equal_scores(scores, second * CELLS, least)
+    key = min(smallest_key(keys, first * CELLS, in_first), smallest_key(keys, second * CELLS, in_second))
+    in_first &= equal_keys(keys, first * CELLS, key)
+    in_second &= equal_keys(keys, second * CELLS, key)
+    bucket, chosen = (first, in_first) if in_first != 0 else (second, in_second)
+    return bucket * CELLS + trailing_zeros(chosen | np.uint64(1 << (CELLS - 1)))
 
 
 @inlined
@@ -134,7 +144,8 @@ def insert(
                 for c in range(bucket * CELLS, bucket * CELLS + CELLS, LINE_CELLS):
                     prefetch(scores, c)
                     prefetch(keys, c)
-        if dense < 0 and i + CELL_AHEAD < n:
+        full = buckets * CELLS - used <= few
+        if dense < 0 and full and i + CELL_AHEAD < n:
             h = mix(n_keys[i + CELL_AHEAD])
             cell = _victim(first_bucket(h, buckets), second_bucket(h, buckets), scores, keys)
             prefetch(steps, cell)
@@ -142,7 +153,7 @@ def insert(
             for w in range(0, words.shape[1], LINE_CELLS):
                 prefetch(words, cell * words.shape[1] + w)
         h = mix(n_keys[i])
-        moving = buckets * CELLS - used > few and (dense < 0 or used < dense)
+        moving = not full and (dense < 0 or used < dense)
         cell = _cell_for(h, buckets, moving, tags, digests, columns)
         if cell >= 0:
             used += 1

@@ -59,23 +59,42 @@ def _mask(builder: Any, compared: Any) -> Any:
     return builder.zext(builder.bitcast(compared, ir.IntType(16)), ir.IntType(64))
 
 
+def _lowest(builder: Any, sixteen: Any, less: Any) -> Any:
+    """Return the lowest element of a vector of 16. less: compares two vectors."""
+    for half in (8, 4, 2, 1):
+        low, high = (
+            builder.shuffle_vector(
+                sixteen, sixteen, ir.Constant(ir.VectorType(ir.IntType(32), half), list(range(at, at + half)))
+            )
+            for at in (0, half)
+        )
+        sixteen = builder.select(less("<", high, low), high, low)
+    return builder.extract_element(sixteen, ir.IntType(32)(0))
+
+
 @intrinsic
 def lowest_of_16(typingctx: Any, scores: Any, offset: Any) -> Any:
-    """Return the lowest of the 16 scores from scores[offset] on, none of them NaN."""
+    """Return the lowest of the 16 scores from scores[offset] on; any of them if one is NaN."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        least = _sixteen(context, builder, signature, args, ir.DoubleType(), 8)
-        for half in (8, 4, 2, 1):
-            low, high = (
-                builder.shuffle_vector(
-                    least, least, ir.Constant(ir.VectorType(ir.IntType(32), half), list(range(at, at + half)))
-                )
-                for at in (0, half)
-            )
-            least = builder.select(builder.fcmp_ordered("<", high, low), high, low)
-        return builder.extract_element(least, ir.IntType(32)(0))
+        sixteen = _sixteen(context, builder, signature, args, ir.DoubleType(), 8)
+        return _lowest(builder, sixteen, builder.fcmp_ordered)
 
     return types.float64(scores, types.intp), codegen
+
+
+@intrinsic
+def smallest_key(typingctx: Any, keys: Any, offset: Any, mask: Any) -> Any:
+    """Return the smallest of those of the 16 keys from keys[offset] on that are in a mask; if none is, the largest."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.IntType(64)
+        sixteen = _sixteen(context, builder, signature, args, kind, 8)
+        chosen = builder.bitcast(builder.trunc(args[2], ir.IntType(16)), ir.VectorType(ir.IntType(1), 16))
+        others = ir.Constant(sixteen.type, [(1 << 63) - 1] * 16)
+        return _lowest(builder, builder.select(chosen, sixteen, others), builder.icmp_signed)
+
+    return types.int64(keys, types.intp, types.uint64), codegen
 
 
 @intrinsic
@@ -87,6 +106,17 @@ def equal_scores(typingctx: Any, scores: Any, offset: Any, score: Any) -> Any:
         return _mask(builder, builder.fcmp_ordered("==", sixteen, _repeated(builder, sixteen, args[2])))
 
     return types.uint64(scores, types.intp, types.float64), codegen
+
+
+@intrinsic
+def equal_keys(typingctx: Any, keys: Any, offset: Any, key: Any) -> Any:
+    """Return a uint64 mask of which of the 16 keys from keys[offset] on equal a key; lowest bit first."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        sixteen = _sixteen(context, builder, signature, args, ir.IntType(64), 8)
+        return _mask(builder, builder.icmp_signed("==", sixteen, _repeated(builder, sixteen, args[2])))
+
+    return types.uint64(keys, types.intp, types.int64), codegen
 
 
 @intrinsic

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from hot_suite import (
     KINDS,
+    LEAST,
+    MOST,
     assert_holds,
     assert_same,
     available,
@@ -21,6 +23,7 @@ from hypothesis import strategies as st
 from quick import quick
 from schemas import schema_of
 
+from kvemb.backends.cpu import CpuTable
 from kvemb.rows.block import DIRTY, PENDING, WRITING, RowBlock
 from kvemb.rows.schema import Schema
 
@@ -38,9 +41,10 @@ def test_one_bucket_keeps_the_highest_scores(name, data):
     table.insert(others)
     model: dict[int, tuple[float, bool]] = {}
     for _ in range(data.draw(st.integers(1, 6))):
-        fresh = st.integers(-40, 40).filter(lambda key: key not in model)
+        fresh = st.integers(-40, 40) | st.sampled_from([LEAST, LEAST + 1, MOST - 1, MOST])
+        fresh = fresh.filter(lambda key: key not in model)
         keys = data.draw(st.lists(fresh, unique=True, max_size=30))
-        scores = [data.draw(st.sampled_from([0.0, 1.0, 2.0, -np.inf, np.inf])) for _ in keys]
+        scores = [data.draw(st.sampled_from([-0.0, 0.0, 1.0, 2.0, -np.inf, np.inf])) for _ in keys]
         dirty = [data.draw(st.booleans()) for _ in keys]
         by_score = data.draw(st.booleans())
         expected = []
@@ -59,6 +63,34 @@ def test_one_bucket_keeps_the_highest_scores(name, data):
         for key in list(model)[: data.draw(st.integers(0, 3))]:
             table.remove(table.find(np.array([key])))
             del model[key]
+
+
+@pytest.mark.parametrize("scores", [[1.0], [1.0, 2.0], np.arange(32)])
+def test_on_the_cpu_the_lowest_score_of_two_buckets_leaves(scores):
+    """Of equal scores, the smallest key."""
+    schema, cells, random = schema_of(), CpuTable.cells_per_bucket, np.random.default_rng(2)
+    table = CpuTable(schema, 2 * cells, 2 * cells)
+    table.insert(rows_of(schema, random_keys(6 * cells), random.choice(scores, 6 * cells)))
+    assert table.size == 2 * cells
+    both = 0
+    for key in random_keys(200, seed=7):
+        bucket = [table.read(np.arange(at, at + cells)) for at in (0, cells)]
+        lowest = [min(zip(rows.scores.tolist(), rows.keys.tolist(), strict=True)) for rows in bucket]
+        left = table.insert(rows_of(schema, [key], random.choice(scores)), clean_too=True)
+        assert left.keys.tolist() in [[each] for _, each in lowest]
+        both += left.keys.tolist() == [min(lowest)[1]]
+    assert both >= 130, "half of the keys have both buckets"
+
+
+def test_scores_that_are_no_numbers_write_nowhere_else():
+    """No caller gives such scores; then a row leaves all the same, and no memory beside the cells is overwritten."""
+    table = one_bucket(CpuTable, schema_of())
+    rows = rows_of(table.schema, np.arange(16), np.nan)
+    table.insert(rows)
+    left = table.insert(rows_of(table.schema, [16]), clean_too=True)
+    kept = np.setdiff1d(rows.keys, left.keys)
+    assert len(left) == 1
+    assert_holds(table, rows_of(table.schema, [*kept, 16], [*[np.nan] * 15, 0.0]))
 
 
 def test_clean_rows_that_are_evicted_are_returned_if_they_are_asked_for(kind):
