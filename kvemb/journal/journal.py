@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import threading
 import zlib
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from kvemb import fresh_files
@@ -48,6 +48,9 @@ class Journal:
         self._syncing = threading.Lock()  # guards _synced; taken before _lock
         self._appended = self._synced = 0
         self._failure: ColdStoreError | None = None
+        # The failure while an entry is written: another thread's exception may come at any place, and nothing may
+        # follow an entry that is torn or not counted.
+        self._interrupted = ColdStoreError(f"the log in {directory} was interrupted")
         # A file and the number of its segment: those with entries that may not be synced, and the next one.
         self._unsynced: list[tuple[int, int]] = []
         self._next: tuple[int, int] | None = None
@@ -79,7 +82,9 @@ class Journal:
     def _append(self, kind: int, variable: str, rows: int, step: int, payload: bytes) -> None:
         with uninterrupted(), self._lock:
             self._check()
+            self._failure = self._interrupted
             self._append_locked(kind, variable.encode(), rows, step, payload)
+            self._failure = None
 
     def _append_locked(self, kind: int, name: bytes, rows: int, step: int, payload: bytes) -> None:
         number = self._appended + 1
@@ -136,23 +141,24 @@ class Journal:
         """
         with uninterrupted(), self._lock:
             assert self._next is not None
-            failure, (file, number) = self._failure, self._next
-            # Another thread's exception may come at any place: then prepare() must not delete the segment, which an
-            # entry may name, and nothing may follow that entry.
-            self._next, self._failure = None, failure or ColdStoreError(f"the log in {self._directory} was interrupted")
+            failure, following = self._failure, self._next
+            file, number = following
+            unsynced, ended = self._unsynced, (self._file, self._number)
+            # If this fails, prepare() must not delete the segment, which an entry may name; delete_before() closes it.
+            self._next, self._unsynced, self._failure = None, [*unsynced, following], failure or self._interrupted
             if failure is None:
                 self._append_locked(CONTINUED, b"", 0, 0, NUMBER.pack(number))
             try:
                 os.pwrite(file, note(self._appended, self._synced), HEAD.size)
             except OSError as error:
                 raise self._failed(error) from error
-            self._unsynced.append((self._file, self._number))
-            self._file, self._number, self._before, self._failure = file, number, self._appended, failure
+            self._unsynced, self._file, self._number = [*unsynced, ended], file, number
+            self._before, self._failure = self._appended, failure
 
     def fail(self, error: Exception) -> None:
         """Let every commit() from now on raise ColdStoreError, because a write could not be logged."""
         with uninterrupted(), self._lock:
-            if self._failure is None:
+            if self._failure is None or self._failure is self._interrupted:
                 self._failed(error)
 
     def resume(self) -> None:
@@ -180,14 +186,17 @@ class Journal:
 
     def _new_segment(self, number: int) -> int:
         path = self._directory / segment_name(number)
-        try:
-            path.unlink(missing_ok=True)
-            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-            _write(file, HEAD.pack(MAGIC, VERSION) + note(0, 0))
-            os.fsync(file)
-            fresh_files.sync_directory(self._directory)
-        except OSError as error:
-            raise ColdStoreError(f"cannot write {path}: {error}") from error
+        with ExitStack() as undo:
+            try:
+                path.unlink(missing_ok=True)
+                file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+                undo.callback(os.close, file)
+                _write(file, HEAD.pack(MAGIC, VERSION) + note(0, 0))
+                os.fsync(file)
+                fresh_files.sync_directory(self._directory)
+            except OSError as error:
+                raise ColdStoreError(f"cannot write {path}: {error}") from error
+            undo.pop_all()
         return file
 
     def _check(self) -> None:

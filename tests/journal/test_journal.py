@@ -271,6 +271,58 @@ def test_an_interrupted_rotation_keeps_the_segment_that_an_entry_names(monkeypat
     assert keys_in(copy_of_open(store.path, tmp_path / "crash")) == [1]
 
 
+def test_nothing_follows_an_entry_whose_writing_was_interrupted(monkeypatch, tmp_path):
+    """The next entry, of another variable, had the same number, and was not read after a crash."""
+    log, write = journal.Journal(tmp_path, 1), journal._write
+
+    def interrupted(file: int, data: bytes) -> None:
+        write(file, data)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "_write", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            log.cleared("one", 1)
+    with pytest.raises(ColdStoreError, match="interrupted"):
+        log.cleared("other", 1)
+    with pytest.raises(ColdStoreError, match="interrupted"):
+        log.commit()
+    log.close()
+
+
+def test_an_entry_that_fails_says_why(monkeypatch, tmp_path):
+    log = journal.Journal(tmp_path, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "_write", Mock(side_effect=MemoryError("no memory")))
+        with pytest.raises(MemoryError) as failed:
+            log.cleared("table", 1)
+    log.fail(failed.value)
+    with pytest.raises(ColdStoreError, match="no memory"):
+        log.commit()
+    log.close()
+
+
+def test_segments_that_cannot_be_made_or_begun_leave_no_file_open(monkeypatch, tmp_path):
+    log, refuse = journal.Journal(tmp_path, 1), Mock(side_effect=OSError(5, "Input/output error"))
+    before = len(os.listdir("/dev/fd"))
+    for number in range(10, 40, 10):
+        with monkeypatch.context() as patch:
+            patch.setattr(journal.os, "fsync", refuse)
+            with pytest.raises(ColdStoreError, match="Input/output error"):
+                log.prepare(number)
+        log.prepare(number + 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(journal.os, "pwrite", refuse)
+            with pytest.raises(ColdStoreError, match="Input/output error"):
+                log.rotate()
+        log.prepare(number + 2)  # as recover() does
+        log.rotate()
+        log.delete_before(number + 2)
+        log.resume()
+    assert len(os.listdir("/dev/fd")) == before
+    log.close()
+
+
 @pytest.mark.parametrize("written", [0, 5])
 def test_a_segment_that_was_begun_and_never_used_hides_no_later_one(open_store, tmp_path, written):
     """Making it failed, for want of space or because of an exception from another thread."""
