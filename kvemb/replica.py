@@ -22,7 +22,7 @@ from kvemb.engine.engine import Engine
 from kvemb.engine.table import Table
 from kvemb.errors import CheckpointNotFound, SchemaMismatch
 from kvemb.handle import Handle, inside
-from kvemb.rows.codec import unordered_keys
+from kvemb.rows.codec import check_scores, unordered_keys
 
 
 def apply_delta(store: Handle[Engine], taken: Checkpoint) -> None:
@@ -83,7 +83,7 @@ def _apply_changes(store: Handle[Engine], taken: Checkpoint, position: str) -> C
 def _apply_to_table(
     table: Table, after: ReadableCheckpoint, epochs: list[Epoch], entry: VariableEntry, scan_rows: int
 ) -> bool:
-    """Apply the changes of one variable; return whether it was cleared first."""
+    """Apply the changes of one variable; return whether it was cleared first. Raises Corruption."""
     source = after.rows(table.name)
     assert source is not None
     # Steps of the primary say nothing about the ages that this table counts for a time to live of its own.
@@ -94,6 +94,7 @@ def _apply_to_table(
     for ordered in recorded:
         keys = unordered_keys(ordered, table.schema)
         rows, exists = source.read(keys)
+        check_scores(rows)
         if own_time:
             rows.steps[:] = table.storage.step
         table.operations.put(rows, entry.step)

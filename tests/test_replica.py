@@ -11,7 +11,7 @@ from histories import DIM
 
 import kvemb
 from kvemb import bulk
-from kvemb.errors import CheckpointNotFound, SchemaMismatch
+from kvemb.errors import CheckpointNotFound, Corruption, SchemaMismatch
 from kvemb.handle import inside
 
 
@@ -165,3 +165,22 @@ def test_rows_that_come_to_a_replica_with_a_ttl_of_its_own_begin_their_time_ther
     (step,) = rows.steps[rows.keys == 2]
     # The thread that keeps bounds may count one more age at any time.
     assert 50 <= step <= inside(own).storage.step
+
+
+def test_a_row_whose_score_is_not_a_number_does_not_come_to_a_replica(open_store, tmp_path):
+    """It would have become hot there: a full bucket of such rows has no lowest score, so none could be evicted."""
+    trainer = open_store(tmp_path / "trainer")
+    table = fill(trainer, [1, 2], 1)
+    replica = open_store_from(trainer.checkpoint(tmp_path / "a"), tmp_path / "replica", open_store)
+    mine = replica.variables["table"]
+    mine.lookup([1, 2])
+    fill(trainer, [2], 2)
+    storage = inside(table).storage
+    with storage.access.held():
+        cells = storage.hot_tables.find(np.array([2]), storage.hot_tables.owners(np.array([2])))
+        storage.hot_tables.set_scores(cells, storage.hot_tables.owners(np.array([2])), np.array([np.nan]))
+    second = trainer.checkpoint(tmp_path / "b")
+    trainer.close()  # its check would find the row, too
+    with pytest.raises(Corruption, match="the score of key 2 is not a number"):
+        replica.apply_delta(second)
+    assert mine.lookup([1, 2])[:, 0].tolist() == [1, 1]
