@@ -77,7 +77,7 @@ class ColdStore(Protocol):
         """
 
     def clear(self) -> None:
-        """Delete every row."""
+        """Delete every row. Raises ColdStoreError; then they may be deleted, or be deleted later."""
 
     def disk_bytes(self) -> int:
         """Return roughly how many bytes its files take now."""

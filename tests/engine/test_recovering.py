@@ -245,6 +245,28 @@ def test_a_drop_that_failed_is_not_recovered_from(
     trained.check()
 
 
+def test_a_clear_that_failed_is_not_recovered_from(
+    open_store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RocksDB had deleted the rows in memory, and wrote that later: recovering saved the hot ones only."""
+    trained = Trained(open_store, tmp_path / "store")
+    delete = rocks_store.RocksStore._delete_all
+
+    def failing(store: rocks_store.RocksStore) -> None:
+        delete(store)
+        raise ColdStoreError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rocks_store.RocksStore, "_delete_all", failing)
+        with pytest.raises(Poisoned):
+            trained.table.clear()
+    with pytest.raises(Poisoned, match=r"the disk is full; rows may be half-way.*open it again"):
+        trained.store.recover()
+    trained.store.close()
+    with open_store(trained.path) as store:
+        trained.check(store)
+
+
 def test_a_family_that_creating_left_behind_is_dropped(
     open_store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
