@@ -275,8 +275,8 @@ class Store(ManyTables[Engine]):
 
         Raises:
             Poisoned: It failed again: the ``__cause__`` says why, and you can call it again. Or rows may be half-way
-                between two states, because the failure was of another kind, such as lack of memory while rows moved;
-                then close the store and open it again.
+                between two states, because the failure was of another kind, such as lack of memory while rows moved, or
+                a ``clear()`` that failed; then close the store and open it again.
             Closed: The store is closed.
 
         Example:
