@@ -125,11 +125,14 @@ def _move(
             sealed = engine.changes.seal_epoch()
             changed = {table: _changed(engine, table, epochs, sealed) for table in cold}
         moves = [_Move(each, new.variables[each.name], cold[each], counters[each], changed[each]) for each in cold]
-        with Poisoning(engine.state, intact=True) as poisoning:
-            if engine.log is not None:
-                engine.log.rotate()
-            files = engine.points.go_back(new, live, logged=engine.log is not None)
-            poisoning.intact = False
+        with Poisoning(engine.state) as poisoning:
+            try:
+                if engine.log is not None:
+                    engine.log.rotate()
+                files = engine.points.go_back(new, live, logged=engine.log is not None)
+            except ColdStoreError:  # what another thread raises may come when the points have gone back already
+                poisoning.intact = True
+                raise
             engine.changes.go_back(live / layout.CHANGES, new.changes)
             for table, why in gone.items():
                 refuse_variable(engine, table, why)

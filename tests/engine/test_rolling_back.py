@@ -14,7 +14,8 @@ from histories import DIM, SMALL_PILES
 from marked import MarkedHistory
 
 import kvemb
-from kvemb.errors import CheckpointNotFound, Closed, Corruption, MarkNotFound, ReadOnly
+from kvemb.durability.points import Points
+from kvemb.errors import CheckpointNotFound, Closed, ColdStoreError, Corruption, MarkNotFound, Poisoned, ReadOnly
 from kvemb.handle import inside
 
 # How many random histories, and how many calls each has.
@@ -249,6 +250,32 @@ def test_what_is_no_mark_of_the_store_changes_nothing(store, open_store, tmp_pat
     assert table.lookup([1])[0, 0] == 2
     with open_store(tmp_path / "store", follow=True) as reader, pytest.raises(ReadOnly):
         reader.rollback(mark)
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_rollback_that_failed_is_recovered_from_unless_the_points_went_back(store, monkeypatch, gone):
+    table = fill(store, range(100), 1)
+    mark = store.mark(block=True)
+    fill(store, range(100), 2)
+    go_back = Points.go_back
+
+    def failing(points: Points, *args: Any, **named: Any) -> None:
+        if gone:
+            go_back(points, *args, **named)
+            raise TimeoutError  # by another thread
+        raise ColdStoreError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Points, "go_back", failing)
+        with pytest.raises(TimeoutError if gone else Poisoned):
+            store.rollback(mark)
+    if gone:
+        with pytest.raises(Poisoned, match="half-way"):
+            store.recover()
+    else:
+        store.recover()
+        store.rollback(mark)
+        assert table.lookup([1])[0, 0] == 1
 
 
 def test_a_damaged_mark_changes_nothing(store):
