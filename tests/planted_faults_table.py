@@ -157,16 +157,16 @@ FAULTS = [
     ),
     Fault(
         "the name of a new CURRENT is not synced",
-        "kvemb/durability/layout.py",
-        "    os.replace(temporary, store / CURRENT)\n    fresh_files.sync_directory(store)\n",
-        "    os.replace(temporary, store / CURRENT)\n",
+        "kvemb/fresh_files.py",
+        "        os.replace(temporary, path)\n        sync_directory(path.parent)\n",
+        "        os.replace(temporary, path)\n",
         ("durability/test_durability.py",),
     ),
     Fault(
         "CURRENT is written in place",
         "kvemb/durability/layout.py",
-        'temporary = store / (CURRENT + ".tmp")',
-        "temporary = store / CURRENT",
+        'text.encode("ascii"), store / (CURRENT + ".tmp"))',
+        'text.encode("ascii"), store / CURRENT)',
         ("durability/test_durability.py",),
     ),
     Fault(

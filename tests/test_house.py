@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from planted_faults_table import FAULTS
 
 import kvemb.contracts
 from kvemb.backends.cuda.device import Device
@@ -608,3 +609,10 @@ def test_no_test_patches_a_constant():
                 names = [word for argument in call.args[:2] for word in re.split(r"\W+", ast.unparse(argument))]
                 upper = [name for name in names if len(name) > 1 and name.isupper()]
                 assert upper == [], f"{path.name}:{call.lineno} patches {upper[0]}"
+
+
+def test_every_planted_fault_is_in_its_file_once():
+    """Otherwise tests/planted_faults.py, which no test runs, plants nothing there."""
+    counts = {fault.title: (ROOT / fault.file).read_text().count(fault.right) for fault in FAULTS}
+    assert counts == dict.fromkeys(counts, 1)
+    assert [name for fault in FAULTS for name in fault.tests if not (ROOT / "tests" / name).exists()] == []
