@@ -195,9 +195,12 @@ def migrated(root: Path) -> None:
 
 
 def migrated_in_place(root: Path) -> None:
-    """Give the table another policy, in its store, unless it has it."""
-    with suppress(BadInput):
+    """Give the table another policy, in its store; if it has it, open the store, which deletes what a killed process
+    left."""
+    try:
         migrate.migrate(migrate.plan(root / "store", None, policy="frequency"))
+    except BadInput:
+        kvemb.open(root / "store", **HOW).close()
 
 
 def load(store: kvemb.Store, root: Path) -> None:

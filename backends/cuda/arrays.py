@@ -54,6 +54,14 @@ class ArrayRows(DeviceRows):
         """Return the DeviceArray of an array of any dtype and shape. Raises ValueError if it is not C-contiguous."""
         return read_array(array, None, None, "array", self.interface)
 
+    def array(self, given: npt.NDArray[Any]) -> Any:
+        """Return a copy on this device, a CuPy array, for benchmarks. REQUIRES: at least one row."""
+        made = self.empty(given.shape, given.dtype)
+        found = self.given(made)
+        with self.on(found):
+            self.spread(found, np.arange(len(given)), given)
+        return made
+
     def copy(self, array: DeviceArray) -> DeviceArray:
         made = replace(self.given(self.empty(array.shape, array.dtype)), version=0)
         with self.on(array, made):

@@ -105,7 +105,11 @@ class _Handlers:
     def run_due(self) -> None:
         """Run the handlers of signals that are due. What one of them raises is raised when all have run."""
         try:
-            signal.raise_signal(self.due.pop())
+            number = self.due.pop()
+        except KeyError:  # a handler that came meanwhile has opened a block of its own, whose end ran them
+            return
+        try:
+            signal.raise_signal(number)
         finally:
             if self.due:
                 self.run_due()

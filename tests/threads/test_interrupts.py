@@ -19,6 +19,7 @@ from kvemb.backends import cpu
 from kvemb.durability.checkpoint import Checkpoint
 from kvemb.durability.point_writer import PointWriter
 from kvemb.limits import Limits
+from kvemb.threads import interrupts
 from kvemb.threads.interrupts import result_of, uninterrupted, wait_for
 from tests.histories import small_spill
 
@@ -112,6 +113,23 @@ def test_a_signal_that_is_ignored_before_the_block_ends_is_not_delivered(caught:
     with uninterrupted():
         os.kill(os.getpid(), signal.SIGUSR1)
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    assert caught == []
+
+
+def test_a_handler_that_comes_as_a_block_ends_may_run_those_that_were_due(caught: list[int]) -> None:
+    """Its own block ends first."""
+
+    class Due(set[int]):
+        def pop(self) -> int:
+            self.clear()
+            return super().pop()
+
+    handlers = interrupts._handlers
+    before, handlers.due = handlers.due, Due([signal.SIGUSR1])
+    try:
+        handlers.run_due()
+    finally:
+        handlers.due = before
     assert caught == []
 
 
