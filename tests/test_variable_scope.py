@@ -280,3 +280,17 @@ def test_a_scope_belongs_to_its_thread_and_ends_with_an_error():
     with pytest.raises(RuntimeError), variable_scope("s"):
         raise RuntimeError
     assert get_variable_scope() is None
+
+
+def test_an_exception_from_another_thread_between_step_and_projection_poisons_the_store(store):
+    """Hot rows have taken the step by then, others have not."""
+
+    def constraint(values):
+        raise KeyboardInterrupt
+
+    table = store.get_variable("v", dim=2, optimizer=kvemb.optimizers.SGD(1.0), hot_rows=16, constraint=constraint)
+    table.upsert(np.arange(100), np.ones((100, 2), np.float32))
+    with pytest.raises(KeyboardInterrupt):
+        table.apply_gradients(np.arange(100), np.ones((100, 2), np.float32))
+    with pytest.raises(kvemb.errors.Poisoned):
+        store.state.check_whole()

@@ -19,6 +19,7 @@ from kvemb.engine.table import Table
 from kvemb.rows.bags import Bags
 from kvemb.rows.device_arrays import SOME_GPU, DeviceArray, device_of, empty_like, in_kind, read_array
 from kvemb.rows.hashing import Keys, Unique
+from kvemb.threads.interrupts import uninterrupted
 
 
 def rows_on(table: Table, device: str) -> DeviceRows:
@@ -102,14 +103,19 @@ class DeviceKeys(GivenKeys):
         self.table.operations.pool_on_device(keys, bags, values.reshaped(bags.bag_count, schema.dim), touch=touch)
         return self.result(values)
 
+    # Signal handlers wait until the rows on the device and those on the host have changed.
+
     def upsert(self, values: DeviceArray) -> None:
-        self.table.operations.upsert_on_device(self.flat, values)
+        with uninterrupted():
+            self.table.operations.upsert_on_device(self.flat, values)
 
     def accum(self, old: DeviceArray, new: DeviceArray, exists: DeviceArray) -> None:
-        self.table.operations.accum_on_device(self.flat, old, new, exists)
+        with uninterrupted():
+            self.table.operations.accum_on_device(self.flat, old, new, exists)
 
     def apply_gradients(self, grads: DeviceArray, **how: bool) -> None:
-        self.table.operations.apply_gradients_on_device(self.flat, grads, **how)
+        with uninterrupted():
+            self.table.operations.apply_gradients_on_device(self.flat, grads, **how)
 
     def prefetch(self, *, after_lookup: bool) -> None:
         self.table.operations.prefetch_on_device(self.flat, after_lookup=after_lookup)

@@ -136,9 +136,9 @@ class Bounding:
         """Remove those of these rows of which `leaves` says so now, until max_rows are left; return how many."""
         storage, began = self._storage, time.perf_counter()
         with storage.removing():
-            if not self._alone():
-                return 0
             found = storage.locate(unordered_keys(ordered, self._schema))
+            if not self._alone():  # asked last, as the lock is free during cold reads
+                return 0
             parts = [*storage.hot_tables.read(found.cells, found.owners), found.rows.select(found.exists)]
             rows = RowBlock.joined(parts, self._schema)
             chosen = np.flatnonzero(leaves(rows, self._scoring.ranking(rows)))[: max(0, storage.size - max_rows)]

@@ -23,6 +23,10 @@ from kvemb.tiers.located import Located
 Constraint = Callable[[npt.NDArray[Any]], npt.ArrayLike]
 
 
+class StepUndone(Exception):
+    """The constraint failed, which is this error's cause; all rows are as before the step."""
+
+
 class ConstraintProjector:
     """Applies a constraint to rows: hot rows in their cells, other rows in blocks."""
 
@@ -39,13 +43,13 @@ class ConstraintProjector:
     def project(self, found: Located, before: RowBlock, step: int) -> Positions:
         """Project rows that were just changed; return the positions in found.keys of those that this changed.
 
-        If the constraint fails, hot rows are restored from `before`.
+        If the constraint fails, hot rows are restored from `before`, and it raises StepUndone.
         """
         try:
             values, moved = self._projected(found)
-        except BaseException:
+        except Exception as error:
             self._hot_tables.put(found.cells, found.owners, before)
-            raise
+            raise StepUndone from error
         self._hot_tables.assign(found.cells, found.owners, values, step)
         self._kernels.assign(found.rows, np.arange(len(found.rows)), values[found.cold], step)
         return moved

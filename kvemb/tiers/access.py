@@ -236,12 +236,17 @@ class Moving(Poisoning):
     __slots__ = ("_access",)
 
     def __init__(self, access: TableAccess) -> None:
-        super().__init__(access.state)
-        self._access = access
+        self._access, self._state, self.intact = access, access.state, False
 
     def __enter__(self) -> Moving:
         self._access.moving += 1
         return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self._access.moving -= 1
+        else:
+            super().__exit__(kind, error, trace)
 
     def _end(self) -> None:
         self._access.moving -= 1

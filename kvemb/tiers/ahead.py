@@ -155,4 +155,4 @@ class ReadsAhead:
             ):
                 self._locator.read(fetch)
         except Exception:
-            fetch.invalidate()
+            fetch.cancel()  # if it has not begun

@@ -163,11 +163,11 @@ class TieredGpuTables(GpuTables):
 
     def _by_device(self, keys: Keys) -> Iterator[tuple[HotTable, RowBlock]]:
         """Yield each device's table with the rows of keys that are below it."""
-        cells = self._below.find(keys)
-        rows = self._below.read(cells[cells >= 0])
-        numbers = self.partition.devices_of(rows.keys)
+        numbers = self.partition.devices_of(keys)
         for number, device in enumerate(self.of_devices):
-            yield device, rows if numbers is None else rows.select(numbers == number)
+            # Found anew for each device: what moved down from the one before may have evicted some of them.
+            cells = self._below.find(keys if numbers is None else keys[numbers == number])
+            yield device, self._below.read(cells[cells >= 0])
 
     def _move(self, rows: RowBlock, device: HotTable) -> Iterator[RowBlock]:
         """Move rows up to a device."""

@@ -111,9 +111,9 @@ class RowsInFlight:
     def land(self) -> None:
         """Promote the rows that are left. If no update followed the lookup, none is expected from now on.
 
-        Raises nothing: a failure poisons the store.
+        Raises nothing: a failure poisons the store. In a poisoned store they stay, so that recover() loses no use.
         """
-        if self._found is None:
+        if self._found is None or self._state.cause is not None:
             return
         with suppress(Exception), Poisoning(self._state):
             found, by_score = self._found.only(self._here & self._found.exists), self._by_score

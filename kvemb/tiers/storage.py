@@ -274,12 +274,15 @@ class TieredStorage:
         What is kept waits for the update that is expected, or for another thread: one that reads ahead when the lookup
         has ended. The next other call that takes the lock lands it.
         """
+        if self.state.cause is not None:
+            return  # rows stay where they are, and those in flight keep their uses
         moved = self.ahead.follows_lookup
         updated = self.in_flight.expected and not by_score
         left: Located | None = found
         with self.access.poisoning():
             self.in_flight.discard(found.rows.keys)  # another lookup's uses of them are in found, too
             self.in_flight.land()
+            # Not during a snapshot: when they land, rows may have to be copied, for which callers must have waited.
             if (moved or updated) and not self.snapshot.under_way:
                 with suppress(MemoryError):  # then they are offered to the hot tier at once
                     left = self.in_flight.keep(found, by_score, unpaid=moved)

@@ -177,3 +177,23 @@ def test_while_the_ranks_of_a_cluster_are_open_no_row_is_removed(make):
     assert keep(table, 10) == 0
     ranked.close()
     assert keep(table, 10) == 90
+
+
+def test_ranks_that_are_opened_while_its_rows_are_read_keep_it_from_removing_any(make, monkeypatch):
+    """Their owner removes the same rows, which must not be counted twice."""
+    table = make(restrict_policy=kvemb.FrequencyRestrictPolicy)
+    table.upsert(np.arange(100), np.ones((100, 3)))
+    inner = inside(table)
+    locate, ranked = inner.storage.locate, []
+
+    def locating(keys):
+        with inner.storage.access.released():
+            ranked.append(inner.operations.ranked())
+        return locate(keys)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(inner.storage, "locate", locating)
+        assert keep(table, 10) == 0
+    for each in ranked:
+        each.close()
+    assert table.size() == 100

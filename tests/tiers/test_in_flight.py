@@ -406,9 +406,19 @@ def test_a_store_that_is_poisoned_meanwhile_reads_the_newest_rows(open_store, tm
     for _ in range(2):
         rows = at.variable.lookup(np.concatenate([ROWS, keys]))[:, 0]
         assert (rows == np.concatenate([ROWS, keys]) + 1000).all()
-    assert at.left == 0
+    assert at.left == len(keys)
     with pytest.raises(Poisoned):
         at.train()
+
+
+def test_rows_in_flight_keep_their_uses_until_a_poisoned_store_has_recovered(at):
+    at.look()
+    assert at.left == 5
+    at.store.state.poison(ColdStoreError("disk full"), intact=True)
+    assert (at.variable.lookup(at.keys)[:, 0] == at.keys).all()
+    assert at.left == 5
+    at.store.recover()
+    at.check(at.keys, 2)
 
 
 # Other threads.
