@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -166,12 +165,18 @@ def source_of(name: str, functions: tuple[Function, ...], slots: tuple[str, ...]
     return ast.unparse(ast.fix_missing_locations(tree))
 
 
+_compiled: dict[tuple[tuple[Function, ...], tuple[str, ...]], tuple[Callable[..., None], InParts]] = {}
+
+
 def _kernels(functions: tuple[Function, ...], slots: tuple[str, ...]) -> tuple[Callable[..., None], InParts]:
-    with uninterrupted(), parsing:  # threads that train several variables get here at the same time
-        return _made(functions, slots)
+    """Return what _made() returns, which is kept. No lock is taken for what is there."""
+    if (made := _compiled.get((functions, slots))) is None:
+        with uninterrupted(), parsing:  # threads that train several variables get here at the same time
+            if (made := _compiled.get((functions, slots))) is None:
+                made = _compiled[functions, slots] = _made(functions, slots)
+    return made
 
 
-@cache
 def _made(functions: tuple[Function, ...], slots: tuple[str, ...]) -> tuple[Callable[..., None], InParts]:
     """Return the kernel for a range of rows, and the one that runs it for each part of a batch."""
     name = "step_" + re.sub(r"\W+", "_", "_".join((*(function.__qualname__ for function in functions), *slots)))

@@ -27,7 +27,6 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -67,15 +66,17 @@ class Formula:
 
 # Held while Python is parsed, because up to CPython 3.12 ast.parse in two threads may fail (python/cpython#106905).
 parsing = threading.RLock()
+_parsed: dict[Function, Formula] = {}
 
 
 def read(function: Function) -> Formula:
-    """Parse a formula. Raises TypeError for what no formula may contain."""
-    with uninterrupted(), parsing:
-        return _read(function)
+    """Parse a formula, once. Raises TypeError for what no formula may contain. No lock is taken for what is there."""
+    if (found := _parsed.get(function)) is None:
+        with uninterrupted(), parsing:
+            found = _parsed[function] = _read(function)
+    return found
 
 
-@cache
 def _read(function: Function) -> Formula:
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
     assert isinstance(tree, ast.FunctionDef)

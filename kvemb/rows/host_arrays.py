@@ -48,7 +48,7 @@ def as_values(
     ValueError for another shape, and for a finite number that the dtype cannot hold.
     """
     plainly = type(values) is np.ndarray and values.dtype == dtype
-    array = cast(npt.NDArray[Any], values) if plainly else _checked_array(values, dtype, what)
+    array = cast("npt.NDArray[Any]", values) if plainly else _checked_array(values, dtype, what)
     if array.shape != expected:
         raise ValueError(f"{what} must have shape {shape} = {expected}, got {array.shape}")
     return np.ascontiguousarray(array).reshape(-1, expected[-1])
