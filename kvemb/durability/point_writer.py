@@ -170,7 +170,7 @@ class PointWriter:
         assert self._base is not None
         for part in self._parts:
             if part.admission_counters is not None:
-                with part.storage.access.held(rows=False):
+                with part.storage.access.held(land=False):
                     self._counted[part.name] = part.admission_counters.frozen()
         while not self._base.done():
             self._relieve(self._snapshots)

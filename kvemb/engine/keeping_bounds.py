@@ -141,7 +141,7 @@ class Keeper(threading.Thread):
                 raise _Ended
 
         table.operations.keep_bounds(bounds.max_rows if exceeded else None, expired, pause, refreshes)
-        with storage.access.held(rows=False):
+        with storage.access.held(land=False):
             if storage.refreshes == refreshes:
                 table.ages = ages
 
@@ -149,7 +149,7 @@ class Keeper(threading.Thread):
         """If rows have changed since the last age, and it is time, begin another: later changes have another step."""
         now, storage = self._clock(), table.storage
         if is_due(table.ages, now, ttl) and (storage.changed or not table.ages):
-            with storage.access.held(rows=False):
+            with storage.access.held(land=False):
                 storage.state.check_writable()
                 storage.step, storage.changed = storage.step + 1, False
                 table.ages = (*table.ages, Age(now, storage.step))

@@ -137,7 +137,7 @@ def row_gradients(table: Table, ids: Any, keys: Keys, bags: Bags, grads: Any, sh
     summed = empty_like(ids, (count, schema.dim), schema.slot_dtype, device_rows.empty)
     of_keys = read_array(found, schema.key_dtype, None, "keys", device_rows.interface)
     out = read_array(summed, schema.slot_dtype, None, "gradients", device_rows.interface)
-    with table.storage.access.held(rows=False), device_rows.on(out, of_keys, given):
+    with table.storage.access.held(land=False), device_rows.on(out, of_keys, given):
         device_rows.row_gradients(distinct.sums, bags.of_keys(), bags, given, out)
         device_rows.spread(of_keys, np.arange(count), table.public(distinct.keys))
     table.operations.give_back(given)

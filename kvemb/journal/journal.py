@@ -65,11 +65,13 @@ class Journal:
 
     def rows(self, variable: str, rows: RowBlock, step: int) -> None:
         """Log that these rows were written."""
-        self._append(ROWS, variable, len(rows), step, pack_rows(rows))
+        if len(rows):
+            self._append(ROWS, variable, len(rows), step, pack_rows(rows))
 
     def removed(self, variable: str, keys: Ordered, step: int) -> None:
         """Log that the rows of these keys (codec.order_keys) were removed."""
-        self._append(REMOVED, variable, len(keys), step, keys.astype("<u8").tobytes())
+        if len(keys):
+            self._append(REMOVED, variable, len(keys), step, keys.astype("<u8").tobytes())
 
     def cleared(self, variable: str, step: int) -> None:
         """Log that every row was removed."""

@@ -112,8 +112,7 @@ def read(paths: list[Path], *, begun: bool) -> Iterator[LogEntry]:
     begun: see segments. Raises Corruption, naming the file, if an entry is missing that had been synced, according to a
     head or a later entry.
     """
-    # By name: a segment that was prepared and never used may lie between two.
-    named, path, last, good = {path.name: path for path in paths}, next(iter(paths), None), None, 0
+    left, path, last, good = paths[1:], next(iter(paths), None), None, 0
     while path is not None:
         data, following = _mapped(path), None
         noted = _noted(path, data)
@@ -131,10 +130,12 @@ def read(paths: list[Path], *, begun: bool) -> Iterator[LogEntry]:
             last, good = entry.number, _end(data, good)
         if following is None or good != len(data):
             break
-        if following not in named:
+        while left and left[0].name != following:
+            left = left[1:]  # it was prepared and never used
+        if not left:
             raise _missing(path.with_name(following))
-        path, begun = named[following], True
-    for other in paths[paths.index(path) :] if path is not None else []:
+        path, left, begun = left[0], left[1:], True
+    for other in [path, *left] if path is not None else []:
         if (synced := _synced_up_to(other, good if other is path else 0)) > (last or 0):
             raise Corruption(
                 f"{path} is damaged at byte {good:,}: entries up to {synced:,} had been synced, "

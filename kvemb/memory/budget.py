@@ -17,6 +17,8 @@ from kvemb.threads.interrupts import uninterrupted
 
 # How long reserve() waits for memory to be given back, and how often it checks.
 WAIT_SECONDS, PAUSE_SECONDS = 30.0, 0.002
+# In how many steps a part grows (GrowingPart).
+GROWTH_STEPS = 8
 
 
 class Budget:
@@ -164,6 +166,24 @@ class Budget:
             yield
         finally:
             self._reserving.pop()
+
+
+class GrowingPart:
+    """A part of the budget, of `total` bytes, which grows up to `most` bytes in GROWTH_STEPS steps, and never shrinks.
+
+    more: takes bytes of the budget for it; returns whether they were there.
+    """
+
+    def __init__(self, total: int, most: int = 0, more: Callable[[int], bool] = lambda nbytes: False) -> None:
+        self.total = total
+        self._most, self._step, self._more = most, max(1, (most - total) // GROWTH_STEPS), more
+
+    def grow(self) -> int:
+        """Grow by a step, if it may and the budget has the bytes; return how many came. REQUIRES: its own lock."""
+        if self.total + self._step > self._most or not self._more(self._step):
+            return 0
+        self.total += self._step
+        return self._step
 
 
 def _wake(giving: Iterable[Share]) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 
 from kvemb.contracts import Mask
 from kvemb.limits import Limits
+from kvemb.memory.budget import GrowingPart
 from kvemb.rows.block import MEMORY_FLAGS, REMOVED, ReservedBlock, RowBlock
 from kvemb.rows.hashing import KeyIndex, Keys, Positions
 from kvemb.rows.row_copies import copy_rows
@@ -29,8 +30,6 @@ from kvemb.threads.interrupts import result_of, uninterrupted
 _FIRST_ROWS = 256
 # Smaller files cost more merges, and more files to search, than the memory of larger ones saves misses.
 SMALL_FILE_BYTES = 1 << 20
-# In how many steps memory for rows that are in no cell grows.
-STEPS = 8
 # Bytes of a row beside its block: at most eight cells of an index made for twice the rows.
 _INDEX_BYTES = 32
 
@@ -40,19 +39,17 @@ def row_bytes(schema: Schema) -> int:
     return RowBlock.bytes_per_row(schema) + _INDEX_BYTES
 
 
-class MemtableMemory:
-    """`total` bytes, which the memtables of a store share. Thread-safe.
+class MemtableMemory(GrowingPart):
+    """The part of the budget that the memtables of a store share. Thread-safe.
 
     A quarter of it is for rows that come while others are written: if unsealed rows take more than the rest, the
-    largest memtable is sealed. A caller waits only if nothing is left. If even the largest makes a small file, because
-    many variables share the memory, it grows in some steps up to `most` bytes, and does not shrink again. more: takes
-    bytes of the budget for it; returns whether they were there.
+    largest memtable is sealed. A caller waits only if nothing is left. It grows while even the largest makes a small
+    file, because many variables share it.
     """
 
     def __init__(self, total: int, most: int = 0, more: Callable[[int], bool] = lambda nbytes: False) -> None:
-        self.total, self.used = total, 0
-        self._most, self._step, self._more = most, max(1, (most - total) // STEPS), more
-        self._sealed = 0
+        super().__init__(total, most, more)
+        self.used = self._sealed = 0
         self._holders: list[Memtables] = []
         self._lock = threading.Lock()
 
@@ -81,16 +78,12 @@ class MemtableMemory:
             if largest is not None and (open_bytes := largest.open_bytes):
                 largest.seal()
                 if open_bytes < SMALL_FILE_BYTES:
-                    self._grow()
-
-    def _grow(self) -> None:
-        with uninterrupted(), self._lock:
-            if self.total + self._step <= self._most and self._more(self._step):
-                self.total += self._step
+                    with uninterrupted(), self._lock:
+                        self.grow()
 
     def _taken(self, nbytes: int, *, although_full: bool) -> bool:
         with uninterrupted(), self._lock:
-            fits = not 0 < self.used > self.total - nbytes or although_full
+            fits = although_full or self.used <= 0 or self.used + nbytes <= self.total
             self.used += nbytes if fits else 0
             return fits
 
@@ -146,7 +139,8 @@ class Memtables:
 
     memory: what all memtables of the store share. most_rows: of a memtable. executor: the one thread that writes to the
     cold store. write: called there with the rows of a memtable, in any order; of a key's rows the last one counts.
-    moved: called with the keys of rows that came, under the variable's lock. failed: called with an error, on any
+    forget_reads: called with the keys of rows that come, under the variable's lock, before the cold store can have
+    them: what was read of them there no longer counts. failed: called with an error, on any
     thread; it poisons the store.
 
     REQUIRES the variable's lock for every method but seal(), which any thread may call. moves: how often rows came or
@@ -160,12 +154,12 @@ class Memtables:
         most_rows: int,
         executor: Executor,
         write: Callable[[RowBlock], object],
-        moved: Callable[[Keys], None],
+        forget_reads: Callable[[Keys], None],
         failed: Callable[[BaseException], None],
         limits: Limits,
     ) -> None:
         self._schema, self._memory, self._executor = schema, memory, executor
-        self._write, self._moved, self._failed = write, moved, failed
+        self._write, self._forget_reads, self._failed = write, forget_reads, failed
         self._row_bytes = row_bytes(schema)
         self._most = max(1, min(limits.memtable_rows, max(limits.batch_rows, most_rows)))
         self._part_rows = min(self._most, limits.batch_rows)
@@ -221,7 +215,7 @@ class Memtables:
 
     def _add(self, rows: RowBlock) -> None:
         if len(rows):
-            self._moved(rows.keys)
+            self._forget_reads(rows.keys)
         for at in range(0, len(rows), self._part_rows):
             part = rows.part(at, min(len(rows), at + self._part_rows))
             if (tables := self._tables) and tables[0].rows + len(part) > self._most:

@@ -9,20 +9,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from kvemb.memory.memtables import STEPS, MemtableMemory
+from kvemb.memory.budget import GrowingPart
+from kvemb.memory.memtables import MemtableMemory
 from kvemb.threads.interrupts import uninterrupted
 
 
-class Pool:
-    """`total` bytes, which holders take and give back. Thread-safe.
+class Pool(GrowingPart):
+    """A part of the budget that holders take and give back. Thread-safe.
 
-    If a holder finds too few, the pool grows for those that come later, up to `most` bytes, and does not shrink again.
-    more: takes bytes of the budget for it; returns whether they were there.
+    If a holder finds too few bytes, the pool grows for those that come later.
     """
 
     def __init__(self, total: int, most: int = 0, more: Callable[[int], bool] = lambda nbytes: False) -> None:
-        self.total = self._free = total
-        self._most, self._step, self._more = most, max(1, (most - total) // STEPS), more
+        super().__init__(total, most, more)
+        self._free = total
         self._lock = threading.Lock()
 
     @property
@@ -36,9 +36,7 @@ class Pool:
             if nbytes <= self.available(held):
                 self._free -= nbytes
                 return True
-            if self.total + self._step <= self._most and self._more(self._step):
-                self.total += self._step
-                self._free += self._step
+            self._free += self.grow()
             return False
 
     def available(self, held: int) -> int:
@@ -78,7 +76,7 @@ class Staging:
     """What a store has for rows that are in no cell, of a budget of so many bytes.
 
     read: for rows that were read, for their update or ahead, and for a snapshot's copies. memtables: for rows that are
-    in no file yet. more: see Pool.
+    in no file yet. more: see GrowingPart.
     """
 
     MOST_READ, MOST_MEMTABLES = 512 << 20, 128 << 20

@@ -91,7 +91,7 @@ class Bounding:
     def _all_rows(self) -> Iterator[RowBlock]:
         """Yield all rows, each as it is now: those of the cold store in its order, and between them those of memory."""
         storage = self._storage
-        with storage.access.held(rows=False):
+        with storage.access.held(land=False):
             storage.state.check_writable()
             storage.flush_memtables()
             keys, scan = storage.hot_tables.keys(), storage.cold.scan(self._batch_rows)
@@ -121,7 +121,7 @@ class Bounding:
     def _as_now(self, rows: RowBlock, *, stored: bool = True) -> RowBlock:
         """Return rows as they are now, without those that are gone. stored: whether they are rows of the cold store."""
         storage = self._storage
-        with storage.access.held(rows=False):
+        with storage.access.held(land=False):
             storage.state.check_writable()
             found = storage.in_memory(rows.keys)
             parts = list(storage.hot_tables.read(found.cells, found.owners))

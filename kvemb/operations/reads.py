@@ -87,7 +87,7 @@ def finish_lookups(parts: Sequence[PartOfLookup]) -> list[Exception | None]:
         for number in range(begin, end):
             storage, search, fill = parts[number]
             try:
-                with storage.reading(in_flight=True):
+                with storage.reading(land=False):
                     storage.counts.seconds_lookup += search.seconds
                     fill(storage.end_locating(search))
             except Exception as error:
@@ -254,7 +254,7 @@ class TableReads:
             self._finish(parts)
             at[missing] = len(rows) + missed.positions
             rows, now = np.concatenate([rows, found]), None  # the uses of all keys are recorded by now
-            with self._storage.reading(in_flight=True):
+            with self._storage.reading(land=False):
                 owners, beside = self._hot_tables.owners(keys), RowsBeside(at, rows)
                 missing = self._hot_tables.pool(keys, owners, bags, beside, out, None, self._storage.step)
             if not len(missing):
@@ -289,7 +289,7 @@ class TableReads:
 
     def read_missing_as(self, initializer: Initializer) -> None:
         """Return this initializer's rows for missing keys from now on. REQUIRES: the store is read-only."""
-        with self._storage.access.held(rows=False):
+        with self._storage.access.held(land=False):
             self._factory.set_initializer(initializer)
 
     @repeat_if_refreshed

@@ -41,14 +41,14 @@ class TableOperations(TableUpdates):
 
     def copy(self, array: DeviceArray) -> DeviceArray:
         """Return a private copy, which does not change."""
-        with self._storage.access.held(rows=False):
+        with self._storage.access.held(land=False):
             copied = self.device_rows.copy(array)
         self.give_back(array)
         return copied
 
     def to_host(self, *arrays: DeviceArray) -> list[npt.NDArray[Any]]:
         """Return copies of arrays."""
-        with self._storage.access.held(rows=False), self.device_rows.on(*arrays):
+        with self._storage.access.held(land=False), self.device_rows.on(*arrays):
             return [self.device_rows.to_host(array) for array in arrays]
 
     def keys_to_host(self, keys: DeviceArray) -> Keys:
@@ -58,7 +58,7 @@ class TableOperations(TableUpdates):
 
     def prefetch_on_device(self, keys: DeviceArray, *, after_lookup: bool) -> None:
         """Do what prefetch does. Does not wait for keys. If memory is short, nothing is read ahead."""
-        with self._storage.access.held(rows=False), self.device_rows.on(keys):
+        with self._storage.access.held(land=False), self.device_rows.on(keys):
             self._storage.state.check_open()
             download = self.device_rows.begin_to_host(keys)
         self.give_back(keys)
@@ -118,7 +118,7 @@ class TableOperations(TableUpdates):
     def give_back(self, *arrays: DeviceArray) -> None:
         """Wait for the work on borrowed arrays (DeviceArray.borrowed), which may be reused after the call."""
         if any(array.borrowed for array in arrays):
-            with self._storage.access.held(rows=False):
+            with self._storage.access.held(land=False):
                 self.device_rows.finish()
 
     def _lookup_host(self, keys: Keys, rows: npt.NDArray[Any], rule: ScoreRule | None, now: float) -> Positions:
@@ -141,7 +141,7 @@ class TableOperations(TableUpdates):
         return self.device_rows.to_host(keys).astype(np.int64, copy=False)
 
     def _spread(self, keys: DeviceArray, array: DeviceArray, positions: Positions, rows: npt.NDArray[Any]) -> None:
-        with self._storage.access.held(rows=False), self.device_rows.on(keys, array):
+        with self._storage.access.held(land=False), self.device_rows.on(keys, array):
             self.device_rows.spread(array, positions, rows)
 
     @repeat_if_refreshed

@@ -222,7 +222,7 @@ class TableUpdates(TableReads):
 
     def set_optimizer(self, optimizer: Optimizer, *, writable: bool = True) -> None:
         """Replace the optimizer by one with the same slots. writable: whether to raise if rows may not change."""
-        with self._storage.access.held(rows=False):
+        with self._storage.access.held(land=False):
             if writable:
                 self._storage.state.check_writable()
             self.optimizer = optimizer
@@ -234,7 +234,7 @@ class TableUpdates(TableReads):
 
     def set_bounds(self, bounds: Bounds) -> None:
         """Replace the bounds."""
-        with self._storage.access.held(rows=False):
+        with self._storage.access.held(land=False):
             self._storage.state.check_writable()
             self.bounds = bounds
 

@@ -39,13 +39,13 @@ class TableAccess:
         self._no_snapshot = Event()
         self._no_snapshot.set()
 
-    def held(self, *, rows: bool = True) -> Held:
+    def held(self, *, land: bool = True) -> Held:
         """Hold the variable's lock during the block; no other call on the variable runs meanwhile.
 
-        rows: False if rows in flight stay so, because the block uses no rows or finds them there. Signal handlers wait
+        land: False if rows in flight stay so, because the block uses no rows or finds them there. Signal handlers wait
         for the end of the block. Raises Closed in a forked process.
         """
-        return Held(self, rows)
+        return Held(self, land)
 
     @contextmanager
     def held_without_snapshot(self, *, interruptible: bool = False) -> Iterator[None]:
@@ -65,12 +65,12 @@ class TableAccess:
                     return
 
     @contextmanager
-    def held_if_free(self, seconds: float = 0, *, rows: bool = True) -> Iterator[bool]:
+    def held_if_free(self, seconds: float = 0, *, land: bool = True) -> Iterator[bool]:
         """Like held(), but waits at most `seconds`; yields whether the lock is held. For threads that others wait for.
 
-        rows: see held.
+        land: see held.
         """
-        if not self.take(seconds, rows=rows):
+        if not self.take(seconds, land=land):
             yield False
             return
         try:
@@ -78,7 +78,7 @@ class TableAccess:
         finally:
             self.leave()
 
-    def take(self, seconds: float, *, rows: bool = True) -> bool:
+    def take(self, seconds: float, *, land: bool = True) -> bool:
         """Take the lock within `seconds`; return whether it was taken. See held_if_free and held."""
         if self._lock.is_mine:
             if self._handlers_run:
@@ -90,7 +90,7 @@ class TableAccess:
         self._owner = threading.get_ident()
         if self.moving:
             self._poison_left()
-        if rows and self.in_flight.left:
+        if land and self.in_flight.left:
             self.in_flight.land()
         return True
 
@@ -156,16 +156,16 @@ class TableAccess:
 class Held(uninterrupted):
     """The block of TableAccess.held()."""
 
-    __slots__ = ("_access", "_has", "_rows")
+    __slots__ = ("_access", "_has", "_land")
 
-    def __init__(self, access: TableAccess, rows: bool = True) -> None:
-        self._access, self._rows, self._has = access, rows, False
+    def __init__(self, access: TableAccess, land: bool = True) -> None:
+        self._access, self._land, self._has = access, land, False
 
     def __enter__(self) -> None:
         self._access.state.check_here()
         # Defer handlers first: between taking the lock and deferring, one that raises would leave the lock taken.
         super().__enter__()
-        while not self._access.take(TURN_SECONDS, rows=self._rows):
+        while not self._access.take(TURN_SECONDS, land=self._land):
             self._access.take_from_dead_thread()
             with self.interruptible():
                 pass
@@ -190,13 +190,13 @@ class Held(uninterrupted):
 class HeldForCall(Held):
     """A held() block for one call on the rows. timed: counts the seconds that the lock is held.
 
-    begin: called first, under the lock; if it raises, the lock is released. rows: see TableAccess.held.
+    begin: called first, under the lock; if it raises, the lock is released. land: see TableAccess.held.
     """
 
     __slots__ = ("_begin", "_timed")
 
-    def __init__(self, access: TableAccess, begin: Callable[[], None], timed: Timed, *, rows: bool = True) -> None:
-        super().__init__(access, rows)
+    def __init__(self, access: TableAccess, begin: Callable[[], None], timed: Timed, *, land: bool = True) -> None:
+        super().__init__(access, land)
         self._begin, self._timed = begin, timed
 
     def __enter__(self) -> None:
@@ -225,7 +225,7 @@ class Released:
         self._access.leave()
 
     def __exit__(self, *failure: object) -> None:
-        while not self._access.take(TURN_SECONDS, rows=False):  # what others left in flight meanwhile is found there
+        while not self._access.take(TURN_SECONDS, land=False):  # what others left in flight meanwhile is found there
             self._access.take_from_dead_thread()
 
 

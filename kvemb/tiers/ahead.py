@@ -68,7 +68,7 @@ class ReadsAhead:
             self._waiting.append(given)
         else:
             distinct = Unique(given()).keys
-            with self._access.held(rows=False):
+            with self._access.held(land=False):
                 self._access.state.check_open()
                 if (fetch := self._begin(distinct)) is not None:
                     self._readers.submit(self._read, fetch)
@@ -99,7 +99,7 @@ class ReadsAhead:
             with suppress(IndexError, RuntimeError):  # another thread took it; the store is being closed
                 self._readers.submit(self._start_late, self._waiting.popleft())
         elif self._kept:
-            with self._access.held(rows=False):
+            with self._access.held(land=False):
                 if not self._access.state.gone:  # else the memory was given back
                     self.forget_spent()
 
@@ -139,7 +139,7 @@ class ReadsAhead:
         """Read the cold rows of distinct keys, on this thread."""
         fetch = None
         with suppress(Exception):
-            with self._access.held_if_free(TURN_SECONDS, rows=self.lands) as held:
+            with self._access.held_if_free(TURN_SECONDS, land=self.lands) as held:
                 if held and not self._access.state.gone:
                     self.forget_spent()
                     fetch = self._begin(keys)

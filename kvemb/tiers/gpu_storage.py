@@ -103,7 +103,8 @@ class GpuStorage(TieredStorage):
                     with self.access.poisoning():
                         for leaving in self.hot_tables.move_up(part):
                             self._spill([leaving])
-                    self.promote(self._locator.in_memory(part))
+                    found = self.in_memory(part)
+                    self.promote(found.only(found.known & found.exists))
 
 
 def storage_class(hot_tables: HotTables) -> type[TieredStorage]:

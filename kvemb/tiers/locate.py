@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import cast
 from weakref import WeakSet
 
 import numpy as np
@@ -48,7 +47,8 @@ class Search:
         self.locator, self.found, self.own = locator, found, own
         self.reads = under_way if own is None else [own, *under_way]
         self.version = locator.version
-        self.seconds, self.failure = 0.0, cast(Exception | None, None)
+        self.seconds = 0.0
+        self.failure: Exception | None = None
 
     def read(self, fetch: Fetch) -> None:
         """Read, unless another thread has begun to. Takes no lock."""
@@ -116,6 +116,8 @@ class Locator:
         If nothing is to be read, end() must follow before the lock is released.
         """
         found = self._look(keys, hot)
+        if not len(found.rows):
+            return Search(self, found, None, [])
         unknown = self._take(found, self.ahead)
         under_way: list[Fetch] = []
         for fetch in self.ahead:
@@ -184,16 +186,11 @@ class Locator:
                 unknown = unknown[~covered]
         return unknown
 
-    def without_reading(self, keys: Keys) -> Located:
+    def in_memory(self, keys: Keys) -> Located:
         """Locate the rows of distinct keys; those not in memory stay unknown. REQUIRES: access.held(); keeps it."""
         found = self._look(keys)
         self._take(found, self.ahead)
         return found
-
-    def in_memory(self, keys: Keys) -> Located:
-        """Locate those of distinct keys whose rows exist and are in memory. REQUIRES: access.held(); keeps it."""
-        found = self.without_reading(keys)
-        return found.only(found.known & found.exists)
 
     def unknown(self, keys: Keys) -> Keys:
         """Return those of distinct keys that are neither hot nor in flight nor in memtables."""

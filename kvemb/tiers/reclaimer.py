@@ -54,7 +54,7 @@ class Reclaimer:
 
     def _reclaim_if_free(self) -> None:
         self._reclaiming = False
-        with self._access.held_if_free(rows=False) as held:
+        with self._access.held_if_free(land=False) as held:
             if held and not self._access.state.closed and self._access.has_room:
                 self.reclaim()
                 if self._hot_tables.memory.has_work and self._access.state.cause is None:

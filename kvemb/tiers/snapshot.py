@@ -50,7 +50,7 @@ MOST_FILES = 16
 class CurrentSnapshot:
     """Begins and ends the snapshots of one variable, one at a time.
 
-    in_order, written: see DirtySnapshot. own_copies: how many rows may always be copied. memory: pays for more.
+    in_order, forget_reads: see DirtySnapshot. own_copies: how many rows may always be copied. memory: pays for more.
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class CurrentSnapshot:
         memtables: Memtables,
         access: TableAccess,
         in_order: Executor,
-        written: Callable[[Keys], None],
+        forget_reads: Callable[[Keys], None],
         own_copies: int,
         memory: Holding,
         limits: Limits,
     ) -> None:
         self._hot_tables, self._memtables, self._access = hot_tables, memtables, access
-        self._in_order, self._written = in_order, written
+        self._in_order, self._forget_reads = in_order, forget_reads
         self._own_copies, self._memory, self._limits = own_copies, memory, limits
         self._snapshot: DirtySnapshot | None = None
 
@@ -84,16 +84,17 @@ class CurrentSnapshot:
         """
         with self._access.state.keeping_rows():
             self._memtables.check()
+            earlier = self._memtables.seal()
         self._snapshot = DirtySnapshot(
             self._hot_tables.tables[0].schema,
             self._hot_tables,
             self._access,
             self._in_order,
-            self._written,
+            self._forget_reads,
             self._room_for_copies(sharing),
             self._limits.snapshot_part_bytes,
             self._limits.table_file_bytes,
-            self._memtables.seal(),
+            earlier,
         )
         self._snapshot.begin()
         return self._snapshot
@@ -138,10 +139,10 @@ class CurrentSnapshot:
 class DirtySnapshot:
     """One snapshot of one variable.
 
-    in_order: the one thread that writes to the cold store in use. written: called under the lock with the keys of rows
-    that have changed there. room_rows: how many rows the buffer holds before callers wait for the disk. part_bytes: the
-    most bytes of rows taken at a time. file_bytes: of rows in a file, unless that makes more than MOST_FILES. earlier:
-    the last earlier write of rows that had left the hot tier; None: there is none.
+    in_order: the one thread that writes to the cold store in use. forget_reads: called under the lock with the keys of
+    rows that have changed there. room_rows: how many rows the buffer holds before callers wait for the disk.
+    part_bytes: the most bytes of rows taken at a time. file_bytes: of rows in a file, unless that makes more than
+    MOST_FILES. earlier: the last earlier write of rows that had left the hot tier; None: there is none.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class DirtySnapshot:
         hot_tables: HotTables,
         access: TableAccess,
         in_order: Executor,
-        written: Callable[[Keys], None],
+        forget_reads: Callable[[Keys], None],
         room_rows: int,
         part_bytes: int,
         file_bytes: int,
@@ -158,7 +159,7 @@ class DirtySnapshot:
     ) -> None:
         self._earlier = earlier
         self._schema, self._hot_tables, self._access = schema, hot_tables, access
-        self._in_order, self._written = in_order, written
+        self._in_order, self._forget_reads = in_order, forget_reads
         row_bytes = RowBlock.bytes_per_row(schema)
         self._part_rows = max(1, min(max(room_rows // 2, MIN_PART_BYTES // row_bytes), part_bytes // row_bytes))
         self._file_rows = file_bytes // row_bytes
@@ -286,7 +287,7 @@ class DirtySnapshot:
         """Record that the cold store has the rows of files as they were taken; returns the files."""
         for keys in chain.from_iterable(each.parts for each in ended):
             with self._access.held():
-                self._written(keys)  # first, because older reads of clean rows must not be used
+                self._forget_reads(keys)  # first, because older reads of clean rows must not be used
                 for table, positions in self._hot_tables.by_table(self._hot_tables.owners(keys)):
                     table.mark_written(table.find(keys[positions]))
         return [each.file for each in ended]

@@ -139,10 +139,10 @@ class TieredStorage:
 
     # Entering. The other methods REQUIRE one of these blocks, unless they say otherwise.
 
-    def reading(self, *, in_flight: bool = False) -> AbstractContextManager[None]:
-        """Hold the lock for a call that reads. in_flight: rows in flight stay so. Raises Closed."""
+    def reading(self, *, land: bool = True) -> AbstractContextManager[None]:
+        """Hold the lock for a call that reads. land: see TableAccess.held. Raises Closed."""
         self.access.wait_for_room()
-        return HeldForCall(self.access, self._begin_reading, self.counts.timed("lookup"), rows=not in_flight)
+        return HeldForCall(self.access, self._begin_reading, self.counts.timed("lookup"), land=land)
 
     def begin_reading_if_free(self) -> bool:
         """Enter the block of reading() if the lock is free; return whether it was entered. end_reading() leaves it.
@@ -183,7 +183,7 @@ class TieredStorage:
     def updating(self) -> AbstractContextManager[None]:
         """Do what writing() does, for an update, which may follow a lookup of its keys: rows in flight stay so."""
         self.access.wait_for_room()
-        return HeldForCall(self.access, self._begin_updating, self.counts.timed("update"), rows=False)
+        return HeldForCall(self.access, self._begin_updating, self.counts.timed("update"), land=False)
 
     def _begin_updating(self) -> None:
         self._begin_writing()
@@ -199,7 +199,7 @@ class TieredStorage:
     def removing(self) -> Iterator[None]:
         """Do what writing() does, for a thread of kvemb's own, which removes rows: rows in flight stay so."""
         self.access.wait_for_room()
-        with self.access.held(rows=False):
+        with self.access.held(land=False):
             self._begin_writing()
             yield
 
@@ -210,7 +210,7 @@ class TieredStorage:
             self.step = max(self.step, timestamp.step)
         if self.hot_tables.memory.has_work:
             self._reclaimer.reclaim()
-        self.state.check_sound()
+            self.state.check_sound()
 
     def locate(self, keys: Keys) -> Located:
         """Locate the rows of distinct keys, which the caller may then change. Releases the lock during cold reads.
@@ -238,7 +238,7 @@ class TieredStorage:
 
     def in_memory(self, keys: Keys) -> Located:
         """Locate the rows of distinct keys that are in memory; which are elsewhere is left unknown. Reads nothing."""
-        return self._locator.without_reading(keys)
+        return self._locator.in_memory(keys)
 
     @contextmanager
     def closing(self) -> Iterator[None]:

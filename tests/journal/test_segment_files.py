@@ -57,6 +57,13 @@ def test_consecutive_segments_are_read_as_one_log(tmp_path):
     assert numbers(second) == [3], "a log may begin anywhere"
 
 
+@pytest.mark.parametrize("following", [6, 7])
+def test_an_entry_that_names_an_earlier_segment_or_its_own_is_damage(tmp_path, following):
+    paths = [segment(tmp_path / "000007.log", continued(1, following)), segment(tmp_path / "000009.log", before=1)]
+    with pytest.raises(Corruption, match=rf"00000{following}\.log is missing"):
+        numbers(*paths)
+
+
 @pytest.mark.parametrize("following", [[], ["000010.log"]])
 def test_the_segment_that_the_last_entry_names_must_follow(tmp_path, following):
     first = segment(tmp_path / "000007.log", log_entry(), continued(2, 9))

@@ -46,12 +46,12 @@ def test_a_lock_that_is_given_up_lets_others_in_and_is_held_again_after(access):
         assert not Caller(access.held).entered.wait(SOON)
 
 
-def block_of(access: TableAccess, how: str, **rows: bool) -> AbstractContextManager[object]:
+def block_of(access: TableAccess, how: str, **land: bool) -> AbstractContextManager[object]:
     if how == "interruptible":
         return access.held_without_snapshot(interruptible=True)
     if how == "call":
-        return HeldForCall(access, lambda: None, Stats().timed("lookup"), **rows)
-    return getattr(access, how)(**rows)
+        return HeldForCall(access, lambda: None, Stats().timed("lookup"), **land)
+    return getattr(access, how)(**land)
 
 
 @pytest.mark.parametrize("how", ["held", "held_without_snapshot", "interruptible", "held_if_free", "call"])
@@ -66,7 +66,7 @@ def test_whoever_takes_the_lock_next_first_lands_what_is_in_flight_once(access, 
 @pytest.mark.parametrize("how", ["held", "held_if_free", "call"])
 def test_who_needs_no_rows_leaves_them_in_flight(access, how):
     access.in_flight.left = 1
-    with block_of(access, how, rows=False):
+    with block_of(access, how, land=False):
         assert access.in_flight.landed == 0
     with access.held():
         assert access.in_flight.landed == 1

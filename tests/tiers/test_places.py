@@ -32,7 +32,7 @@ class Walk:
         """Where the copy of the row that counts is."""
         storage, row = self.storage, RowBlock(self.storage.schema, 1)
         row.keys[:] = KEY
-        with storage.access.held(rows=False):
+        with storage.access.held(land=False):
             if storage.hot_tables.find(KEY, storage.hot_tables.owners(KEY))[0] >= 0:
                 return "a cell"
             known, exists = np.zeros((2, 1), np.bool_)
