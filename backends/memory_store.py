@@ -12,7 +12,6 @@ import numpy as np
 from kvemb.contracts import ColdStore, Gap, Mask
 from kvemb.rows.block import REMOVED, RowBlock
 from kvemb.rows.codec import LAST_KEY, decode_records, decode_rows, encode_keys, encode_records
-from kvemb.rows.hashing import Keys
 from kvemb.rows.schema import Schema
 
 
@@ -20,23 +19,24 @@ class MemoryStore(ColdStore):
     """A cold store that is a dict from encoded key to record."""
 
     def __init__(self, schema: Schema) -> None:
-        self._schema = schema
+        self.schema = schema
         self._records: dict[bytes, bytes] = {}
 
-    def read(self, keys: Keys) -> tuple[RowBlock, Mask]:
-        records = list(map(self._records.get, encode_keys(keys, self._schema)))
+    def fill(self, rows: RowBlock) -> Mask:
+        records = list(map(self._records.get, encode_keys(rows.keys, self.schema)))
         found = np.fromiter(map(bool, records), np.bool_, len(records))
-        return decode_records(keys[found], [r for r in records if r], self._schema), found
+        rows.put(found, decode_records(rows.keys[found], [r for r in records if r], self.schema))
+        return found
 
     def write(self, rows: RowBlock) -> int:
         # The last row of each key.
         _, places = np.unique(rows.keys[::-1], return_index=True)
         rows = rows.select(len(rows) - 1 - places)
         removed = rows.flags & REMOVED != 0
-        for key in encode_keys(rows.keys[removed], self._schema):
+        for key in encode_keys(rows.keys[removed], self.schema):
             self._records.pop(key, None)
         kept = rows.select(~removed)
-        self._records.update(zip(encode_keys(kept.keys, self._schema), encode_records(kept), strict=True))
+        self._records.update(zip(encode_keys(kept.keys, self.schema), encode_records(kept), strict=True))
         return len(rows)
 
     def rescue(self, batch_rows: int) -> Iterator[RowBlock | Gap]:
@@ -55,7 +55,7 @@ class MemoryStore(ColdStore):
     def scan(self, batch_rows: int, first: int = 0, last: int = LAST_KEY) -> Iterator[RowBlock]:
         bounds = first.to_bytes(8, "big"), last.to_bytes(8, "big")
         items = sorted(item for item in self._records.items() if bounds[0] <= item[0] <= bounds[1])
-        return (decode_rows(items[at : at + batch_rows], self._schema) for at in range(0, len(items), batch_rows))
+        return (decode_rows(items[at : at + batch_rows], self.schema) for at in range(0, len(items), batch_rows))
 
     def clear(self) -> None:
         self._records.clear()

@@ -7,7 +7,6 @@ import re
 import threading
 from bisect import bisect_right
 from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import islice
 from operator import itemgetter
 from typing import Any
@@ -22,23 +21,29 @@ from kvemb.threads.interrupts import uninterrupted
 from kvemb.threads.native import native_code
 
 
-@contextmanager
-def translated(what: str) -> Iterator[None]:
-    """Translate rocksdict's errors, which are plain Exceptions, into kvemb's. what: the operation, for messages."""
-    try:
-        with native_code():
-            yield
-    except (KvembError, StopIteration):
-        raise
-    except Exception as error:
+class translated(native_code):  # noqa: N801 -- as contextlib.suppress
+    """A block that translates rocksdict's errors, which are plain Exceptions, into kvemb's.
+
+    what: the operation, for messages.
+    """
+
+    __slots__ = ("_what",)
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        super().__exit__(kind, error, trace)
+        if error is None or isinstance(error, (KvembError, StopIteration)) or not isinstance(error, Exception):
+            return
         # A database that is read in place is opened through links: name the files that they lead to.
         text = re.sub(r"/\S+/[\w.-]+", lambda path: os.path.realpath(path[0]), str(error))
         # Column families that the database's manifest does not name are damage, too, not a failure of the disk.
         damage = text.startswith(("Corruption", "Result incomplete")) or "checksum mismatch" in text
         damage = damage or "larger than file length" in text  # a truncated file that is mapped
         if damage or "Column families not opened" in text:
-            raise Corruption(f"{what}: {text}; run kvemb verify --deep, and restore from a checkpoint") from error
-        raise ColdStoreError(f"{what}: {text}{open_file_limit.advice(text)}") from error
+            raise Corruption(f"{self._what}: {text}; run kvemb verify --deep, and restore from a checkpoint") from error
+        raise ColdStoreError(f"{self._what}: {text}{open_file_limit.advice(text)}") from error
 
 
 class Scan(Iterator[RowBlock]):

@@ -15,8 +15,8 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cached_property
 from itertools import count, pairwise
 from pathlib import Path
-from typing import Any, TypeVar
-from weakref import WeakMethod, WeakSet
+from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import rocksdict as rd
@@ -35,7 +35,7 @@ from kvemb.limits import Limits
 from kvemb.options import RocksDBCreator
 from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import KEY_BYTES, LAST_KEY, Ordered, decode_records, encode_keys, order_keys
-from kvemb.rows.hashing import Keys, Positions
+from kvemb.rows.hashing import Positions
 from kvemb.rows.schema import Schema
 from kvemb.threads.interrupts import uninterrupted
 from kvemb.threads.parallel import free_cores
@@ -47,9 +47,6 @@ STALL_SECONDS = 0.002
 # How long a new file waits at most for others to be merged: RocksDB may have stopped, as on a full disk.
 MERGE_SECONDS = 10.0
 COMPACT_PART_BYTES = 32 << 20
-
-
-Property = TypeVar("Property")
 
 
 class RocksStore(ColdStore):
@@ -76,7 +73,7 @@ class RocksStore(ColdStore):
         partitioned: bool,
         folder: Path | None,
     ) -> None:
-        self._families, self._name, self._schema, self._creator = families, name, schema, creator
+        self._families, self._name, self.schema, self._creator = families, name, schema, creator
         self._path, self._numbers = path, count()
         self._readers, self._threads, self._limits = readers, threads, limits
         self._scans: WeakSet[Scan] = WeakSet()
@@ -86,13 +83,7 @@ class RocksStore(ColdStore):
     def opened_with(self, options: DatabaseOptions, folder: Path | None) -> None:
         """Take note that the database was opened with these options. REQUIRES: there are no files."""
         self._options = options
-        count, text = _weakly(self._count), _weakly(self._text)
-        self._tables = None if folder is None else TableReader(self._name, folder, count, text)
-
-    @property
-    def schema(self) -> Schema:
-        """The schema of its rows."""
-        return self._schema
+        self._tables = None if folder is None else TableReader(self._name, folder)
 
     @property
     def made(self) -> bool:
@@ -109,9 +100,6 @@ class RocksStore(ColdStore):
 
     def _count(self, name: str) -> int:
         return self.family.property_int_value(f"rocksdb.{name}") or 0
-
-    def _text(self, name: str) -> str:
-        return str(self.family.property_value(f"rocksdb.{name}") or "")
 
     def metadata_bytes(self) -> int:
         """Return the bytes of filters and indexes that the readers of its files hold."""
@@ -137,18 +125,16 @@ class RocksStore(ColdStore):
 
     # Reads.
 
-    def read(self, keys: Keys) -> tuple[RowBlock, Mask]:
-        n, words = len(keys), (len(keys), self._schema.row_words)
-        columns = keys.copy(), np.empty(n), np.empty(n, np.int64), np.empty(n, np.uint8), np.empty(words, np.uint64)
-        rows, states = RowBlock.of(self._schema, *columns), np.full(n, reading.UNKNOWN, np.uint8)
-        if n and self.made:
+    def fill(self, rows: RowBlock) -> Mask:
+        states = np.zeros(len(rows), np.uint8)  # reading.UNKNOWN
+        if len(rows) and self.made:
             with translated(f"read {self._name!r}"):
-                if self._tables is None or not self._tables.read(rows, states, self._spread):
-                    self._read_by_rocksdb(np.arange(n), rows, states)
-                elif len(asked := (states == reading.ASK).nonzero()[0]):
-                    self._read_by_rocksdb(asked, rows, states)
-        found = states == reading.FOUND
-        return rows if found.all() else rows.select(found), found
+                if self._tables is None or not self._tables.read(self.family, rows, states, self._spread):
+                    self._read_by_rocksdb(np.arange(len(rows)), rows, states)
+                elif np.count_nonzero(asked := states == reading.ASK):
+                    self._read_by_rocksdb(asked.nonzero()[0], rows, states)
+        found: Mask = states == reading.FOUND
+        return found
 
     def _spread(self, work: Callable[[int, int], None], count: int) -> None:
         """Call a function with the bounds of parts of a range. As soon as cores are free, threads share what is left.
@@ -167,12 +153,12 @@ class RocksStore(ColdStore):
 
     def _read_by_rocksdb(self, at: Positions, rows: RowBlock, states: States) -> None:
         """Read the rows of the keys at some positions, in the order of the files."""
-        at = at[np.argsort(order_keys(rows.keys[at], self._schema))]
-        records = self._get(encode_keys(rows.keys[at], self._schema))
+        at = at[np.argsort(order_keys(rows.keys[at], self.schema))]
+        records = self._get(encode_keys(rows.keys[at], self.schema))
         exist = np.fromiter(map(bool, records), np.bool_, len(records))
         if exist.any():
             found = at[exist]
-            rows.put(found, decode_records(rows.keys[found], [each for each in records if each], self._schema))
+            rows.put(found, decode_records(rows.keys[found], [each for each in records if each], self.schema))
             states[found] = reading.FOUND
 
     def _get(self, encoded: list[bytes]) -> list[bytes | None]:
@@ -210,9 +196,9 @@ class RocksStore(ColdStore):
     def _new_file(self) -> TableWriter | RocksSortedFile:
         path = self._path / f"{id(self):x}-{next(self._numbers)}.new.sst"
         if self._options.mapped and self._creator.compression == "none":
-            return TableWriter(path, self._schema, self._creator)
+            return TableWriter(path, self.schema, self._creator)
         options = self._options.of_family(self._creator, partitioned=self.partitioned)
-        return RocksSortedFile(path, self._schema, rd.SstFileWriter(options), self._limits.batch_rows)
+        return RocksSortedFile(path, self.schema, rd.SstFileWriter(options), self._limits.batch_rows)
 
     def _wait_for_merges(self) -> None:
         """Wait while RocksDB merges, if a read has to look into too many files: it slows only its own writes down."""
@@ -239,12 +225,12 @@ class RocksStore(ColdStore):
         # writes. Nor would bounds in the options: rocksdict encodes them as if keys were not raw.
         start = first.to_bytes(8, "big")
         items, check = self.family.items(from_key=start, read_opt=options), self.family.iter(options)
-        scan = Scan(self._name, self._schema, items, check, batch_rows, (start, last.to_bytes(8, "big")))
+        scan = Scan(self._name, self.schema, items, check, batch_rows, (start, last.to_bytes(8, "big")))
         self._scans.add(scan)
         return scan
 
     def rescue(self, batch_rows: int) -> Iterator[RowBlock | Gap]:
-        return rescue(self.family, self._schema, batch_rows)
+        return rescue(self.family, self.schema, batch_rows)
 
     def splits(self, parts: int) -> list[int]:
         return splits(self.family, parts) if self.made else []
@@ -317,17 +303,3 @@ def _cache_blocks(family: rd.Rdict, fill: bool) -> None:
     options = rd.ReadOptions()
     options.fill_cache(fill)  # type: ignore[call-arg]
     family.set_read_options(options)
-
-
-def _weakly(method: Callable[[str], Property]) -> Callable[[str], Property]:
-    """Return a function that calls a method and does not keep its object: a store that nobody uses any more lets go of
-    the database at once, not at a garbage collection.
-    """
-    reference = WeakMethod(method)
-
-    def call(name: str) -> Property:
-        method = reference()
-        assert method is not None
-        return method(name)
-
-    return call

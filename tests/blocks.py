@@ -16,7 +16,6 @@ from kvemb.handle import inside
 from kvemb.memory.budget import Budget
 from kvemb.memory.rebalancer import Share
 from kvemb.rows.block import RowBlock
-from kvemb.rows.hashing import Keys
 from kvemb.rows.schema import Schema
 from kvemb.tiers.hot_tables import HotTables
 from kvemb.tiers.partition import Partition, default_partitioner
@@ -97,9 +96,9 @@ class Watched(MemoryStore):
         self.reads: list[list[int]] = []
         self.meanwhile: Callable[[], object] = lambda: None
 
-    def read(self, keys: Keys) -> tuple[RowBlock, Mask]:
+    def fill(self, rows: RowBlock) -> Mask:
         """See contracts.ColdStore."""
-        self.reads.append(keys.tolist())
-        found = super().read(keys)
+        self.reads.append(rows.keys.tolist())
+        found = super().fill(rows)
         self.meanwhile()
         return found

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 from schemas import schema_of
@@ -116,16 +118,17 @@ def listing_of(*levels: list[tuple[Path, str, str]]) -> str:
     return "\n".join(lines) + "\n\n"
 
 
-def reader_of(folder: Path, listing: str) -> TableReader:
-    """A reader of files that no database has open."""
-    return TableReader("rows", folder, lambda name: 0, lambda name: listing)
+def reader_of(folder: Path, listing: str) -> Any:
+    """The method read() of a reader of files that no database has open."""
+    family = Mock(property_int_value=lambda name: 0, property_value=lambda name: listing)
+    return partial(TableReader("rows", folder).read, family)
 
 
-def read(reader: TableReader, keys: Any, spread: Any) -> tuple[RowBlock, Any]:
+def read(reader: Any, keys: Any, spread: Any) -> tuple[RowBlock, Any]:
     """What a reader finds: the rows, and the states of the keys."""
     rows, states = RowBlock(SCHEMA, len(keys)), np.full(len(keys), UNKNOWN, np.uint8)
     rows.keys[:] = keys
-    assert reader.read(rows, states, spread)
+    assert reader(rows, states, spread)
     return rows, states
 
 

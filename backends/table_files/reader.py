@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -25,12 +26,16 @@ from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import Ordered, order_keys, record_dtype
 from kvemb.threads.disk_waits import KEYS_PER_WAIT, disk_waits
 
+if TYPE_CHECKING:
+    from rocksdict import Rdict
+
 # How often a list of files is asked for again, because one of them was merged before it could be mapped.
 _TRIES = 3
 # After so many changes without a read between them, the files are let go: those that RocksDB deleted take up the disk.
 _CHANGES = 4
 # A read that took no longer than this, and this for each key, waited for no disk, and the system need not be asked.
 _SECONDS, _SECONDS_PER_KEY = 1e-4, 4e-6
+_VERSION = "rocksdb.current-super-version-number"
 _secret = SECRET.ctypes.data
 _logger = logging.getLogger("kvemb")
 
@@ -41,7 +46,7 @@ class _Version:
     readable: False if RocksDB must read this family. number: RocksDB's of the moment, which changes with the files.
     """
 
-    def __init__(self, number: int, generation: int) -> None:
+    def __init__(self, number: int | None, generation: int) -> None:
         self.number, self.generation, self.readable = number, generation, False
         self.files: dict[int, TableFile] = {}
         self.in_order: list[TableFile] = []
@@ -70,12 +75,11 @@ Spread = Callable[[Callable[[int, int], None], int], None]
 class TableReader:
     """Reads rows of one family from its files.
 
-    name: for messages. folder: the database's. count, text: return a property of the family, as a number and as text.
-    Changes to the family come one at a time; reads may come meanwhile.
+    name: for messages. folder: the database's. Changes to the family come one at a time; reads may come meanwhile.
     """
 
-    def __init__(self, name: str, folder: Path, count: Callable[[str], int], text: Callable[[str], str]) -> None:
-        self._name, self._folder, self._count, self._text = name, folder, count, text
+    def __init__(self, name: str, folder: Path) -> None:
+        self._name, self._folder = name, folder
         self._loading, self._changing = threading.Lock(), threading.Lock()
         self._version: _Version | None = None
         self._generation = 0  # grows when rows change
@@ -99,28 +103,29 @@ class TableReader:
 
     # Versions.
 
-    def _current(self) -> _Version | None:
+    def _current(self, family: Rdict) -> _Version | None:
         """Return a version with all changes that have ended; None if there is none."""
-        number = self._count("current-super-version-number")
+        number = family.property_int_value(_VERSION)
         version = self._usable()
         if version is not None and (version.number == number or self._loading.locked()):
             return version  # another thread loads a newer one
         with self._loading:
             version = self._usable()
-            return version if version is not None and version.number == number else self._load()
+            return version if version is not None and version.number == number else self._load(family)
 
     def _usable(self) -> _Version | None:
         """Return the last version, if no change has ended its use."""
         version = self._version
         return version if version is not None and version.generation == self._generation else None
 
-    def _load(self) -> _Version | None:
+    def _load(self, family: Rdict) -> _Version | None:
         """Read a version from RocksDB. REQUIRES: _loading."""
         for _ in range(_TRIES):
             generation, known = self._generation, self._version  # before the files are listed
-            version = _Version(self._count("current-super-version-number"), generation)
+            version = _Version(family.property_int_value(_VERSION), generation)
+            listing = family.property_value("rocksdb.sstables") or ""
             try:
-                version.take(self._folder, self._text("sstables"), known.files if known is not None else {})
+                version.take(self._folder, listing, known.files if known is not None else {})
             except FileNotFoundError:
                 continue
             except Unreadable as reason:
@@ -133,19 +138,19 @@ class TableReader:
 
     # Reads.
 
-    def read(self, rows: RowBlock, states: States, spread: Spread) -> bool:
+    def read(self, family: Rdict, rows: RowBlock, states: States, spread: Spread) -> bool:
         """Fill in the rows of those keys of the block whose state is UNKNOWN, and their states.
 
         Keys are in any order, and may be repeated. Returns False, and changes nothing, if RocksDB must read them.
         Raises Corruption.
         """
         self._changes = 0
-        version = self._current()
+        version = self._current(family)
         if version is None or not version.readable:
             return False
         keys, to = order_keys(rows.keys, rows.schema), np.arange(len(rows))
         in_order = states
-        if (keys[1:] < keys[:-1]).any():
+        if np.count_nonzero(keys[1:] < keys[:-1]):
             to = np.argsort(keys)
             keys, in_order = keys[to], states[to]
         self._read(version, keys, to, in_order, rows, spread)

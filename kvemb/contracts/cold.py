@@ -38,11 +38,19 @@ class Family(NamedTuple):
 class ColdStore(Protocol):
     """Rows of one variable by key. The store that owns it makes them durable."""
 
-    def read(self, keys: Keys) -> tuple[RowBlock, Mask]:
-        """Read rows by key. Returns the rows that were found, in the order of keys, and found (n,) bool.
+    schema: Schema
 
-        Safe from several threads. Raises Corruption or ColdStoreError.
+    def fill(self, rows: RowBlock) -> Mask:
+        """Fill in those of the rows that are here, by their keys; returns found (n,) bool. Others stay as they are.
+
+        Safe from several threads. Raises Corruption or ColdStoreError; then any of the rows may be filled in.
         """
+
+    def read(self, keys: Keys) -> tuple[RowBlock, Mask]:
+        """Return the rows that are here, in the order of keys, and found (n,) bool. Otherwise like fill()."""
+        rows = RowBlock.with_keys(self.schema, keys)
+        found = self.fill(rows)
+        return rows if found.all() else rows.select(found), found
 
     def write(self, rows: RowBlock) -> int:
         """Replace rows, in any order; delete those flagged REMOVED. Of a key's rows the last one counts.

@@ -34,7 +34,7 @@ class BufferedStore:
         """Return which of some distinct keys have a row. Raises Corruption, ColdStoreError."""
         known, exists = self._memtables.read(keys, RowBlock(self._schema, len(keys)))
         if not known.all():
-            _, exists[~known] = self._cold.read(keys[~known])
+            exists[~known] = self._cold.read(keys[~known])[1]
         return exists
 
     def clear(self) -> None:

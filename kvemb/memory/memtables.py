@@ -238,6 +238,8 @@ class Memtables:
         row.
         """
         known, exists = np.zeros((2, len(keys)), np.bool_)
+        if not (self._tables or self._kept):
+            return known, exists
         for table in reversed(self._tables):  # from the oldest to the latest
             places = table.find(keys)
             if len(here := (places >= 0).nonzero()[0]):

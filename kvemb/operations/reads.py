@@ -267,22 +267,26 @@ class TableReads:
         REQUIRES: storage.reading().
         """
         storage, keys = self._storage, found.keys
-        values = np.empty((len(keys), width), self._schema.value_dtype)
         if now is not None and storage.state.keeps_uses:  # the store may be poisoned by now
             self._scoring.use(found, counts, now)
         else:
             now = None
-        if len(found.cold) < len(keys):
-            self._hot_tables.gather(found.cells, found.owners, values)
         absent = found.cold[~found.exists]
         if len(absent):
-            values[absent] = self._factory.embeddings(keys[absent])[:, :width]
             storage.counts.absent += (uses := int(counts[absent].sum()))
             storage.counts.misses -= uses
         there = found.present
-        if len(absent) < len(found.cold):
-            cold = found.only(found.exists)
-            values[cold.cold] = cold.rows.named_embeddings()[:, :width]
+        if len(absent) == len(keys):
+            values = self._factory.embeddings(keys)[:, :width]
+        else:
+            values = np.empty((len(keys), width), self._schema.value_dtype)
+            if len(found.cold) < len(keys):
+                self._hot_tables.gather(found.cells, found.owners, values)
+            if len(absent):
+                values[absent] = self._factory.embeddings(keys[absent])[:, :width]
+            if len(absent) < len(found.cold):
+                cold = found.only(found.exists)
+                values[cold.cold] = cold.rows.named_embeddings()[:, :width]
         if len(found.cold):
             storage.stage(found, by_score=now is None)
         return values, there

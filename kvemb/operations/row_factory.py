@@ -39,7 +39,7 @@ class RowFactory:
     def embeddings(self, keys: Keys) -> Values:
         """Return the initializer's rows of keys (n, schema.width); their names are zeros."""
         if self._every_row is not None:
-            return np.repeat(self._every_row, len(keys), axis=0)
+            return self._every_row.repeat(len(keys), axis=0)
         return self._unnamed(self._initializer.rows(keys, self._schema.dim, self._schema.value_dtype))
 
     def _unnamed(self, values: Values) -> Values:

@@ -77,6 +77,13 @@ class RowBlock:
         block.values, block.slots = words.view(schema.kernel_dtype), words.view(schema.slot_dtype)
         return block
 
+    @classmethod
+    def with_keys(cls, schema: Schema, keys: npt.NDArray[np.int64]) -> RowBlock:
+        """Return a new block of rows that are zeros but for their keys."""
+        block = cls(schema, len(keys))
+        block.keys[:] = keys
+        return block
+
     @property
     def columns(self) -> tuple[Any, ...]:
         """The columns of a row: keys, scores, steps, flags and words, as kernels take them."""

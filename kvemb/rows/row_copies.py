@@ -9,10 +9,14 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from kvemb.rows.block import RowBlock
 from kvemb.rows.hashing import Positions
+
+# By the bytes of an element: numba has no 16-bit floats, and only the bits matter.
+_BITS = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 
 
 @cache
@@ -29,5 +33,5 @@ def copy_rows(source: RowBlock, at: Positions, into: RowBlock, to: Positions) ->
 
 def spread(rows: npt.NDArray[Any], at: Positions, out: npt.NDArray[Any], to: Positions) -> None:
     """Overwrite rows `to` (n,) of out (·, dim) with rows `at` (n,) of rows (·, dim), of the same dtype."""
-    seen = f"u{out.dtype.itemsize}"  # numba has no 16-bit floats, and only the bits matter
+    seen = _BITS[out.dtype.itemsize]
     _kernels().spread(rows.view(seen), at, out.view(seen), to)

@@ -30,7 +30,7 @@ class native_code:  # noqa: N801 -- as contextlib.suppress
             _inside.remove(thread)
             raise SystemExit
 
-    def __exit__(self, *failure: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         _inside.remove(threading.get_ident())
 
 

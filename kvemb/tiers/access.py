@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
-from kvemb.stats import Timed
+from kvemb.stats import Stats
 from kvemb.store_state import Poisoning, StoreState
 from kvemb.threads.interrupts import TURN_SECONDS, uninterrupted, wait_for
 from kvemb.threads.locks import Event, Lock
@@ -129,8 +130,9 @@ class TableAccess:
 
     def wait_for_room(self) -> None:
         """Wait until the snapshot in progress, if any, has room for copies of rows that change. Not under the lock."""
-        self.state.check_here()
-        wait_for(self._room)
+        if not self._room.is_set():
+            self.state.check_here()
+            wait_for(self._room)
 
     @property
     def has_room(self) -> bool:
@@ -188,20 +190,22 @@ class Held(uninterrupted):
 
 
 class HeldForCall(Held):
-    """A held() block for one call on the rows. timed: counts the seconds that the lock is held.
+    """A held() block for one call on the rows. counts, field: where the seconds that the lock is held are counted.
 
     begin: called first, under the lock; if it raises, the lock is released. land: see TableAccess.held.
     """
 
-    __slots__ = ("_begin", "_timed")
+    __slots__ = ("_began", "_begin", "_counts", "_field")
 
-    def __init__(self, access: TableAccess, begin: Callable[[], None], timed: Timed, *, land: bool = True) -> None:
-        super().__init__(access, land)
-        self._begin, self._timed = begin, timed
+    def __init__(
+        self, access: TableAccess, begin: Callable[[], None], counts: Stats, field: str, *, land: bool = True
+    ) -> None:
+        self._access, self._land, self._has = access, land, False
+        self._begin, self._counts, self._field = begin, counts, field
 
     def __enter__(self) -> None:
         super().__enter__()
-        self._timed.__enter__()
+        self._began = time.perf_counter()
         try:
             self._begin()
         except BaseException:
@@ -209,7 +213,8 @@ class HeldForCall(Held):
             raise
 
     def __exit__(self, *failure: object) -> None:
-        self._timed.__exit__()
+        seconds = time.perf_counter() - self._began
+        setattr(self._counts, self._field, getattr(self._counts, self._field) + seconds)
         super().__exit__()
 
 

@@ -51,7 +51,7 @@ class ReadsAhead:
     ) -> None:
         self._locator, self._access, self._readers = locator, access, readers
         self._memory, self._max_rows = memory, max_rows
-        self._row_bytes = RowBlock.bytes_per_row(schema)
+        self._schema, self._row_bytes = schema, RowBlock.bytes_per_row(schema)
         self._kept = locator.ahead
         self._waiting: deque[Callable[[], Keys]] = deque(maxlen=READS_AHEAD)
         self._compared: deque[tuple[Keys, Unique]] = deque(maxlen=READS_AHEAD)
@@ -112,7 +112,7 @@ class ReadsAhead:
             self._forget(next(fetch for fetch in self._kept if not fetch.reading))
         if not len(wanted) or not self._memory.take(len(wanted) * self._row_bytes):
             return None
-        fetch = Fetch(wanted)
+        fetch = Fetch(RowBlock.with_keys(self._schema, wanted))
         self._kept.append(fetch)
         return fetch
 

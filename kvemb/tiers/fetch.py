@@ -7,6 +7,7 @@ then calls invalidate(), and that row is read again. Only begin(), read() and wa
 from __future__ import annotations
 
 import threading
+import time
 from functools import cached_property
 
 import numpy as np
@@ -21,12 +22,13 @@ from kvemb.rows.row_copies import copy_rows
 class Fetch:
     """A read of the rows of some distinct keys, none of them in memory at its start.
 
-    reading: True until read() has ended.
+    rows: where they are read to, with their keys. reading: True until read() has ended. count, seconds: how many rows
+    were read, and how long that took; 0 before.
     """
 
-    def __init__(self, keys: Keys) -> None:
-        self.keys = keys
-        self._block: RowBlock | None = None
+    def __init__(self, rows: RowBlock) -> None:
+        self.rows, self.keys = rows, rows.keys
+        self.count, self.seconds = 0, 0.0
         self._found: Mask | None = None
         self._fresh: Mask | None = None  # None: all rows are
         self.reading = True
@@ -51,12 +53,7 @@ class Fetch:
         if self.reading:
             return False
         left = ~self._taken if self._fresh is None else self._fresh & ~self._taken
-        return self._block is None or not left.any()
-
-    @property
-    def rows(self) -> int:
-        """The number of rows that were read; 0 before."""
-        return 0 if self._block is None else len(self._block)
+        return self._found is None or not left.any()
 
     def begin(self) -> bool:
         """Return whether the caller is the first one, which then must read()."""
@@ -68,12 +65,15 @@ class Fetch:
             self._end()
 
     def read(self, cold: ColdStore) -> None:
-        """Read the rows, without the lock. Raises what cold.read() raises, and Corruption if a score is NaN."""
+        """Read the rows, without the lock. Raises what cold.fill() raises, and Corruption if a score is NaN."""
+        began = time.perf_counter()
         try:
-            block, found = cold.read(self.keys)
-            check_scores(block)
-            self._block, self._found = block, found
+            found = cold.fill(self.rows)
+            if count := int(np.count_nonzero(found)):
+                check_scores(self.rows)
+            self._found, self.count = found, count
         finally:
+            self.seconds = time.perf_counter() - began
             self._end()
 
     def _end(self) -> None:
@@ -97,30 +97,19 @@ class Fetch:
 
     def covers(self, keys: Keys) -> Positions:
         """Return the position of each key in this read, -1 if it is not in it or invalidated, or if the read failed."""
-        if self._block is None and not self.reading:
+        if self._found is None and not self.reading:
             return np.full(len(keys), -1, np.int64)
         return self._index.find(self.keys, keys, *(() if self._fresh is None else (self._fresh,)))
 
     def copy(self, positions: Positions, into: RowBlock, to: Positions) -> Mask:
         """Copy the rows at positions to rows `to` of into; returns exists (n,) bool."""
-        assert self._block is not None
         assert self._found is not None
         self._taken[positions] = True
         exists = self._found[positions]
-        rows = (np.cumsum(self._found) - 1)[positions[exists]]
-        copy_rows(self._block, rows, into, to[exists])
+        copy_rows(self.rows, positions[exists], into, to[exists])
         return exists
 
-    def is_of(self, rows: RowBlock) -> bool:
-        """Whether it has read the keys of these rows, in their order, and none of them has changed since."""
-        return self._block is not None and self._fresh is None and np.array_equal(self.keys, rows.keys)
-
-    def give_rows(self, into: RowBlock) -> tuple[RowBlock, Mask]:
-        """Return all rows, in `into` unless all keys have rows, and exists (n,) bool. REQUIRES: is_of(into)."""
-        assert self._block is not None
-        assert self._found is not None
-        if len(self._block) == len(into):
-            return self._block, self._found
-        if len(self._block):
-            into.put(self._found, self._block)
-        return into, self._found
+    @property
+    def sound(self) -> Mask | None:
+        """Which of all rows exist (n,); None if they have not been read, or any has changed since."""
+        return self._found if self._fresh is None else None

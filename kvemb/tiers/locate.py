@@ -11,7 +11,6 @@ The variable's lock guards everything here but the reads.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 from functools import partial
 from weakref import WeakSet
@@ -40,26 +39,27 @@ _read_threads = ReadThreads()
 class Search:
     """The keys of one variable that are being located. found: what begin() found. reads: what it must wait for.
 
-    own: the read of rows that nothing else reads. seconds, failure: of this read. version: the variable's, at begin().
+    own: the read of rows that nothing else reads. failure: of this read. version: the variable's, at begin().
     """
 
     def __init__(self, locator: Locator, found: Located, own: Fetch | None, under_way: list[Fetch]) -> None:
         self.locator, self.found, self.own = locator, found, own
         self.reads = under_way if own is None else [own, *under_way]
         self.version = locator.version
-        self.seconds = 0.0
         self.failure: Exception | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long its own read took."""
+        return 0.0 if self.own is None else self.own.seconds
 
     def read(self, fetch: Fetch) -> None:
         """Read, unless another thread has begun to. Takes no lock."""
-        began = time.perf_counter()
-        failure: Exception | None = None
         try:
             self.locator.read(fetch)
         except Exception as error:
-            failure = error
-        if fetch is self.own:  # if a read ahead fails, end() reads its rows
-            self.seconds, self.failure = time.perf_counter() - began, failure
+            if fetch is self.own:  # if a read ahead fails, end() reads its rows
+                self.failure = error
 
 
 def read_together(searches: Sequence[Search]) -> None:
@@ -67,16 +67,18 @@ def read_together(searches: Sequence[Search]) -> None:
 
     Raises nothing: end() does. Signal handlers are deferred, because others wait for these reads.
     """
-    works = [partial(search.read, fetch) for search in searches for fetch in search.reads]
+    reads = [(search, fetch) for search in searches for fetch in search.reads]
     with uninterrupted():
-        if len(works) == 1:
-            works[0]()
-        elif works:
-            keys, least = sum(len(work.args[0].keys) for work in works), searches[0].locator.parallel_keys
+        if len(reads) == 1:
+            reads[0][0].read(reads[0][1])
+        elif reads:
+            keys, least = sum(len(fetch.keys) for _, fetch in reads), searches[0].locator.parallel_keys
             with _read_threads.reading(keys) as threads:
+                works = [partial(search.read, fetch) for search, fetch in reads]
                 run_each(works, threads if keys >= least else 1)
-        for work in works:
-            work.args[0].wait()
+        for _, fetch in reads:
+            if fetch.reading:
+                fetch.wait()
 
 
 class Locator:
@@ -128,7 +130,10 @@ class Locator:
                     unknown = unknown[left]
         own = None
         if len(unknown):
-            own = Fetch(found.rows.keys if len(unknown) == len(found.rows) else found.rows.keys[unknown])
+            rows = found.rows
+            if len(unknown) < len(rows):
+                rows = RowBlock.with_keys(self._schema, rows.keys[unknown])
+            own = Fetch(rows)
             self._reads.add(own)
         return Search(self, found, own, under_way)
 
@@ -141,15 +146,18 @@ class Locator:
         self._access.state.check_open()
         if search.failure is not None:
             raise search.failure
-        if self.version != search.version:
+        moved = self.version != search.version
+        if own is not None and own.rows is found.rows:
+            if not moved and (exists := own.sound) is not None:
+                found.exists = exists
+                found.known.fill(True)
+                return found
+            moved = True  # rows of which none may stay
+        if moved:
             found = self._look(found.keys)
-        if own is not None and own.is_of(found.rows) and not np.count_nonzero(found.known):
-            found.rows, found.exists = own.give_rows(found.rows)
-            found.known[:] = True
-            return found
         unknown = self._take(found, self.ahead if own is None else [own, *self.ahead])
         if len(unknown):
-            again = Fetch(found.rows.keys[unknown])
+            again = Fetch(RowBlock.with_keys(self._schema, found.rows.keys[unknown]))
             self.read(again)
             found.exists[unknown] = again.copy(np.arange(len(unknown)), found.rows, unknown)
             found.known[unknown] = True
@@ -162,11 +170,11 @@ class Locator:
             cells = self._hot_tables.find(keys, owners)
             cold = (cells < 0).nonzero()[0]
         else:
-            cells, cold = np.full(len(keys), -1, np.int64), np.arange(len(keys))
+            cells, cold = np.empty(len(keys), np.int64), np.arange(len(keys))
+            cells.fill(-1)  # np.full takes longer than a small search
         if len(cold) == 0:
             return Located(keys, owners, cells, cold, self._no_rows, _NONE, _NONE)
-        rows = RowBlock(self._schema, len(cold))
-        rows.keys[:] = keys[cold]
+        rows = RowBlock.with_keys(self._schema, keys[cold] if hot else keys)
         known, exists = self._memtables.read(rows.keys, rows)
         self._in_flight.read(rows, known, exists)  # newer than those in memtables
         return Located(keys, owners, cells, cold, rows, exists, known)
@@ -221,10 +229,9 @@ class Locator:
         """
         if not fetch.begin():
             return
-        began = time.perf_counter()
         try:
             fetch.read(self._cold)
         finally:
             with self._counting:
-                self._stats.seconds_cold_read += time.perf_counter() - began
-                self._stats.cold_reads += fetch.rows
+                self._stats.seconds_cold_read += fetch.seconds
+                self._stats.cold_reads += fetch.count

@@ -53,7 +53,10 @@ class Located:
 
     def cold_only(self, chosen: Mask) -> Located:
         """Return what `only` returns, but of the chosen keys alone, which are not hot."""
-        if len(rows := self.rows) != (count := int(np.count_nonzero(chosen))):
+        rows, count = self.rows, int(np.count_nonzero(chosen))
+        if count == len(self.keys):  # but not with the caller's array of keys, which may change
+            return Located(rows.keys, self.owners, self.cells, self.cold, rows, self.exists, self.known)
+        if count < len(rows):
             rows = rows.select(chosen)
         owners, at = self.owners_of(self.cold[chosen]), np.arange(count)
         cells = np.full(count, -1, np.int64)

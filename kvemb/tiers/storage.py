@@ -142,7 +142,7 @@ class TieredStorage:
     def reading(self, *, land: bool = True) -> AbstractContextManager[None]:
         """Hold the lock for a call that reads. land: see TableAccess.held. Raises Closed."""
         self.access.wait_for_room()
-        return HeldForCall(self.access, self._begin_reading, self.counts.timed("lookup"), land=land)
+        return HeldForCall(self.access, self._begin_reading, self.counts, "seconds_lookup", land=land)
 
     def begin_reading_if_free(self) -> bool:
         """Enter the block of reading() if the lock is free; return whether it was entered. end_reading() leaves it.
@@ -178,12 +178,12 @@ class TieredStorage:
         self.access.wait_for_room()
         if without_snapshot:
             return self._writing_without_snapshot()
-        return HeldForCall(self.access, self._begin_writing, self.counts.timed("update"))
+        return HeldForCall(self.access, self._begin_writing, self.counts, "seconds_update")
 
     def updating(self) -> AbstractContextManager[None]:
         """Do what writing() does, for an update, which may follow a lookup of its keys: rows in flight stay so."""
         self.access.wait_for_room()
-        return HeldForCall(self.access, self._begin_updating, self.counts.timed("update"), land=False)
+        return HeldForCall(self.access, self._begin_updating, self.counts, "seconds_update", land=False)
 
     def _begin_updating(self) -> None:
         self._begin_writing()

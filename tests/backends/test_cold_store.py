@@ -55,7 +55,7 @@ def assert_same(got: RowBlock, expected: RowBlock) -> None:
 
 
 def all_rows(store: Any, batch_rows: int = 1000) -> RowBlock:
-    return RowBlock.joined(list(store.scan(batch_rows)), store._schema)
+    return RowBlock.joined(list(store.scan(batch_rows)), store.schema)
 
 
 def database(path: Path, families: Any = None, **changes: Any) -> RocksDatabase:
@@ -240,7 +240,7 @@ def test_records_of_another_width_are_refused(make):
     store = make(wide)
     store.write(rows_of(wide, np.arange(10)))
     assert len(all_rows(store)) == 10  # they are in a file now
-    store._schema = narrow
+    store.schema = narrow
     with pytest.raises(Corruption, match="must be 25 bytes each"):
         store.read(np.arange(10))
     with pytest.raises(Corruption, match="25 bytes each"):

@@ -82,7 +82,7 @@ def test_the_misses_of_all_variables_are_read_in_one_job_and_a_failed_read_is_na
     for table, earlier in zip(tables, before, strict=True):
         done = table.stats - earlier
         assert done.seconds_lookup > done.seconds_cold_read > 0
-    monkeypatch.setattr(inside(tables[1]).storage.cold, "read", Mock(side_effect=ColdStoreError("the disk is gone")))
+    monkeypatch.setattr(inside(tables[1]).storage.cold, "fill", Mock(side_effect=ColdStoreError("the disk is gone")))
     keys = {table: np.arange(2000, 2010) for table in tables}
     out = {table: np.full((10, table.dim), np.nan, np.float32) for table in tables}
     with pytest.raises(ColdStoreError, match="the disk is gone") as caught:

@@ -50,7 +50,7 @@ def block_of(access: TableAccess, how: str, **land: bool) -> AbstractContextMana
     if how == "interruptible":
         return access.held_without_snapshot(interruptible=True)
     if how == "call":
-        return HeldForCall(access, lambda: None, Stats().timed("lookup"), **land)
+        return HeldForCall(access, lambda: None, Stats(), "seconds_lookup", **land)
     return getattr(access, how)(**land)
 
 
@@ -120,7 +120,7 @@ def test_a_call_whose_beginning_fails_leaves_the_lock_free(access):
     def begin():
         raise Closed("gone")
 
-    with pytest.raises(Closed, match="gone"), HeldForCall(access, begin, stats.timed("lookup")):
+    with pytest.raises(Closed, match="gone"), HeldForCall(access, begin, stats, "seconds_lookup"):
         pytest.fail("the block must not run")
     assert Caller(access.held).entered.wait(PATIENCE)
     assert stats.seconds_lookup > 0
@@ -175,6 +175,7 @@ def test_a_forked_process_is_told_before_any_lock_is_taken(access, monkeypatch):
         for entered in (access.held, access.held_without_snapshot):
             with pytest.raises(Closed, match="fork"), entered():
                 pass
+        access.set_room(False)
         with pytest.raises(Closed, match="fork"):
             access.wait_for_room()
 

@@ -19,8 +19,12 @@ def cold() -> MemoryStore:
     return store
 
 
+def fetch_of(*keys: int) -> Fetch:
+    return Fetch(RowBlock.with_keys(SCHEMA, np.array(keys)))
+
+
 def test_rows_are_copied_to_their_places_and_missing_keys_are_told(cold):
-    fetch = Fetch(np.array([1, 2, 3]))
+    fetch = fetch_of(1, 2, 3)
     assert fetch.reading
     fetch.read(cold)
     fetch.wait()
@@ -33,12 +37,12 @@ def test_rows_are_copied_to_their_places_and_missing_keys_are_told(cold):
 
 
 def test_it_covers_its_keys_while_it_reads(cold):
-    assert Fetch(np.array([1, 2])).covers(np.array([2, 3])).tolist() == [1, -1]
+    assert fetch_of(1, 2).covers(np.array([2, 3])).tolist() == [1, -1]
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_rows_that_changed_meanwhile_are_not_covered(cold, when):
-    fetch = Fetch(np.array([1, 2, 3]))
+    fetch = fetch_of(1, 2, 3)
     if when == "after":
         fetch.read(cold)
     fetch.invalidate(np.array([2, 77]))
@@ -51,10 +55,10 @@ def test_rows_that_changed_meanwhile_are_not_covered(cold, when):
 
 def test_a_read_that_failed_has_ended_and_covers_nothing():
     class Broken:
-        def read(self, keys):
+        def fill(self, rows):
             raise OSError("gone")
 
-    fetch = Fetch(np.array([1]))
+    fetch = fetch_of(1)
     with pytest.raises(OSError, match="gone"):
         fetch.read(Broken())
     fetch.wait()
@@ -62,25 +66,22 @@ def test_a_read_that_failed_has_ended_and_covers_nothing():
 
 
 @pytest.mark.parametrize("keys", [[1, 3], [3, 1], [1, 2, 3], [9, 1, 3]])
-def test_rows_of_which_none_changed_are_given_whole_where_all_keys_have_rows(cold, keys):
-    fetch, into = Fetch(np.array(keys)), rows_of(keys, 0.0)
-    assert not fetch.is_of(into), "it has not read them"
+def test_rows_are_read_to_their_block_and_sound_as_long_as_none_has_changed(cold, keys):
+    fetch = fetch_of(*keys)
+    assert fetch.sound is None, "it has not read them"
     fetch.read(cold)
-    assert fetch.is_of(into)
-    assert not fetch.is_of(rows_of(keys[::-1])), "another order"
-    given, exists = fetch.give_rows(into)
-    assert exists.tolist() == [key in (1, 3) for key in keys]
-    assert given.keys.tolist() == keys
-    assert given.values[:, 0].tolist() == [7.0 if key in (1, 3) else 0.0 for key in keys]
-    assert (given is not into) == all(exists)
+    assert fetch.sound.tolist() == [key in (1, 3) for key in keys]
+    assert fetch.rows.keys.tolist() == keys
+    assert fetch.rows.values[:, 0].tolist() == [7.0 if key in (1, 3) else 0.0 for key in keys]
+    assert fetch.count == 2
     fetch.invalidate(np.array([77]))
-    assert fetch.is_of(into)
+    assert fetch.sound is not None
     fetch.invalidate(np.array([1]))
-    assert not fetch.is_of(into)
+    assert fetch.sound is None
 
 
 def test_a_read_that_was_cancelled_never_begins_and_one_that_has_begun_goes_on(cold):
-    cancelled, begun = Fetch(np.array([1])), Fetch(np.array([1]))
+    cancelled, begun = fetch_of(1), fetch_of(1)
     cancelled.cancel()
     cancelled.wait()
     assert not cancelled.begin()
@@ -93,7 +94,7 @@ def test_a_read_that_was_cancelled_never_begins_and_one_that_has_begun_goes_on(c
 
 
 def test_it_is_spent_once_every_row_was_taken_or_has_changed(cold):
-    fetch = Fetch(np.array([1, 2, 3]))
+    fetch = fetch_of(1, 2, 3)
     assert not fetch.spent
     fetch.read(cold)
     assert not fetch.spent
@@ -106,7 +107,7 @@ def test_it_is_spent_once_every_row_was_taken_or_has_changed(cold):
 def test_a_row_whose_score_is_not_a_number_is_not_read(cold):
     """A full bucket of them has no lowest score: the GPU's table wrote before the bucket's first cell."""
     cold.write(rows_of([5], 7.0, score=np.nan))
-    fetch = Fetch(np.array([1, 5]))
+    fetch = fetch_of(1, 5)
     with pytest.raises(Corruption, match="the score of key 5 is not a number"):
         fetch.read(cold)
     assert fetch.covers(np.array([1, 5])).tolist() == [-1, -1]

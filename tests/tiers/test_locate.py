@@ -12,7 +12,7 @@ from kvemb.errors import Closed, ColdStoreError
 from kvemb.limits import DEFAULT
 from kvemb.memory.memtables import MemtableMemory, Memtables
 from kvemb.memory.staging import Holding, Pool
-from kvemb.rows.block import DIRTY, REMOVED
+from kvemb.rows.block import DIRTY, REMOVED, RowBlock
 from kvemb.stats import Stats
 from kvemb.store_state import StoreState
 from kvemb.tiers.access import TableAccess
@@ -193,7 +193,7 @@ def test_a_store_that_was_closed_during_the_read_is_told_and_no_read_is_kept():
 
 def test_another_cold_store_takes_the_place_of_the_first():
     place, other = Place(), Watched()
-    fetch = Fetch(np.array([3]))
+    fetch = Fetch(RowBlock.with_keys(SCHEMA, np.array([3])))
     place.locator.ahead.append(fetch)
     place.locator.read(fetch)
     assert place.found([3])[1] == {3: 3.0}

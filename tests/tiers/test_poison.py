@@ -56,9 +56,9 @@ class Failing:
             raise
         return self._inner.write(rows)
 
-    def read(self, keys: Any) -> Any:
+    def fill(self, rows: RowBlock) -> Any:
         self._step("read")
-        return self._inner.read(keys)
+        return self._inner.fill(rows)
 
     def clear(self) -> None:
         self._step("clear")
@@ -246,14 +246,14 @@ def test_reopening_returns_to_the_last_flush(twin: LockstepChecker, after: int) 
 def test_a_store_that_closes_waits_for_reads_under_way(twin: LockstepChecker) -> None:
     reading, go_on = threading.Event(), threading.Event()
     store, cold = store_of(twin), inside(twin.variable).storage.cold
-    read_now = cold._inner.read
+    fill_now = cold._inner.fill
 
-    def slow(keys: Any) -> Any:
+    def slow(rows: RowBlock) -> Any:
         reading.set()
         assert go_on.wait(60)
-        return read_now(keys)
+        return fill_now(rows)
 
-    cold._inner.read = slow
+    cold._inner.fill = slow
     with ThreadPoolExecutor(2) as threads:
         looking = threads.submit(twin.variable.lookup, KEYS)
         assert reading.wait(60)

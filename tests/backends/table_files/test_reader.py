@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -99,12 +100,17 @@ def test_files_may_be_merged_and_deleted_while_a_version_has_them(modelled):
     assert not before & set(modelled.store._tables._version.files)
 
 
-def test_a_file_that_is_deleted_before_it_is_mapped_is_listed_again(modelled, monkeypatch):
+def with_listing(store: RocksStore, listing: Any) -> None:
+    """Replace what RocksDB lists."""
+    store.family = Mock(wraps=store.family, property_value=listing)
+
+
+def test_a_file_that_is_deleted_before_it_is_mapped_is_listed_again(modelled):
     modelled.write(KEYS, 1)
-    tables, text = modelled.store._tables, modelled.store._tables._text
-    outdated = [text("sstables").replace(":", "99:", 1) for _ in range(2)]
+    text = modelled.store.family.property_value
+    outdated = [text("rocksdb.sstables").replace(":", "99:", 1) for _ in range(2)]
     outdated = [listing.replace("\n ", "\n 99") for listing in outdated]
-    monkeypatch.setattr(tables, "_text", lambda name: outdated.pop() if outdated else text(name))
+    with_listing(modelled.store, lambda name: outdated.pop() if outdated else text(name))
     modelled.check(KEYS)
     assert reads_by_kernels(modelled.store)
 
@@ -129,9 +135,10 @@ def test_a_file_of_rows_and_a_deletion_of_all_is_read_by_rocksdb(modelled, tmp_p
     modelled.store.compact(lambda done, total: None)
     modelled.clear()
     modelled.write(KEYS[::2], 2)
-    listed = modelled.store._text("sstables").replace("[1 .. 1]['' seq:1", "[1 .. 2]['' seq:1")
-    assert listed != modelled.store._text("sstables")
-    modelled.store._tables._text = lambda name: listed
+    true = modelled.store.family.property_value("rocksdb.sstables")
+    listed = true.replace("[1 .. 1]['' seq:1", "[1 .. 2]['' seq:1")
+    assert listed != true
+    with_listing(modelled.store, lambda name: listed)
     modelled.check(KEYS)
     assert not reads_by_kernels(modelled.store)
 
@@ -267,7 +274,7 @@ def test_a_store_may_be_closed_while_a_read_runs(tmp_path):
         work(0, count)
 
     seen: list[Any] = []
-    thread = threading.Thread(target=lambda: seen.append(read(store._tables, KEYS, spread)))
+    thread = threading.Thread(target=lambda: seen.append(read(partial(store._tables.read, store.family), KEYS, spread)))
     thread.start()
     assert inside.wait(60)
     database.close()

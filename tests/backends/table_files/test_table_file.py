@@ -36,7 +36,7 @@ def reads(file: Path) -> bool:
     reader = reader_of(file.parent, listing_of([(file, *BOUNDS)]))
     rows, states = RowBlock(SCHEMA, 161), np.full(161, UNKNOWN, np.uint8)
     rows.keys[:] = np.arange(161)
-    if not reader.read(rows, states, whole):
+    if not reader(rows, states, whole):
         return False
     if (states == ASK).any():
         return False
@@ -148,7 +148,7 @@ def test_a_file_of_another_size_is_named(file, nbytes):
     listing = listing_of([(file, *BOUNDS)])
     file.write_bytes(file.read_bytes()[:nbytes])
     with pytest.raises(Corruption, match=f"it has {nbytes:,} bytes and should have"):
-        reader_of(file.parent, listing).read(KEYS, SCHEMA, whole)
+        read(reader_of(file.parent, listing), KEYS, whole)
 
 
 def test_a_file_of_another_version_is_left_to_rocksdb(file):
