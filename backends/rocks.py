@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from kvemb.backends.rocks_families import Families
 from kvemb.backends.rocks_files import RocksSortedFile
 from kvemb.backends.rocks_forks import check_threads, keep_in_forks
 from kvemb.backends.rocks_manifest import amend
-from kvemb.backends.rocks_options import DatabaseOptions, database_creator, holding_whole
+from kvemb.backends.rocks_options import INDEX_CACHE_BYTES, DatabaseOptions, database_creator, holding_whole
 from kvemb.backends.rocks_scan import translated
 from kvemb.backends.rocks_store import RocksStore
 from kvemb.backends.table_files.writer import TableWriter
@@ -44,8 +45,8 @@ class RocksDatabase(ColdDatabase):
 
     families: its column families. cache_bytes: used if files are not mapped; half is for filters and indexes that are
     held whole, half for the block cache, which holds partitioned ones (rocks_options), so that memory does not grow
-    with the tables. compacting: whether automatic compaction is on. salvaging: also open a database that is damaged or
-    lacks files.
+    with the tables. page_cache: bytes of memory that are left for the system to cache files; None: enough. compacting:
+    whether automatic compaction is on. salvaging: also open a database that is damaged or lacks files.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class RocksDatabase(ColdDatabase):
         *,
         cache_bytes: int,
         read_only: bool,
+        page_cache: int | None = None,
         compacting: bool = True,
         salvaging: bool = False,
         limits: Limits = DEFAULT,
@@ -69,9 +71,10 @@ class RocksDatabase(ColdDatabase):
         self._creator, self._creators = creator, {name: family.creator for name, family in families.items()}
         mapped = creator.read_mode == "mmap"
         self._metadata_bytes = cache_bytes // 2
-        cache = rd.Cache(cache_bytes - self._metadata_bytes)
+        past_cache = mapped and page_cache is not None and _bypasses(path, page_cache)
+        cache = rd.Cache(INDEX_CACHE_BYTES if past_cache else cache_bytes - self._metadata_bytes)
         files = most_open(path) if compacting and not salvaging else LEAST_OPEN
-        self._options = DatabaseOptions(cache, mapped, read_only, compacting, salvaging, files)
+        self._options = DatabaseOptions(cache, mapped, read_only, compacting, salvaging, files, past_cache)
         self._stores: dict[str, RocksStore] = {}
         self._naming = threading.Lock()  # of _stores and _partitioned: variables come and go while others are written
         self.threads = min(8, cores())
@@ -239,3 +242,14 @@ class RocksDatabase(ColdDatabase):
         self._stores.clear()
         with translated(f"close {self.path}"):
             self.column_families.close()
+
+
+def _bypasses(path: Path, page_cache: int) -> bool:
+    """Whether a database's files are larger than the page cache, and its file system can be read past it."""
+    files = list(path.glob("*.sst"))
+    if not hasattr(os, "O_DIRECT") or sum(file.stat().st_size for file in files) <= page_cache:
+        return False
+    with suppress(OSError):  # as of tmpfs
+        os.close(os.open(files[0], os.O_RDONLY | os.O_DIRECT))
+        return True
+    return False

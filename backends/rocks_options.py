@@ -5,6 +5,8 @@
   holds the partitions in use, so memory is bounded for any size of the table.
 - Filters and indexes of mapped files are always whole; they are in the page cache, and take no memory of the process.
   There is no block cache then, because RocksDB would enter each block that it reads, to count it, and remove it again.
+- Where files are larger than the page cache, RocksDB's merges go past it: they would evict what lookups need, and
+  would read page by page, between the pages that lookups wait for.
 - As long as all filters and indexes are whole, data blocks are not cached: a row that was read becomes hot, so its
   block is not read again soon, and it is in the page cache.
 - Half the cost of a read is cache misses: on its block, for the checksum, and in the search of the index. So blocks are
@@ -45,6 +47,10 @@ INDEX_RESTART_KEYS = 1
 # with a list of the files, 100 bytes each. If the list itself were larger, each record would begin a new one.
 MANIFEST_BYTES = 4 << 20
 
+# Of a database whose merges go past the page cache: how much of each file a merge reads at a time, and RocksDB's cache
+# of indexes, of which a merge needs one for each file that it reads.
+MERGE_READ_BYTES, INDEX_CACHE_BYTES = 256 << 10, 4 << 20
+
 _COMPRESSION = {
     "none": rd.DBCompressionType.none,
     "lz4": rd.DBCompressionType.lz4,
@@ -62,8 +68,8 @@ PARTITIONED = {
 class DatabaseOptions:
     """The options of one database. See rocks.RocksDatabase.
 
-    mapped: whether it maps its files. open_files: the most files that
-    it keeps open; None: all.
+    mapped: whether files are mapped. open_files: the most files that it keeps open; None: all. past_cache: whether what
+    RocksDB itself reads and writes, as when it merges, goes past the page cache, while lookups map the files.
     """
 
     cache: rd.Cache
@@ -72,6 +78,7 @@ class DatabaseOptions:
     compacting: bool
     salvaging: bool
     open_files: int | None
+    past_cache: bool = False
 
     def of_family(self, creator: RocksDBCreator, *, partitioned: bool) -> rd.Options:
         """Return the options of a column family. partitioned: whether its filters and indexes are partitioned."""
@@ -96,8 +103,11 @@ class DatabaseOptions:
         if self.open_files is not None:
             options.set_max_open_files(self.open_files)
         options.set_max_background_jobs(creator.background_jobs)
-        options.set_allow_mmap_reads(creator.read_mode == "mmap")
-        options.set_use_direct_reads(creator.read_mode == "direct")
+        options.set_allow_mmap_reads(creator.read_mode == "mmap" and not self.past_cache)
+        options.set_use_direct_reads(creator.read_mode == "direct" or self.past_cache)
+        if self.past_cache:
+            options.set_use_direct_io_for_flush_and_compaction(True)
+            options.set_compaction_readahead_size(MERGE_READ_BYTES)
         options.set_max_log_file_size(LOG_BYTES)
         options.set_keep_log_file_num(2)
         options.set_max_manifest_file_size(MANIFEST_BYTES)
@@ -106,7 +116,9 @@ class DatabaseOptions:
 
     def _table(self, creator: RocksDBCreator, partitioned: bool) -> rd.BlockBasedOptions:
         table = rd.BlockBasedOptions()
-        if self.mapped and not partitioned:
+        if self.past_cache:
+            table.set_block_cache(self.cache)
+        elif self.mapped and not partitioned:
             table.disable_cache()
         else:
             table.set_block_cache(self.cache)
@@ -119,7 +131,7 @@ class DatabaseOptions:
         table.set_metadata_block_size(4096)
         table.set_index_block_restart_interval(INDEX_RESTART_KEYS)
         table.set_pin_top_level_index_and_filter(True)
-        table.set_cache_index_and_filter_blocks(partitioned)
+        table.set_cache_index_and_filter_blocks(partitioned or self.past_cache)
         if partitioned:
             table.set_index_type(rd.BlockBasedIndexType.two_level_index_search())
             table.set_partition_filters(True)

@@ -26,9 +26,14 @@ from kvemb.rows.schema import Schema
 READING_BYTES, SORTING_BYTES = 8 << 20, 1 << 20
 
 
-def to_write(path: Path, described: Manifest, *, cache_bytes: int, limits: Limits = DEFAULT) -> ColdDatabase:
-    """Open a database for reading and writing, or create an empty one."""
-    return _rocks(path, described, cache_bytes=cache_bytes, read_only=False, limits=limits)
+def to_write(
+    path: Path, described: Manifest, *, cache_bytes: int, page_cache: int | None = None, limits: Limits = DEFAULT
+) -> ColdDatabase:
+    """Open a database for reading and writing, or create an empty one.
+
+    page_cache: bytes of memory that are left for the system to cache its files; None: enough.
+    """
+    return _rocks(path, described, cache_bytes=cache_bytes, page_cache=page_cache, read_only=False, limits=limits)
 
 
 def to_read(

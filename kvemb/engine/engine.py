@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from kvemb.checks.usable_memory import memory_bytes
 from kvemb.contracts import ColdDatabase
 from kvemb.durability import cold_databases, inventory, layout, manifest
 from kvemb.durability.attachments import Attachments
@@ -142,8 +143,12 @@ class Engine:
 
     def open_database(self, rows: Path, described: Manifest) -> ColdDatabase:
         """Open a database with the store's share of memory for it."""
-        opened = cold_databases.to_read if self.state.read_only else cold_databases.to_write
-        database = opened(rows, described, cache_bytes=self.budgets.cache_bytes, limits=self.limits)
+        cache_bytes, limits = self.budgets.cache_bytes, self.limits
+        if self.state.read_only:
+            database = cold_databases.to_read(rows, described, cache_bytes=cache_bytes, limits=limits)
+        else:
+            left = max(0, memory_bytes() - self.budgets.host.total)
+            database = cold_databases.to_write(rows, described, cache_bytes=cache_bytes, page_cache=left, limits=limits)
         self.budgets.opened(cached=database.read_mode != "mmap")
         return database
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import threading
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from table_readers import reads_by_kernels
 from waiting import wait_until
 
 import kvemb
@@ -234,3 +237,62 @@ def test_the_manifest_that_checkpoints_copy_is_bounded(tmp_path):
     (options,) = sorted((tmp_path / "rows").glob("OPTIONS-*"))[-1:]
     assert f"max_manifest_file_size={MANIFEST_BYTES}\n" in options.read_text()
     database.close()
+
+
+@pytest.mark.parametrize("takes_direct", [True, False])
+@pytest.mark.parametrize("page_cache", [0, 1 << 30, None])
+def test_merges_of_files_that_are_larger_than_the_page_cache_go_past_it(
+    tmp_path, monkeypatch, page_cache, takes_direct
+):
+    database = opened(tmp_path / "rows")
+    fill(database.create("rows", SCHEMA, RocksDBCreator()), 0, 20_000)
+    database.close()
+    opening = os.open
+
+    def os_open(path: Any, flags: int, *more: Any, **named: Any) -> int:
+        if flags & os.O_DIRECT and not takes_direct:
+            raise OSError(errno.EINVAL, "as on tmpfs")
+        return opening(path, flags, *more, **named)
+
+    monkeypatch.setattr(os, "open", os_open)
+    database = RocksDatabase(
+        tmp_path / "rows",
+        {"rows": Family(RocksDBCreator(), 20_000, 42)},
+        cache_bytes=2 * SHARE,
+        read_only=False,
+        page_cache=page_cache,
+    )
+    if page_cache == 0 and takes_direct != (database._options.past_cache):
+        pytest.skip("does not apply: this file system has no direct reads")
+    past_cache = page_cache == 0 and takes_direct
+    assert database._options.past_cache is past_cache
+    options = max((tmp_path / "rows").glob("OPTIONS-*")).read_text(encoding="utf-8")
+    for name in ("use_direct_reads", "use_direct_io_for_flush_and_compaction"):
+        assert f"{name}={str(past_cache).lower()}" in options
+    assert f"allow_mmap_reads={str(not past_cache).lower()}" in options
+    store = database.attach("rows", SCHEMA)
+    fill(store, 10_000, 30_000)
+    store.compact(lambda done, total: None)
+    assert_all_there(store, np.arange(30_000))
+    assert reads_by_kernels(store), "lookups map the files either way"
+    assert sum(map(len, store.scan(1000))) == 30_000
+    assert store.metadata_bytes() < 10_000
+    database.close()
+
+
+def test_a_store_leaves_the_page_cache_what_its_budget_does_not_take(tmp_path, monkeypatch):
+    seen: list[int | None] = []
+    opening = RocksDatabase.__init__
+
+    def spy(self: RocksDatabase, *args: Any, **named: Any) -> None:
+        seen.append(named.get("page_cache"))
+        opening(self, *args, **named)
+
+    monkeypatch.setattr(RocksDatabase, "__init__", spy)
+    monkeypatch.setattr("kvemb.engine.engine.memory_bytes", lambda: 100 << 20)
+    for budget in ("64MiB", "128MiB"):
+        with kvemb.open(tmp_path / budget, memory_budget=budget):
+            pass
+    with kvemb.open(tmp_path / "64MiB", memory_budget="64MiB", read_only=True):
+        pass
+    assert seen == [36 << 20, 0, None]
