@@ -108,15 +108,15 @@ FAULTS = [
     Fault(
         "one user of staging keeps the others out",
         "kvemb/memory/staging.py",
-        "(self._free - held) // 2",
-        "self._free",
+        "(self.free - held) // 2",
+        "self.free",
         ("memory/test_staging.py",),
     ),
     Fault(
         "a table grows into what was given back for a reservation",
         "kvemb/memory/budget.py",
-        "grows = nbytes <= self._free and not self._reserving",
-        "grows = nbytes <= self._free",
+        "return nbytes <= self._free and not self._reserving",
+        "return nbytes <= self._free",
         ("memory/test_budget.py",),
     ),
     Fault(

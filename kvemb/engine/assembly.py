@@ -92,7 +92,7 @@ def _make_table(engine: Engine, specification: Specification, variable: Handle[T
     )
     for table in hot_tables.tables:
         if table.device_rows is not None:
-            table.device_rows.account_host(host.use, host.total)
+            table.device_rows.account_host(host.take, host.total)
     undo.callback(give_back, engine, hot_tables, own_copies)
     recorded = specification.persistent and not engine.state.read_only
     if recorded and specification.joins_checkpoints:

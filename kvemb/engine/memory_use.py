@@ -20,9 +20,6 @@ def memory_use(engine: Engine) -> dict[str, int]:
         "sightings": sum(memory_bytes(engine, table.specification) for table in tables),
         "cache": budgets.cached_bytes,
     }
-    staged = {
-        "read": staging.read.total - staging.read.free,
-        "memtables": staging.memtables.used,
-    }
+    staged = {"read": staging.read.used, "memtables": staging.memtables.used}
     staged["staging_free"] = staging.total - sum(staged.values())
     return {**cells, "other": budgets.host.total - staging.total - sum(cells.values()), **staged}

@@ -5,6 +5,7 @@ Each variable fills only its share of the memory, so the order in which variable
 
 from __future__ import annotations
 
+from kvemb.contracts import HOST
 from kvemb.engine.engine import Engine
 from kvemb.operations.table_operations import TableOperations
 from kvemb.rows.block import RowBlock
@@ -32,7 +33,7 @@ def _part(engine: Engine) -> float:
     host, stored = engine.budgets.host, engine.opened_manifest.variables
     own = sum(own_bytes(entry.schema, host, engine.limits) for entry in stored.values())
     needed = sum(rows * (RowBlock.bytes_per_row(stored[name].schema) + 1) for name, rows in _hot_rows(engine).items())
-    return max(0, host.for_growth * (1 - _LEFT) - own) / max(1, needed)
+    return max(0, engine.budgets.for_cells(HOST) * (1 - _LEFT) - own) / max(1, needed)
 
 
 def _hot_rows(engine: Engine) -> dict[str, int]:

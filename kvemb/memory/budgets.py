@@ -14,7 +14,7 @@ from kvemb.threads.interrupts import uninterrupted
 class Budgets:
     """The budgets of one store. memory_budget: bytes of the host's budget.
 
-    Staging is set aside first, and for files that are not mapped an eighth for RocksDB's filters, indexes and block
+    Staging is taken first, and for files that are not mapped an eighth for RocksDB's filters, indexes and block
     cache (backends/rocks_options.py); the rest of the host's is for cells. device_memory: bytes of each device's
     budget; None: as given by contracts.HotTable.memory. check_giving: see Budget. cached_bytes: what RocksDB may cache.
     """
@@ -25,15 +25,19 @@ class Budgets:
         self._device_memory, self._check_giving = device_memory, check_giving
         self.cache_bytes, self.cached_bytes = memory_budget // 8, 0
         self.host = Budget(memory_budget, check_giving=check_giving)
-        self.staging = Staging(memory_budget, self.host.try_set_aside)
-        self.host.set_aside(self.staging.total)
+        self.staging = Staging(memory_budget, self.host.try_take)
+        self.host.take(self.staging.total)
         self._of_device: dict[str, Budget] = {}
         self._lock = threading.Lock()
 
     def opened(self, *, cached: bool) -> None:
         """Pay for a cold store that was opened. cached: whether it caches what it reads."""
         before, self.cached_bytes = self.cached_bytes, cached * self.cache_bytes
-        self.host.set_aside(self.cached_bytes - before)
+        self.host.take(self.cached_bytes - before)
+
+    def for_cells(self, memory: Memory) -> int:
+        """Return the bytes of a memory's budget that cells may take, if nothing else needs them."""
+        return self.host.total - self.staging.total - self.cached_bytes if memory == HOST else self.of(memory).total
 
     def of(self, memory: Memory) -> Budget:
         """Return the budget of a memory, always the same object."""

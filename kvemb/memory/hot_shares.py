@@ -47,7 +47,7 @@ class HotShares:
     def use_for_buffers(self, table: HotTable, nbytes: int) -> None:
         """Record that a table takes nbytes more of its memory for buffers, beside its cells."""
         self._buffer_bytes[table] += nbytes
-        self._budget_of[table].use(nbytes)
+        self._budget_of[table].take(nbytes)
 
     def _has_work(self) -> None:
         self.has_work = True

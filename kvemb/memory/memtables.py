@@ -49,9 +49,8 @@ class MemtableMemory(GrowingPart):
 
     def __init__(self, total: int, most: int = 0, more: Callable[[int], bool] = lambda nbytes: False) -> None:
         super().__init__(total, most, more)
-        self.used = self._sealed = 0
+        self._sealed = 0
         self._holders: list[Memtables] = []
-        self._lock = threading.Lock()
 
     def join(self, holder: Memtables) -> None:
         """Add the memtables of a variable."""
@@ -79,11 +78,11 @@ class MemtableMemory(GrowingPart):
                 largest.seal()
                 if open_bytes < SMALL_FILE_BYTES:
                     with uninterrupted(), self._lock:
-                        self.grow()
+                        self._grow()
 
     def _taken(self, nbytes: int, *, although_full: bool) -> bool:
         with uninterrupted(), self._lock:
-            fits = although_full or self.used <= 0 or self.used + nbytes <= self.total
+            fits = although_full or nbytes <= self.free or not self.used
             self.used += nbytes if fits else 0
             return fits
 

@@ -10,6 +10,7 @@ none comes, a background thread does (kvemb.tiers.reclaimer). The budget's lock 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 # Memory moves only to a table whose benefit is more than this factor larger, so that it does not move back and forth.
 BAND = 2.0
@@ -81,14 +82,14 @@ class Rebalancer:
         self.work = self._end_of_turn = 0
         self._call = self._first_call = 0
 
-    def spare(self, *, below_min: bool = False) -> int:
-        """Return the bytes that shares could be asked for. below_min: as in ask()."""
-        return sum(share.spare(below_min=below_min) for share in self.shares)
-
     @property
     def owed(self) -> int:
         """Bytes that shares have been asked for."""
         return sum(share.owed for share in self.shares)
+
+    def available(self, *, below_min: bool = False) -> int:
+        """Return the bytes that shares owe, and could be asked for. below_min: as in ask()."""
+        return self.owed + sum(share.spare(below_min=below_min) for share in self.shares)
 
     @property
     def _in_use(self) -> int:
@@ -123,21 +124,22 @@ class Rebalancer:
         for share in self.shares:
             share.refused = False
 
-    def ask(self, nbytes: int, *, below_min: bool = False) -> None:
-        """Make shares owe nbytes in all, those with the lowest benefit first.
+    def ask(self, nbytes: int, *, below_min: bool = False) -> list[Share]:
+        """Make shares owe nbytes in all, as far as they can, those with the lowest benefit first; return who owes.
 
         below_min: if they cannot spare that much, they keep less than min_bytes, because a variable could not be
         opened otherwise.
         """
-        for turn in (False, True) if below_min else (False,):
-            able = [share for share in self.shares if turn or share.held - share.owed > share.min_bytes]
-            for share in sorted(able, key=lambda share: share.benefit or 0.0) if nbytes > 0 else ():
+        missing = nbytes - self.owed
+        order = sorted(self.shares, key=lambda share: share.benefit or 0.0) if missing > 0 else []
+        for below, share in product((False, True) if below_min else (False,), order):
+            if missing > 0:
                 # At least an eighth, so that memory does not change hands bucket by bucket.
-                more = max(nbytes, share.held // 8)
-                if nbytes > 0 and turn:
+                more = max(missing, share.held // 8)
+                if below:
                     share.lower_min(more)
-                if nbytes > 0 and share.spare():
-                    nbytes -= share.ask(more)
+                missing -= share.ask(more)
+        return [share for share in self.shares if share.owed]
 
 
 def _parts(benefit: float, best: float) -> int:

@@ -6,7 +6,6 @@ some.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 from kvemb.memory.budget import GrowingPart
@@ -20,33 +19,23 @@ class Pool(GrowingPart):
     If a holder finds too few bytes, the pool grows for those that come later.
     """
 
-    def __init__(self, total: int, most: int = 0, more: Callable[[int], bool] = lambda nbytes: False) -> None:
-        super().__init__(total, most, more)
-        self._free = total
-        self._lock = threading.Lock()
-
-    @property
-    def free(self) -> int:
-        """Bytes that nobody holds."""
-        return self._free
-
     def take(self, nbytes: int, held: int) -> bool:
         """Take nbytes for a holder of `held` bytes, if it then has no more than it leaves free; return whether."""
         with uninterrupted(), self._lock:
             if nbytes <= self.available(held):
-                self._free -= nbytes
+                self.used += nbytes
                 return True
-            self._free += self.grow()
+            self._grow()
             return False
 
     def available(self, held: int) -> int:
         """Return the most bytes that a holder of `held` bytes may take now."""
-        return max(0, (self._free - held) // 2)
+        return max(0, (self.free - held) // 2)
 
     def give_back(self, nbytes: int) -> None:
         """Give nbytes back."""
         with uninterrupted(), self._lock:
-            self._free += nbytes
+            self.used -= nbytes
 
 
 class Holding:

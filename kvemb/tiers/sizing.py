@@ -97,15 +97,15 @@ def _growing(
     wanted = -(-(init_size or limits.init_rows) // (len(kinds) - host_tier))
     sizes = []
     for number, (kind, memory) in enumerate(zip(kinds, memories, strict=True)):
-        budget, sharing = budgets.of(memory), memories.count(memory)
+        sharing = memories.count(memory)
         copies = copies_bytes(schema, own_copies) if memory == HOST else 0
-        free = max(0, budget.free - copies) // sharing
+        free = max(0, budgets.of(memory).free - copies) // sharing
         below = host_tier and number == len(kinds) - 1
         rows = wanted
         if below or not init_size:
             affordable = free // (_FIRST_SHARE * kind.bytes_per_cell(schema))
             rows = min(limits.init_rows if below else wanted, affordable)
-        sizes.append(_sizes(kind, schema, rows, budget.for_growth))
+        sizes.append(_sizes(kind, schema, rows, budgets.for_cells(memory)))
     return sizes
 
 
@@ -125,10 +125,10 @@ def _own_copies(schema: Schema, host: Budget, limits: Limits) -> int:
     return max(limits.min_own_copies, min(limits.max_own_copies, affordable))
 
 
-def _sizes(kind: type[HotTable], schema: Schema, rows: int, for_growth: int) -> tuple[int, int]:
+def _sizes(kind: type[HotTable], schema: Schema, rows: int, most_bytes: int) -> tuple[int, int]:
     """Return the number of buckets that one device's table has at first, for `rows` rows, and at most."""
     least = _buckets(rows, kind)
-    limit, cells = max(least, for_growth // _bucket_bytes(kind, schema)), kind.cells_per_bucket
+    limit, cells = max(least, most_bytes // _bucket_bytes(kind, schema)), kind.cells_per_bucket
     return kind.first_rows(least * cells, limit * cells) // cells, limit
 
 

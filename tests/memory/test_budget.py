@@ -67,7 +67,7 @@ def test_threads_that_grow_and_reserve_never_have_more_than_there_is():
             nbytes = chance.randrange(1, 3000)
             if chance.random() < 0.5:
                 budget.reserve(nbytes, "rows")  # three owners never want all
-            elif not budget.try_grow(nbytes):
+            elif not budget.try_take(nbytes):
                 continue
             assert budget.free >= 0
             budget.give_back(nbytes)
@@ -78,23 +78,14 @@ def test_threads_that_grow_and_reserve_never_have_more_than_there_is():
     assert budget.free == 10_000
 
 
-def test_what_is_set_aside_leaves_less_to_grow_to():
-    budget = Budget(1000)
-    budget.set_aside(300)
-    assert (budget.free, budget.for_growth) == (700, 700)
-    budget.set_aside(-100)
-    assert (budget.free, budget.for_growth) == (800, 800)
-
-
-def test_what_is_not_free_is_set_aside_once_tables_have_given_it_back():
+def test_what_is_not_free_is_taken_once_tables_have_given_it_back():
     budget, share = Budget(1000), Share(1, 900, 100)
     budget.reserve(900, "cells")
     budget.join(share)
-    assert not budget.try_set_aside(150)
+    assert not budget.try_take(150)
     assert share.owed >= 50
     budget.shrink(share, share.owed)
-    assert budget.try_set_aside(150)
-    assert budget.for_growth == 850
+    assert budget.try_take(150)
 
 
 def test_what_is_needed_in_any_case_is_owed_by_tables_that_grow():
@@ -103,15 +94,15 @@ def test_what_is_needed_in_any_case_is_owed_by_tables_that_grow():
     share.notify, share.wake = (lambda: told.append("notify")), (lambda: told.append("wake"))
     budget.reserve(600, "cells")
     budget.join(share)
-    budget.use(400)
+    budget.take(400)
     assert (budget.free, share.owed, told) == (0, 0, [])
-    budget.use(30)
+    budget.take(30)
     assert (budget.free, share.owed, told) == (-30, 75, ["notify", "wake"]), "an eighth at least"
-    budget.use(40)
+    budget.take(40)
     assert share.owed == 75
     budget.shrink(share, 75)
     assert (budget.free, share.owed) == (5, 0)
-    budget.use(10_000)
+    budget.take(10_000)
     assert share.owed == 425, "what it can spare"
     budget.give_back(10_000 + 470)
     budget.leave(share)

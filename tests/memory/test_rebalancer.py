@@ -115,7 +115,7 @@ def test_random_turns_owe_within_bounds():
             assert 0 <= other.owed <= max(0, other.held - 512)
             if other.owed and chance.random() < 0.3:
                 other.shrunk(min(other.owed, chance.randrange(4096)))
-    assert sharing.owed + sharing.spare() == sum(max(0, share.held - 512) for share in shares)
+    assert sharing.available() == sum(max(0, share.held - 512) for share in shares)
 
 
 def test_a_reservation_is_paid_for_by_tables_that_give_and_refused_beyond_what_they_can():

@@ -91,7 +91,7 @@ def assert_equal(one: kvemb.Variable, other: kvemb.Variable) -> None:
 def fill_pinned_memory(host: Budget) -> None:
     """Let the budget pay now for what the GPU's tables will take of it, so that it has a known rest."""
     device = cpu_device("gpu:0")
-    device.staging.account(host.use, host.total)
+    device.staging.account(host.take, host.total)
     queue, memory = Queue(device), device.allocate(1 << 16)
     for nbytes in (*[device.staging.small_bytes] * SMALL_UPLOADS, 1 << 16):
         queue.upload(memory.address, np.zeros(nbytes, np.uint8))
