@@ -30,7 +30,7 @@ from kvemb.options import RocksDBCreator
 from kvemb.rows.codec import order_keys
 from kvemb.tiers.gpu_storage import storage_class
 from kvemb.tiers.hot_tables import HotTables
-from kvemb.tiers.sizing import copies_bytes, make_tables
+from kvemb.tiers.sizing import make_tables
 
 _logger = logging.getLogger("kvemb")
 
@@ -87,13 +87,11 @@ def _make_table(engine: Engine, specification: Specification, variable: Handle[T
         undo.callback(host.give_back, counted)
     first_rows, hot_rows = specification.first_rows, specification.hot_rows
     devices, partitioner = specification.devices, specification.partitioner
-    hot_tables, own_copies = make_tables(
-        name, schema, devices, partitioner, first_rows, hot_rows, engine.budgets, engine.limits
-    )
+    hot_tables = make_tables(name, schema, devices, partitioner, first_rows, hot_rows, engine.budgets, engine.limits)
     for table in hot_tables.tables:
         if table.device_rows is not None:
             table.device_rows.account_host(host.take, host.total)
-    undo.callback(give_back, engine, hot_tables, own_copies)
+    undo.callback(give_back, engine, hot_tables)
     recorded = specification.persistent and not engine.state.read_only
     if recorded and specification.joins_checkpoints:
         record_whole(engine, specification, cold)
@@ -104,7 +102,6 @@ def _make_table(engine: Engine, specification: Specification, variable: Handle[T
         state=engine.state,
         executor=engine.writer,
         readers=engine.readers,
-        own_copies=own_copies,
         memtable_rows=_write_buffer_bytes(specification) // row_bytes(schema),
         staging=engine.budgets.staging,
         limits=engine.limits,
@@ -204,10 +201,10 @@ def record_whole(engine: Engine, specification: Specification, cold: ColdStore) 
             engine.changes.record(specification.name, order_keys(rows.keys, specification.schema))
 
 
-def give_back(engine: Engine, hot_tables: HotTables, own_copies: int) -> None:
+def give_back(engine: Engine, hot_tables: HotTables) -> None:
     """Return the memory of a table's rows to the budgets. REQUIRES: the table is not used afterwards."""
     hot_tables.memory.end()
-    engine.budgets.host.give_back(copies_bytes(hot_tables.tables[0].schema, own_copies))
+    engine.budgets.host.give_back(engine.budgets.staging.reserve_bytes(hot_tables.schema, engine.limits))
 
 
 def _register(engine: Engine, table: Table, undo: ExitStack) -> None:

@@ -120,5 +120,5 @@ def _forget(engine: Engine, table: Table, why: str | None = None) -> None:
     hot_tables, storage = table.hot_tables, table.storage
     table.forget(why or _why(engine, table.name))
     storage.give_back_staging()
-    give_back(engine, hot_tables, storage.own_copies)
+    give_back(engine, hot_tables)
     engine.budgets.host.give_back(memory_bytes(engine, table.specification))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from kvemb.engine.admitting import memory_bytes
 from kvemb.engine.engine import Engine
 from kvemb.stats import HOST
-from kvemb.tiers.sizing import copies_bytes
 
 
 def memory_use(engine: Engine) -> dict[str, int]:
@@ -16,7 +15,7 @@ def memory_use(engine: Engine) -> dict[str, int]:
     cells = {
         "cells": sum(size[HOST].nbytes for size in sizes if HOST in size),
         "free": budgets.host.free,
-        "copies": sum(copies_bytes(table.schema, table.storage.own_copies) for table in tables),
+        "copies": sum(staging.reserve_bytes(table.schema, engine.limits) for table in tables),
         "sightings": sum(memory_bytes(engine, table.specification) for table in tables),
         "cache": budgets.cached_bytes,
     }

@@ -11,7 +11,6 @@ from kvemb.operations.table_operations import TableOperations
 from kvemb.rows.block import RowBlock
 from kvemb.rows.codec import unordered_keys
 from kvemb.tiers.hot_tables import HotTables
-from kvemb.tiers.sizing import own_bytes
 
 # Cells per row, if the budget allows, so that nearly all rows find a cell.
 _ROOM = 8 / 7
@@ -25,15 +24,15 @@ def warm(engine: Engine, name: str, hot_tables: HotTables, operations: TableOper
         hot_tables.memory.make_room(int(rows * min(_ROOM, _part(engine))))
     with hot_tables.memory.not_growing():
         for ordered in engine.hot_keys(name):
-            operations.warm(unordered_keys(ordered, hot_tables.tables[0].schema))
+            operations.warm(unordered_keys(ordered, hot_tables.schema))
 
 
 def _part(engine: Engine) -> float:
     """Return the share, at most 1, of the formerly hot rows for which there is memory."""
-    host, stored = engine.budgets.host, engine.opened_manifest.variables
-    own = sum(own_bytes(entry.schema, host, engine.limits) for entry in stored.values())
+    budgets, stored = engine.budgets, engine.opened_manifest.variables
+    own = sum(budgets.staging.reserve_bytes(entry.schema, engine.limits) for entry in stored.values())
     needed = sum(rows * (RowBlock.bytes_per_row(stored[name].schema) + 1) for name, rows in _hot_rows(engine).items())
-    return max(0, engine.budgets.for_cells(HOST) * (1 - _LEFT) - own) / max(1, needed)
+    return max(0, budgets.for_cells(HOST) * (1 - _LEFT) - own) / max(1, needed)
 
 
 def _hot_rows(engine: Engine) -> dict[str, int]:

@@ -139,8 +139,8 @@ class Memtables:
     memory: what all memtables of the store share. most_rows: of a memtable. executor: the one thread that writes to the
     cold store. write: called there with the rows of a memtable, in any order; of a key's rows the last one counts.
     forget_reads: called with the keys of rows that come, under the variable's lock, before the cold store can have
-    them: what was read of them there no longer counts. failed: called with an error, on any
-    thread; it poisons the store.
+    them: what was read of them there no longer counts. failed: called with an error, on any thread; it poisons the
+    store.
 
     REQUIRES the variable's lock for every method but seal(), which any thread may call. moves: how often rows came or
     were forgotten, other than by being written.
@@ -157,8 +157,8 @@ class Memtables:
         failed: Callable[[BaseException], None],
         limits: Limits,
     ) -> None:
-        self._schema, self._memory, self._executor = schema, memory, executor
-        self._write, self._forget_reads, self._failed = write, forget_reads, failed
+        self._schema, self._memory, self.executor = schema, memory, executor
+        self._write, self.forget_reads, self._failed = write, forget_reads, failed
         self._row_bytes = row_bytes(schema)
         self._most = max(1, min(limits.memtable_rows, max(limits.batch_rows, most_rows)))
         self._part_rows = min(self._most, limits.batch_rows)
@@ -214,7 +214,7 @@ class Memtables:
 
     def _add(self, rows: RowBlock) -> None:
         if len(rows):
-            self._forget_reads(rows.keys)
+            self.forget_reads(rows.keys)
         for at in range(0, len(rows), self._part_rows):
             part = rows.part(at, min(len(rows), at + self._part_rows))
             if (tables := self._tables) and tables[0].rows + len(part) > self._most:
@@ -292,7 +292,7 @@ class Memtables:
                 if not newest.sealed:
                     newest.sealed = True
                     self._memory.seal(newest.rows * self._row_bytes)
-            return self._executor.submit(self._write_up_to, newest)
+            return self.executor.submit(self._write_up_to, newest)
 
     def flush(self) -> None:
         """Write everything and wait for it. If a write fails, or has failed, raises its error; the rows stay."""

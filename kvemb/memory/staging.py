@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from kvemb.limits import Limits
 from kvemb.memory.budget import GrowingPart
 from kvemb.memory.memtables import MemtableMemory
+from kvemb.rows.block import RowBlock
+from kvemb.rows.schema import Schema
 from kvemb.threads.interrupts import uninterrupted
 
 
@@ -69,8 +72,11 @@ class Staging:
     """
 
     MOST_READ, MOST_MEMTABLES = 512 << 20, 128 << 20
+    # A variable's own copies take at most 1/COPIES_PART of the budget, so that there is room for many variables.
+    COPIES_PART = 4096
 
     def __init__(self, memory_budget: int, more: Callable[[int], bool] = lambda nbytes: False) -> None:
+        self._most_copies = memory_budget // self.COPIES_PART
         most = min(memory_budget // 8, self.MOST_READ)
         self.read = Pool(most // 2, most, more)
         most = min(memory_budget // 4, self.MOST_MEMTABLES)
@@ -80,3 +86,12 @@ class Staging:
     def total(self) -> int:
         """The bytes of all this."""
         return self.read.total + self.memtables.total
+
+    def own_copies(self, schema: Schema, limits: Limits) -> int:
+        """Return how many rows a snapshot of a variable may always copy. The variable reserves memory for them."""
+        affordable = self._most_copies // RowBlock.bytes_per_row(schema)
+        return max(limits.min_own_copies, min(limits.max_own_copies, affordable))
+
+    def reserve_bytes(self, schema: Schema, limits: Limits) -> int:
+        """Return the bytes of the budget that these copies take, which are no part of `total`."""
+        return self.own_copies(schema, limits) * RowBlock.bytes_per_row(schema)

@@ -35,7 +35,7 @@ class ConstraintProjector:
 
     def copies(self, found: Located) -> RowBlock:
         """Return copies of the hot rows of `found`, at their positions in found.keys."""
-        whole = RowBlock(self._hot_tables.tables[0].schema, len(found.keys))
+        whole = RowBlock(self._hot_tables.schema, len(found.keys))
         rows, hot = RowBlock.joined(list(self._hot_tables.read(found.cells, found.owners)), whole.schema), found.hot
         whole.put(hot[np.argsort(found.keys[hot])], rows.select(np.argsort(rows.keys)))
         return whole
@@ -55,7 +55,7 @@ class ConstraintProjector:
         return moved
 
     def _projected(self, found: Located) -> tuple[Values, Positions]:
-        schema = self._hot_tables.tables[0].schema
+        schema = self._hot_tables.schema
         values = np.zeros((len(found.keys), schema.dim), schema.value_dtype)  # zeros for keys that were not admitted
         self._hot_tables.gather(found.cells, found.owners, values)
         values[found.cold] = found.rows.embeddings()

@@ -46,7 +46,7 @@ class HotTables:
         min_rows: int | None,
     ) -> None:
         self.tables, self.of_devices, self.partition = tables, tables[: partition.devices], partition
-        self.moves = 0
+        self.schema, self.moves = tables[0].schema, 0
         self.device_rows: DeviceRows | None = None
         self._all_in_one = [(tables[0], ALL)]
         self.memory = HotShares(tables, budgets, min_rows)

@@ -11,9 +11,7 @@ from contextlib import ExitStack
 from kvemb import registry
 from kvemb.contracts import HOST, HotTable, Memory
 from kvemb.limits import Limits
-from kvemb.memory.budget import Budget
 from kvemb.memory.budgets import Budgets
-from kvemb.rows.block import RowBlock
 from kvemb.rows.schema import Schema
 from kvemb.tiers.gpu_tables import GpuTables, TieredGpuTables
 from kvemb.tiers.hot_tables import HotTables
@@ -21,8 +19,6 @@ from kvemb.tiers.partition import Partition, Partitioner
 
 # A table begins with at most 1/_FIRST_SHARE of the free memory, and may shrink to that.
 _FIRST_SHARE = 256
-# A variable's own copies take at most 1/_COPIES_SHARE of the budget, so that there is room for many variables.
-_COPIES_SHARE = 4096
 
 
 def make_tables(
@@ -34,8 +30,8 @@ def make_tables(
     hot_rows: int | None,
     budgets: Budgets,
     limits: Limits,
-) -> tuple[HotTables, int]:
-    """Reserve memory for a variable and make its hot tables, one per device. Return also how many rows may be copied.
+) -> HotTables:
+    """Reserve memory for a variable and make its hot tables, one per device.
 
     hot_rows: the total number of cells, reserved at once. None: tables have cells for init_size rows at first (0: a
     default), and grow as far as the budgets ever allow; if all of them are in devices' memories, there is a table in
@@ -44,7 +40,7 @@ def make_tables(
     """
     kinds = [registry.hot_table(device) for device in devices]
     memories = [kind.memory(device) for kind, device in zip(kinds, devices, strict=True)]
-    own_copies = _own_copies(schema, budgets.host, limits)
+    copies = budgets.staging.reserve_bytes(schema, limits)
     host_tier = hot_rows is None and HOST not in memories
     if host_tier:
         devices, kinds, memories = (*devices, "cpu"), [*kinds, registry.hot_table("cpu")], [*memories, HOST]
@@ -54,7 +50,7 @@ def make_tables(
         min_rows = None
     else:
         what = "init_size of " if init_size else ""
-        sizes = _growing(schema, kinds, memories, init_size, own_copies, budgets, limits, host_tier=host_tier)
+        sizes = _growing(schema, kinds, memories, init_size, copies, budgets, limits, host_tier=host_tier)
         first, most = [begin for begin, _ in sizes], [limit for _, limit in sizes]
         min_rows = min(
             limits.init_rows, *(count * kind.cells_per_bucket for count, kind in zip(first, kinds, strict=True))
@@ -64,7 +60,7 @@ def make_tables(
         needed = [count * _bucket_bytes(kind, schema) for count, kind in zip(first, kinds, strict=True)]
         for memory in dict.fromkeys([HOST, *memories]):
             nbytes = sum(size for size, used in zip(needed, memories, strict=True) if used == memory)
-            nbytes += copies_bytes(schema, own_copies) if memory == HOST else 0
+            nbytes += copies if memory == HOST else 0
             budgets.of(memory).reserve(nbytes, f"{what}variable {variable!r}", below_min=not init_size)
             undo.callback(budgets.of(memory).give_back, nbytes)
         tables = [
@@ -75,7 +71,7 @@ def make_tables(
     on_gpu = any(table.device_rows is not None for table in tables)
     seen_as_one = TieredGpuTables if host_tier else GpuTables if on_gpu else HotTables
     partition = Partition(partitioner, schema.key_dtype, len(tables) - host_tier)
-    return seen_as_one(tables, partition, paying, min_rows=min_rows), own_copies
+    return seen_as_one(tables, partition, paying, min_rows=min_rows)
 
 
 def _growing(
@@ -83,7 +79,7 @@ def _growing(
     kinds: list[type[HotTable]],
     memories: list[Memory],
     init_size: int,
-    own_copies: int,
+    copies: int,
     budgets: Budgets,
     limits: Limits,
     *,
@@ -92,14 +88,14 @@ def _growing(
     """Return the initial and the largest number of buckets of each growing table. Tables in one memory share it.
 
     init_size: rows that the devices' tables have room for at first; 0: a default, which is smaller for a small budget.
+    copies: bytes of the host's budget for a snapshot's copies.
     With host_tier, the last table, below them, always has the default.
     """
     wanted = -(-(init_size or limits.init_rows) // (len(kinds) - host_tier))
     sizes = []
     for number, (kind, memory) in enumerate(zip(kinds, memories, strict=True)):
         sharing = memories.count(memory)
-        copies = copies_bytes(schema, own_copies) if memory == HOST else 0
-        free = max(0, budgets.of(memory).free - copies) // sharing
+        free = max(0, budgets.of(memory).free - (copies if memory == HOST else 0)) // sharing
         below = host_tier and number == len(kinds) - 1
         rows = wanted
         if below or not init_size:
@@ -107,22 +103,6 @@ def _growing(
             rows = min(limits.init_rows if below else wanted, affordable)
         sizes.append(_sizes(kind, schema, rows, budgets.for_cells(memory)))
     return sizes
-
-
-def copies_bytes(schema: Schema, own_copies: int) -> int:
-    """Return the bytes of the host's budget that so many copies take, beside the hot tables."""
-    return own_copies * RowBlock.bytes_per_row(schema)
-
-
-def own_bytes(schema: Schema, host: Budget, limits: Limits) -> int:
-    """Return the bytes of the host's budget that the own copies of a variable with this schema take."""
-    return copies_bytes(schema, _own_copies(schema, host, limits))
-
-
-def _own_copies(schema: Schema, host: Budget, limits: Limits) -> int:
-    """Return how many rows a snapshot of the variable may always copy."""
-    affordable = host.total // _COPIES_SHARE // copies_bytes(schema, 1)
-    return max(limits.min_own_copies, min(limits.max_own_copies, affordable))
 
 
 def _sizes(kind: type[HotTable], schema: Schema, rows: int, most_bytes: int) -> tuple[int, int]:

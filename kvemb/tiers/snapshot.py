@@ -20,8 +20,8 @@ from the hot tier or from a memtable.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
-from contextlib import suppress
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import NamedTuple
 
@@ -35,7 +35,6 @@ from kvemb.memory.staging import Holding
 from kvemb.rows.block import PENDING, SNAPSHOT_FLAGS, RowBlock
 from kvemb.rows.codec import Ordered, order_keys, unordered_keys
 from kvemb.rows.hashing import Keys, Positions
-from kvemb.rows.schema import Schema
 from kvemb.tiers.access import TableAccess
 from kvemb.tiers.hot_tables import HotTables
 from kvemb.tiers.partition import Owners
@@ -50,7 +49,7 @@ MOST_FILES = 16
 class CurrentSnapshot:
     """Begins and ends the snapshots of one variable, one at a time.
 
-    in_order, forget_reads: see DirtySnapshot. own_copies: how many rows may always be copied. memory: pays for more.
+    own_copies: how many rows may always be copied. memory: pays for more.
     """
 
     def __init__(
@@ -58,14 +57,11 @@ class CurrentSnapshot:
         hot_tables: HotTables,
         memtables: Memtables,
         access: TableAccess,
-        in_order: Executor,
-        forget_reads: Callable[[Keys], None],
         own_copies: int,
         memory: Holding,
         limits: Limits,
     ) -> None:
         self._hot_tables, self._memtables, self._access = hot_tables, memtables, access
-        self._in_order, self._forget_reads = in_order, forget_reads
         self._own_copies, self._memory, self._limits = own_copies, memory, limits
         self._snapshot: DirtySnapshot | None = None
 
@@ -85,30 +81,20 @@ class CurrentSnapshot:
         with self._access.state.keeping_rows():
             self._memtables.check()
             earlier = self._memtables.seal()
-        self._snapshot = DirtySnapshot(
-            self._hot_tables.tables[0].schema,
-            self._hot_tables,
-            self._access,
-            self._in_order,
-            self._forget_reads,
-            self._room_for_copies(sharing),
-            self._limits.snapshot_part_bytes,
-            self._limits.table_file_bytes,
-            earlier,
-        )
-        self._snapshot.begin()
+        room_rows = self._own_copies + self._more_copies(sharing)
+        self._snapshot = DirtySnapshot(self._hot_tables, self._memtables, self._access, room_rows, self._limits)
+        self._snapshot.begin(earlier)
         return self._snapshot
 
-    def _room_for_copies(self, sharing: int) -> int:
-        """Return how many rows a snapshot may copy: the variable's own, and what memory is enough for.
+    def _more_copies(self, sharing: int) -> int:
+        """Take memory for more copies than the variable's own; return for how many.
 
         The available memory is divided into equal parts: one for each variable that shares it, one for reads.
         """
-        row_bytes = RowBlock.bytes_per_row(self._hot_tables.tables[0].schema)
+        row_bytes = RowBlock.bytes_per_row(self._hot_tables.schema)
         part = self._memory.available // (sharing + 1) // row_bytes
         wanted = max(0, min(self._limits.copied_rows - self._own_copies, part))
-        paid = wanted if self._memory.take(wanted * row_bytes) else 0
-        return self._own_copies + paid
+        return wanted if self._memory.take(wanted * row_bytes) else 0
 
     def end(self) -> None:
         """End the snapshot, if there is one. Takes the lock."""
@@ -116,7 +102,7 @@ class CurrentSnapshot:
             if self._snapshot is not None:
                 self._snapshot.end()
                 self._snapshot = None
-                self._memory.give_back(self._memory.held)
+            self._memory.give_back(self._memory.held)
 
     # For calls that change or move rows. Without a snapshot they do nothing.
 
@@ -137,43 +123,29 @@ class CurrentSnapshot:
 
 
 class DirtySnapshot:
-    """One snapshot of one variable.
-
-    in_order: the one thread that writes to the cold store in use. forget_reads: called under the lock with the keys of
-    rows that have changed there. room_rows: how many rows the buffer holds before callers wait for the disk.
-    part_bytes: the most bytes of rows taken at a time. file_bytes: of rows in a file, unless that makes more than
-    MOST_FILES. earlier: the last earlier write of rows that had left the hot tier; None: there is none.
-    """
+    """One snapshot of one variable. room_rows: how many rows the buffer holds before callers wait for the disk."""
 
     def __init__(
-        self,
-        schema: Schema,
-        hot_tables: HotTables,
-        access: TableAccess,
-        in_order: Executor,
-        forget_reads: Callable[[Keys], None],
-        room_rows: int,
-        part_bytes: int,
-        file_bytes: int,
-        earlier: Future[None] | None = None,
+        self, hot_tables: HotTables, memtables: Memtables, access: TableAccess, room_rows: int, limits: Limits
     ) -> None:
-        self._earlier = earlier
-        self._schema, self._hot_tables, self._access = schema, hot_tables, access
-        self._in_order, self._forget_reads = in_order, forget_reads
-        row_bytes = RowBlock.bytes_per_row(schema)
-        self._part_rows = max(1, min(max(room_rows // 2, MIN_PART_BYTES // row_bytes), part_bytes // row_bytes))
-        self._file_rows = file_bytes // row_bytes
+        self._hot_tables, self._memtables, self._access = hot_tables, memtables, access
+        self._schema = hot_tables.schema
+        row_bytes = RowBlock.bytes_per_row(self._schema)
+        part_rows = min(max(room_rows // 2, MIN_PART_BYTES // row_bytes), limits.snapshot_part_bytes // row_bytes)
+        self._part_rows, self._file_rows = max(1, part_rows), limits.table_file_bytes // row_bytes
         self._growing: GrowingFile | None = None
         self._copies: list[RowBlock] = []
         self._copied_rows, self._room_rows = 0, room_rows
         self._keys: list[Keys] = []
         self._lost: Exception | None = None
         self._ordered: Ordered | None = None
+        self._earlier: Future[None] | None = None
 
     # Called by the tiered storage. REQUIRES: access.held().
 
-    def begin(self) -> None:
-        """Mark every dirty row."""
+    def begin(self, earlier: Future[None] | None = None) -> None:
+        """Mark every dirty row. earlier: the last write of rows that had left the hot tier; None: there is none."""
+        self._earlier = earlier
         self._access.set_snapshot(True)
         self._keys = [table.mark_dirty_pending() for table in self._hot_tables.tables]
 
@@ -181,32 +153,31 @@ class DirtySnapshot:
         """Copy the pending ones of these rows, because they may change now. cells: their cells, if known."""
         for table, positions in self._hot_tables.by_table(owners):
             at = table.find(keys[positions]) if cells is None else cells[positions]
-            self._keep(table.release_pending(at))
+            pending = table.release_pending(at)
+            with self._losing():
+                self._copy(pending)
 
     def copy_before_leaving(self, rows: RowBlock) -> None:
         """Copy the pending ones of these rows, because they have left the hot tier, and clear all marks."""
-        try:
-            pending = rows.select(rows.flags & PENDING != 0)
-        except Exception as error:
-            self._lost = error
-            raise
-        self._keep(pending)
+        with self._losing():
+            self._copy(rows.select(rows.flags & PENDING != 0))
         rows.flags &= ~SNAPSHOT_FLAGS
 
-    def _keep(self, rows: RowBlock) -> None:
-        """Put rows that are no longer marked in a table into the buffer. If that fails, the snapshot has failed."""
+    @contextmanager
+    def _losing(self) -> Iterator[None]:
+        """A block that takes over rows that are marked in no table. If it fails, so does the snapshot."""
         try:
-            if len(rows):
-                self._buffer(rows)
+            yield
         except Exception as error:
             self._lost = error
             raise
 
-    def _buffer(self, rows: RowBlock) -> None:
-        self._copies.append(rows)
-        self._copied_rows += len(rows)
-        if self._copied_rows >= self._room_rows:
-            self._access.set_room(False)
+    def _copy(self, rows: RowBlock) -> None:
+        if len(rows):
+            self._copies.append(rows)
+            self._copied_rows += len(rows)
+            if self._copied_rows >= self._room_rows:
+                self._access.set_room(False)
 
     def end(self) -> None:
         """End the snapshot, written or not."""
@@ -218,7 +189,7 @@ class DirtySnapshot:
     # Called by the writing thread, without the lock.
 
     def check_written(self) -> None:
-        """Raise the error of the earlier write (`earlier`), whose rows the cold store lacks. REQUIRES: on in_order."""
+        """Raise the error of the earlier write, whose rows the cold store lacks. REQUIRES: on the executor's thread."""
         if self._earlier is not None:
             self._earlier.result()
 
@@ -234,7 +205,7 @@ class DirtySnapshot:
         """Write the rows of the snapshot; yields, part by part, the files that were finished meanwhile.
 
         A key is in at most one file. new_file: makes a file, on any thread. ingest: gives a file to the cold store in
-        use. REQUIRES: called once, after all earlier writes were given to in_order.
+        use. REQUIRES: called once, after all earlier writes were given to the executor.
         """
         ordered = self.keys()
         # If the buffer can hold the whole snapshot, no caller waits for the disk.
@@ -246,7 +217,7 @@ class DirtySnapshot:
             with self._access.held():
                 rows = self._take(keys)
                 # Submitted under the lock, so that a later change of a row is written after this write.
-                adding = self._in_order.submit(self._growing.add, keys, rows, last=last)
+                adding = self._memtables.executor.submit(self._growing.add, keys, rows, last=last)
             del rows
             yield self._mark_written(adding.result())
         for file in self._write_copies(new_file, more_than=0):
@@ -257,7 +228,7 @@ class DirtySnapshot:
             ) from self._lost
 
     def before_write(self) -> None:
-        """Prepare for a write to the cold store of rows that left the hot tier. REQUIRES: on in_order."""
+        """Prepare for a write to the cold store of rows that left the hot tier. REQUIRES: as check_written()."""
         if self._growing is not None:
             self._growing.end_early()
 
@@ -287,7 +258,7 @@ class DirtySnapshot:
         """Record that the cold store has the rows of files as they were taken; returns the files."""
         for keys in chain.from_iterable(each.parts for each in ended):
             with self._access.held():
-                self._forget_reads(keys)  # first, because older reads of clean rows must not be used
+                self._memtables.forget_reads(keys)  # first, because older reads of clean rows must not be used
                 for table, positions in self._hot_tables.by_table(self._hot_tables.owners(keys)):
                     table.mark_written(table.find(keys[positions]))
         return [each.file for each in ended]
@@ -344,32 +315,33 @@ class GrowingFile:
 
         Returns the files that have ended since the last call. Raises an error of this or an earlier call.
         """
-        self._try(lambda: self._add(keys, rows, last))
-        return self._take_ended()
+        with self._failing():
+            if len(rows):
+                if self._file is None:
+                    self._file = self._new_file()
+                self._file.append(rows)
+                self._parts.append(keys)
+                self._rows += len(rows)
+            if last or self._rows + len(rows) > self._most_rows:
+                self._end()
+        ended, self._ended = self._ended, []
+        return ended
 
     def end_early(self) -> None:
         """End the file, because other rows are about to be written. The next call raises the error if that fails."""
-        with suppress(Exception):
-            self._try(self._end)
+        with suppress(Exception), self._failing():
+            self._end()
 
-    def _try(self, step: Callable[[], None]) -> None:
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """A block that fails as an earlier one did. A file that failed is never ingested."""
         if self._failure is not None:
             raise self._failure
         try:
-            step()
+            yield
         except Exception as error:
-            self._failure, self._file = error, None  # a file that failed is never ingested
+            self._failure, self._file = error, None
             raise
-
-    def _add(self, keys: Keys, rows: RowBlock, last: bool) -> None:
-        if len(rows):
-            if self._file is None:
-                self._file = self._new_file()
-            self._file.append(rows)
-            self._parts.append(keys)
-            self._rows += len(rows)
-        if last or self._rows + len(rows) > self._most_rows:
-            self._end()
 
     def _end(self) -> None:
         if self._file is not None:
@@ -377,7 +349,3 @@ class GrowingFile:
             self._ingest(self._file)
             self._ended.append(FinishedFile(self._file, self._parts))
             self._file, self._parts, self._rows = None, [], 0
-
-    def _take_ended(self) -> list[FinishedFile]:
-        ended, self._ended = self._ended, []
-        return ended

@@ -68,14 +68,13 @@ class Staged(NamedTuple):
 class TieredStorage:
     """One variable's rows over its hot tables, its memtables and its cold store.
 
-    executor: the one thread that writes to the cold store. readers: threads that read ahead. own_copies: how many rows
-    a snapshot may always copy. memtable_rows: of a memtable. staging: pays for rows in memtables, for those that are
-    read, and for more copies. record: called with the keys (codec.order_keys) of rows that are about to change in the
-    cold store; record_cleared: called when all have been removed. Both None: nobody asks what changed. journal: makes
-    each write durable before its call returns, under this name. size: the exact number of rows in both tiers.
-    step: the number of calls that recorded uses, ever. optimizer_steps: the number of steps, ever, of optimizers that
-    need it (Optimizer.counts_steps). refreshes: how often the rows became those of another durable point. changed: set
-    by each call that changes rows.
+    executor: the one thread that writes to the cold store. readers: threads that read ahead. memtable_rows: of a
+    memtable. staging: pays for rows in memtables, for those that are read, and for a snapshot's copies. record: called
+    with the keys (codec.order_keys) of rows that are about to change in the cold store; record_cleared: called when all
+    have been removed. Both None: nobody asks what changed. journal: makes each write durable before its call returns,
+    under this name. size: the exact number of rows in both tiers. step: the number of calls that recorded uses, ever.
+    optimizer_steps: the number of steps, ever, of optimizers that need it (Optimizer.counts_steps). refreshes: how
+    often the rows became those of another durable point. changed: set by each call that changes rows.
     """
 
     def __init__(
@@ -87,7 +86,6 @@ class TieredStorage:
         state: StoreState,
         executor: Executor,
         readers: Executor,
-        own_copies: int,
         memtable_rows: int,
         staging: Staging,
         limits: Limits,
@@ -102,7 +100,7 @@ class TieredStorage:
         self.schema, self.hot_tables, self.cold, self.state = schema, hot_tables, cold, state
         self.size, self.step, self.optimizer_steps, self.limits = size, step, optimizer_steps, limits
         self.counts, self.refreshes, self.changed = Stats(), 0, False
-        self._record, self._record_cleared, self.own_copies = record, record_cleared, own_copies
+        self._record, self._record_cleared = record, record_cleared
         self.staged = Staged(*(Holding(staging.read) for _ in range(3)))
         self.in_flight = RowsInFlight(self.staged.in_flight, state, self._promote_if_sound)
         self.access = TableAccess(state, self.in_flight)
@@ -117,16 +115,8 @@ class TieredStorage:
             self._write_failed,
             limits,
         )
-        self.snapshot = CurrentSnapshot(
-            hot_tables,
-            self.memtables,
-            self.access,
-            executor,
-            self._forget_reads,
-            own_copies,
-            self.staged.copies,
-            limits,
-        )
+        own_copies = staging.own_copies(schema, limits)
+        self.snapshot = CurrentSnapshot(hot_tables, self.memtables, self.access, own_copies, self.staged.copies, limits)
         self._locator = Locator(
             hot_tables, self.memtables, self.in_flight, cold, self.access, self.counts, limits.cold_parallel_keys
         )

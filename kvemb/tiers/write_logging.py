@@ -57,7 +57,7 @@ class WriteLogging:
         """Log that rows were removed."""
         if (journal := self._journal) is not None:
             with self._appending(journal):
-                journal.removed(self._name, order_keys(keys, self._hot_tables.tables[0].schema), step)
+                journal.removed(self._name, order_keys(keys, self._hot_tables.schema), step)
 
     def counted(self, optimizer_steps: int, step: int) -> None:
         """Log the number of optimizer steps counted so far."""

@@ -25,7 +25,7 @@ def table(request):
     """Operations on a table of 16 hot rows; missing keys read as 0.5."""
     hot, kernels = hot_tables_of(16), registry.row_kernels()
     storage = TieredStorage(
-        SCHEMA, hot, MemoryStore(SCHEMA), state=StoreState("test"), executor=Here(), readers=Here(), own_copies=8,
+        SCHEMA, hot, MemoryStore(SCHEMA), state=StoreState("test"), executor=Here(), readers=Here(),
         memtable_rows=64, staging=Staging(1 << 24), limits=Limits(**small_spill(8), call_rows=request.param),
     )  # fmt: skip
     optimizer = kvemb.optimizers.SGD(0.5)

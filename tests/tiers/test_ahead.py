@@ -46,7 +46,7 @@ class Place:
         self.hot = hot_tables_of(16)
         self.storage = TieredStorage(
             SCHEMA, self.hot, self.cold, state=self.state, executor=writer or Here(), readers=readers or Here(),
-            own_copies=8, memtable_rows=64, staging=self.staging, limits=Limits(**small_spill(16)), size=100,
+            memtable_rows=64, staging=self.staging, limits=Limits(**small_spill(16)), size=100,
         )  # fmt: skip
         factory = RowFactory(SCHEMA, None, None, None)
         self.reads = TableReads(self.storage, factory, Scorer(FrequencyRestrictPolicy(), self.hot))

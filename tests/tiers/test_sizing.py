@@ -16,7 +16,7 @@ from kvemb.limits import Limits
 from kvemb.memory.budgets import Budgets
 from kvemb.rows.schema import Schema, dtype_of
 from kvemb.tiers.partition import default_partitioner
-from kvemb.tiers.sizing import copies_bytes, make_tables
+from kvemb.tiers.sizing import make_tables
 
 SCHEMA = Schema(dtype_of("int64"), dtype_of("float32"), 8)
 BUDGET = 16 << 20
@@ -39,16 +39,16 @@ def on_device(budgets: Budgets, device: str = "gpu:0") -> int:
 def test_tables_of_one_variable_draw_on_the_budget_of_their_own_memory():
     budgets = Budgets(BUDGET)
     free = budgets.host.free
-    made, own_copies = sized(budgets, "cpu", "gpu:0", "gpu:1", "gpu:0", hot_rows=400)
+    made = sized(budgets, "cpu", "gpu:0", "gpu:1", "gpu:0", hot_rows=400)
     host, first, second, third = (table.nbytes for table in made.tables)
-    assert budgets.host.free == free - host - copies_bytes(SCHEMA, own_copies)
+    assert budgets.host.free == free - host - budgets.staging.reserve_bytes(SCHEMA, Limits())
     assert on_device(budgets, "gpu:0") == DEVICE_BYTES - first - third
     assert on_device(budgets, "gpu:1") == DEVICE_BYTES - second
 
 
 def test_a_table_may_grow_as_far_as_its_own_memory_allows():
     budgets = Budgets(BUDGET)
-    cpu, gpu = sized(budgets, "cpu", "gpu:0")[0].tables
+    cpu, gpu = sized(budgets, "cpu", "gpu:0").tables
     assert gpu.max_capacity_rows * DeviceTable.bytes_per_cell(SCHEMA) <= DEVICE_BYTES
     assert cpu.max_capacity_rows > 4 * gpu.max_capacity_rows
 

@@ -10,6 +10,7 @@ from blocks import SCHEMA, InFlight, Later, hot_tables_of, rows_of, values_of
 
 from kvemb.errors import ColdStoreError
 from kvemb.limits import Limits
+from kvemb.memory.memtables import MemtableMemory, Memtables
 from kvemb.memory.staging import Staging
 from kvemb.rows.block import DIRTY, PENDING, WRITING, RowBlock
 from kvemb.rows.codec import order_keys
@@ -50,12 +51,18 @@ class Taken:
         list(self.hot.insert(rows_of(range(9), 1.0, flags=DIRTY), owners))
         list(self.hot.insert(rows_of([9]), self.hot.owners(np.array([9]))))
         self.written, self.ingested = [], {}
-        self.snapshot = DirtySnapshot(
-            SCHEMA, self.hot, self.access, Here(), lambda keys: self.written.extend(keys.tolist()), room_rows,
-            part_rows * RowBlock.bytes_per_row(SCHEMA), file_rows * RowBlock.bytes_per_row(SCHEMA),
-        )  # fmt: skip
+        row_bytes = RowBlock.bytes_per_row(SCHEMA)
+        limits = Limits(snapshot_part_bytes=part_rows * row_bytes, table_file_bytes=file_rows * row_bytes)
+        self.snapshot = DirtySnapshot(self.hot, self._memtables(), self.access, room_rows, limits)
         with self.access.held():
             self.snapshot.begin()
+
+    def _memtables(self):
+        memory, write, failed = MemtableMemory(1 << 20), lambda rows: None, self.access.state.poison
+        return Memtables(SCHEMA, memory, 100, Here(), write, self._forget, failed, Limits())
+
+    def _forget(self, keys):
+        self.written.extend(keys.tolist())
 
     def change(self, keys, value=2.0):
         keys = np.array(keys)
@@ -193,7 +200,7 @@ def test_a_row_that_could_not_be_kept_fails_the_snapshot(monkeypatch):
         raise MemoryError("short")
 
     with monkeypatch.context() as patch:
-        patch.setattr(taken.snapshot, "_buffer", short)
+        patch.setattr(taken.snapshot, "_copy", short)
         with pytest.raises(MemoryError):
             taken.change([1])
     with pytest.raises(ColdStoreError, match="could not be copied before it changed"):

@@ -40,7 +40,7 @@ def storage_of(cold=None, cells=16, **arguments):
         "limits": Limits(**small_spill(8)),
     }
     cold = cold or MemoryStore(SCHEMA)
-    sizes = {"own_copies": 8, "memtable_rows": 64}
+    sizes = {"memtable_rows": 64}
     return TieredStorage(SCHEMA, hot_tables_of(cells), cold, readers=Here(), **sizes, **(given | arguments))
 
 
