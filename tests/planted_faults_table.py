@@ -108,8 +108,8 @@ FAULTS = [
     Fault(
         "one user of staging keeps the others out",
         "kvemb/memory/staging.py",
-        "(self.free - held) // 2",
-        "self.free",
+        "(self._part.free - self.held) // 2",
+        "self._part.free",
         ("memory/test_staging.py",),
     ),
     Fault(

@@ -130,7 +130,8 @@ class Points:
     def publish(self, draft: DirectoryDraft, described: Manifest, *, logged: bool) -> None:
         """Make a filled directory the current point. described: its manifest. logged: whether a log's segment follows.
 
-        Raises ColdStoreError; then the previous point stays current.
+        Raises ColdStoreError. Then CURRENT names the previous point or, if only the last sync failed, this one. Neither
+        is deleted before a later point has been published.
         """
         draft.publish()
         self.current, self.adopted_counters = described, {}

@@ -148,20 +148,21 @@ class Budget:
 class GrowingPart:
     """A part of the budget, of `total` bytes, which grows up to `most` bytes in GROWTH_STEPS steps, and never shrinks.
 
-    more: takes bytes of the budget for it; returns whether they were there. used: bytes that somebody has.
+    more: takes bytes of the budget for it; returns whether they were there. used: bytes that somebody has. lock:
+    guards everything here.
     """
 
     def __init__(self, total: int, most: int = 0, more: Callable[[int], bool] = lambda nbytes: False) -> None:
         self.total, self.used = total, 0
         self._most, self._step, self._more = most, max(1, (most - total) // GROWTH_STEPS), more
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
 
     @property
     def free(self) -> int:
         """Bytes that nobody has."""
         return self.total - self.used
 
-    def _grow(self) -> None:
+    def grow(self) -> None:
         """Grow by a step, if it may and the budget has the bytes. REQUIRES: the lock."""
         if self.total + self._step <= self._most and self._more(self._step):
             self.total += self._step

@@ -54,12 +54,12 @@ class MemtableMemory(GrowingPart):
 
     def join(self, holder: Memtables) -> None:
         """Add the memtables of a variable."""
-        with uninterrupted(), self._lock:
+        with uninterrupted(), self.lock:
             self._holders.append(holder)
 
     def leave(self, holder: Memtables) -> None:
         """Remove the memtables of a variable, which have given back all that they took."""
-        with uninterrupted(), self._lock:
+        with uninterrupted(), self.lock:
             self._holders.remove(holder)
 
     def take(self, nbytes: int) -> None:
@@ -77,27 +77,27 @@ class MemtableMemory(GrowingPart):
             if largest is not None and (open_bytes := largest.open_bytes):
                 largest.seal()
                 if open_bytes < SMALL_FILE_BYTES:
-                    with uninterrupted(), self._lock:
-                        self._grow()
+                    with uninterrupted(), self.lock:
+                        self.grow()
 
     def _taken(self, nbytes: int, *, although_full: bool) -> bool:
-        with uninterrupted(), self._lock:
+        with uninterrupted(), self.lock:
             fits = although_full or nbytes <= self.free or not self.used
             self.used += nbytes if fits else 0
             return fits
 
     def _largest(self, size: Callable[[Memtables], int]) -> Memtables | None:
-        with uninterrupted(), self._lock:
+        with uninterrupted(), self.lock:
             return max(self._holders, key=size, default=None)
 
     def seal(self, nbytes: int) -> None:
         """Record that so many of the bytes are about to be written."""
-        with uninterrupted(), self._lock:
+        with uninterrupted(), self.lock:
             self._sealed += nbytes
 
     def give_back(self, nbytes: int, *, sealed: bool = False) -> None:
         """Give memory back. sealed: whether seal() was told of it."""
-        with uninterrupted(), self._lock:
+        with uninterrupted(), self.lock:
             self.used -= nbytes
             self._sealed -= nbytes if sealed else 0
 

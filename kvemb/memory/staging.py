@@ -16,52 +16,36 @@ from kvemb.rows.schema import Schema
 from kvemb.threads.interrupts import uninterrupted
 
 
-class Pool(GrowingPart):
-    """A part of the budget that holders take and give back. Thread-safe.
+class Holding:
+    """What one holder has of a part of the budget that several share. held: its bytes. One thread at a time uses it.
 
-    If a holder finds too few bytes, the pool grows for those that come later.
+    A holder gets at most as much as it leaves free. If it finds too few bytes, the part grows for those that come
+    later.
     """
 
-    def take(self, nbytes: int, held: int) -> bool:
-        """Take nbytes for a holder of `held` bytes, if it then has no more than it leaves free; return whether."""
-        with uninterrupted(), self._lock:
-            if nbytes <= self.available(held):
-                self.used += nbytes
-                return True
-            self._grow()
-            return False
-
-    def available(self, held: int) -> int:
-        """Return the most bytes that a holder of `held` bytes may take now."""
-        return max(0, (self.free - held) // 2)
-
-    def give_back(self, nbytes: int) -> None:
-        """Give nbytes back."""
-        with uninterrupted(), self._lock:
-            self.used -= nbytes
-
-
-class Holding:
-    """What one holder has of a pool. held: its bytes. Only one thread at a time uses it."""
-
-    def __init__(self, pool: Pool) -> None:
-        self.pool, self.held = pool, 0
+    def __init__(self, part: GrowingPart) -> None:
+        self._part, self.held = part, 0
 
     @property
     def available(self) -> int:
         """The most bytes that take() would grant now."""
-        return self.pool.available(self.held)
+        return max(0, (self._part.free - self.held) // 2)
 
     def take(self, nbytes: int) -> bool:
         """Take nbytes if they are available; return whether they were taken."""
-        taken = self.pool.take(nbytes, self.held)
-        self.held += nbytes if taken else 0
-        return taken
+        with uninterrupted(), self._part.lock:
+            if nbytes > self.available:
+                self._part.grow()
+                return False
+            self._part.used += nbytes
+            self.held += nbytes
+            return True
 
     def give_back(self, nbytes: int) -> None:
         """Give back nbytes of those held."""
-        self.held -= nbytes
-        self.pool.give_back(nbytes)
+        with uninterrupted(), self._part.lock:
+            self._part.used -= nbytes
+            self.held -= nbytes
 
 
 class Staging:
@@ -78,7 +62,7 @@ class Staging:
     def __init__(self, memory_budget: int, more: Callable[[int], bool] = lambda nbytes: False) -> None:
         self._most_copies = memory_budget // self.COPIES_PART
         most = min(memory_budget // 8, self.MOST_READ)
-        self.read = Pool(most // 2, most, more)
+        self.read = GrowingPart(most // 2, most, more)
         most = min(memory_budget // 4, self.MOST_MEMTABLES)
         self.memtables = MemtableMemory(most // 2, most, more)
 

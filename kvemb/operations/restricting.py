@@ -22,7 +22,7 @@ def keep_highest(
     """Keep the `rows` rows that the policy ranks highest, but none that have expired; of equal ranks, the larger keys.
 
     Dirty rows are written first, so that one scan of the cold store sees every score. The scan spools 16 bytes a row to
-    a temporary file in scratch, from which the limit is found. REQUIRES: writing(without_snapshot=True).
+    a temporary file in scratch, from which the limit is found. REQUIRES: writing_without_snapshot().
     """
     meter = Meter(2 * storage.size - min(rows, storage.size), progress)
     with closing(Restriction(storage, scoring, scratch)) as restriction:
@@ -67,7 +67,7 @@ class Restriction:
         return len(self._spool)
 
     def rank(self, meter: Callable[[int], None]) -> None:
-        """Rank every row, dirty ones included. REQUIRES: writing(without_snapshot=True)."""
+        """Rank every row, dirty ones included. REQUIRES: writing_without_snapshot()."""
         self._storage.write_dirty()
         self._rank(self._storage.cold.scan(self._storage.limits.call_rows), meter)
 
@@ -88,7 +88,7 @@ class Restriction:
         return lowest_kept(self.counts, self.matching, keep)
 
     def remove_below(self, limit: ScoreLimit | None, meter: Callable[[int], None]) -> None:
-        """Remove the rows below a limit (None: all rows). REQUIRES: writing(without_snapshot=True)."""
+        """Remove the rows below a limit (None: all rows). REQUIRES: writing_without_snapshot()."""
         for ordered in self._spool.below(limit):
             self._storage.remove(unordered_keys(ordered, self._storage.schema))
             meter(len(ordered))

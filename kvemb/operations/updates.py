@@ -1,11 +1,9 @@
-"""The calls that change rows of one variable, hot or cold: updates, training, restriction.
+"""The calls that change rows of one variable, hot or cold: updates, optimizer steps, removals, restriction.
 
-Each of these calls is here.
-
-Each method locates its rows through kvemb.tiers.storage, changes hot rows in their cells and the others in a block, and
-offers that block to the hot tier. A call is processed in chunks of limits.call_rows distinct keys, each atomic; if one
-raises, the chunks before it have been applied. Thread-safe. Arguments have been checked by kvemb.variable: keys are
-int64 (n,), values contiguous (n, dim).
+A call takes at most limits.call_rows distinct keys at a time. It locates their rows through kvemb.tiers.storage,
+changes hot rows in their cells and the others in a block, and promotes that block. It is atomic for each key: others
+see a row as before the call or as after it. If it raises, earlier chunks of keys have been changed. Thread-safe.
+Arguments have been checked by kvemb.variable: keys are int64 (n,), values contiguous (n, dim).
 """
 
 from __future__ import annotations
@@ -293,7 +291,7 @@ class TableUpdates(TableReads):
 
     def clear(self) -> None:
         """Drop every row, and set all counters to 0."""
-        with self._storage.writing(without_snapshot=True):
+        with self._storage.writing_without_snapshot():
             self._storage.clear()
             if self.admission_counters is not None:
                 self.admission_counters.take(None)
@@ -322,7 +320,7 @@ class TableUpdates(TableReads):
         Rows that have expired are removed in addition. Does nothing unless there are more than trigger_rows rows.
         """
         storage = self._storage
-        with storage.writing(without_snapshot=True):
+        with storage.writing_without_snapshot():
             before = storage.size
             expire = self._scoring.min_score(storage.step) > -math.inf
             if (keep_rows < before or expire) and (trigger_rows is None or before > trigger_rows):
@@ -354,7 +352,7 @@ class TableUpdates(TableReads):
         restriction = Restriction(self._storage, self._scoring, self._scratch, self._end_ranking)
         self._rankings += 1
         try:
-            with self._storage.writing(without_snapshot=True):
+            with self._storage.writing_without_snapshot():
                 restriction.rank(Meter(0, None))
         except BaseException:
             restriction.close()
@@ -367,7 +365,7 @@ class TableUpdates(TableReads):
     def remove_below(self, restriction: Restriction, limit: ScoreLimit | None) -> int:
         """Remove the rows below a limit (None: all rows); return how many."""
         storage = self._storage
-        with storage.writing(without_snapshot=True):
+        with storage.writing_without_snapshot():
             before = storage.size
             restriction.remove_below(limit, Meter(0, None))
             removed = before - storage.size

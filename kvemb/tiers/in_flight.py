@@ -47,15 +47,15 @@ class RowsInFlight:
         self._here: Mask = np.empty(0, np.bool_)
         self._index: KeyIndex | None = None
 
-    def keep(self, found: Located, by_score: bool, *, unpaid: bool) -> Located | None:
-        """Keep what a lookup found; return what is not kept, or None. REQUIRES: nothing is in flight.
+    def keep(self, found: Located, by_score: bool, *, briefly: bool) -> Located | None:
+        """Keep what a lookup found, as far as memory pays for it; return what is not kept, or None.
 
-        by_score: how the rows land. unpaid: keep also what memory does not pay for.
+        by_score: how the rows land. briefly: keep all of it in any case, because another thread lands it as soon as
+        the lookup has ended. REQUIRES: nothing is in flight.
         """
         self.moves += 1
-        count, total = self._pay(found.rows), len(found.rows)
-        if unpaid:
-            count = total
+        paid, total = self._pay(found.rows), len(found.rows)
+        count = total if briefly else paid
         if count == 0:
             return found
         try:

@@ -16,10 +16,10 @@ from kvemb.tiers.hot_tables import HotTables
 
 
 class Reclaimer:
-    """Gives back one variable's memory that others need.
+    """Shrinks the hot tables of one variable when other variables need the memory of their cells.
 
-    threads: give back cells; they may wait for the thread that writes memtables. spill: called with dirty rows that
-    were evicted.
+    threads: do it when no call does. They may have to wait for the thread that writes memtables, because the rows of
+    such cells need room there, so that thread is none of them. spill: called with the dirty rows of such cells.
     """
 
     def __init__(

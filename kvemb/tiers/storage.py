@@ -160,14 +160,9 @@ class TieredStorage:
         if self.hot_tables.memory.has_work:
             self._reclaimer.reclaim()
 
-    def writing(self, *, without_snapshot: bool = False) -> AbstractContextManager[None]:
-        """Hold the lock for a call that changes rows. without_snapshot: first wait until no snapshot is being written.
-
-        Raises Closed, ReadOnly, Poisoned.
-        """
+    def writing(self) -> AbstractContextManager[None]:
+        """Hold the lock for a call that changes rows. Raises Closed, ReadOnly, Poisoned."""
         self.access.wait_for_room()
-        if without_snapshot:
-            return self._writing_without_snapshot()
         return HeldForCall(self.access, self._begin_writing, self.counts, "seconds_update")
 
     def updating(self) -> AbstractContextManager[None]:
@@ -180,7 +175,8 @@ class TieredStorage:
         self.in_flight.expected = self.in_flight.followed = True
 
     @contextmanager
-    def _writing_without_snapshot(self) -> Iterator[None]:
+    def writing_without_snapshot(self) -> Iterator[None]:
+        """Do what writing() does, after waiting until no snapshot is being written."""
         with self.access.held_without_snapshot(), self.counts.timed("update"):
             self._begin_writing()
             yield
@@ -275,7 +271,7 @@ class TieredStorage:
             # Not during a snapshot: when they land, rows may have to be copied, for which callers must have waited.
             if (moved or updated) and not self.snapshot.under_way:
                 with suppress(MemoryError):  # then they are offered to the hot tier at once
-                    left = self.in_flight.keep(found, by_score, unpaid=moved)
+                    left = self.in_flight.keep(found, by_score, briefly=moved)
             if left is not None and np.count_nonzero(left.exists):
                 self._promote_if_sound(left.only(left.exists), by_score)
 
@@ -317,7 +313,7 @@ class TieredStorage:
             self.log.removed(keys, self.step)
 
     def clear(self) -> None:
-        """Drop every row. REQUIRES: writing(without_snapshot=True)."""
+        """Drop every row. REQUIRES: writing_without_snapshot()."""
         # If it fails, the cold store may have deleted its rows all the same: only the last durable point is whole.
         with self.memtables.paused(), self.access.poisoning():
             self.cold.clear()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 from concurrent.futures import ThreadPoolExecutor
 
-from kvemb.memory.staging import Holding, Pool, Staging
+from kvemb.memory.budget import GrowingPart
+from kvemb.memory.staging import Holding, Staging
 
 
 def test_a_holder_gets_no_more_than_it_leaves_free():
-    pool = Pool(1000)
+    pool = GrowingPart(1000)
     first, second, third = Holding(pool), Holding(pool), Holding(pool)
     assert not first.take(501)
     assert first.take(500)
@@ -28,7 +29,7 @@ def test_a_pool_that_is_too_small_grows_once_there_is_memory_for_it():
         asked.append(nbytes)
         return bool(there)
 
-    pool = Pool(1000, 1800, more)
+    pool = GrowingPart(1000, 1800, more)
     holding = Holding(pool)
     assert not holding.take(501)
     assert (asked, pool.total) == ([100], 1000)
@@ -51,7 +52,7 @@ def test_staging_has_a_share_of_the_budget_up_to_a_limit():
 
 
 def test_threads_never_have_more_than_there_is():
-    pool = Pool(10_000)
+    pool = GrowingPart(10_000)
 
     def hold(seed: int) -> None:
         chance, holding = random.Random(seed), Holding(pool)

@@ -36,7 +36,7 @@ def test_the_highest_scores_of_both_tiers_stay_and_of_equal_ones_the_larger_key(
     assert 0 < storage.stats().rows_hot < 100
     assert count_removals(storage, Scorer(None, storage.hot_tables), 25, tmp_path, None) == 75
     assert storage.size == 100
-    with storage.writing(without_snapshot=True):
+    with storage.writing_without_snapshot():
         keep_highest(
             storage, Scorer(None, storage.hot_tables), 25, tmp_path, lambda done, total: told.append((done, total))
         )

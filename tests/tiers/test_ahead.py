@@ -193,7 +193,7 @@ def test_a_read_that_fails_is_left_to_the_call_that_wants_it():
 
 def test_without_memory_nothing_is_read_ahead():
     place = Place()
-    assert place.staging.read.take(place.staging.read.free, -place.staging.read.free)
+    place.staging.read.used = place.staging.read.total
     place.prefetch(3)
     assert place.cold.reads == []
     place.lookup(3)

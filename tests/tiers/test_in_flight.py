@@ -14,7 +14,8 @@ import kvemb
 from kvemb.errors import ColdStoreError, Poisoned
 from kvemb.handle import inside
 from kvemb.limits import Limits
-from kvemb.memory.staging import Holding, Pool
+from kvemb.memory.budget import GrowingPart
+from kvemb.memory.staging import Holding
 from kvemb.rows.block import DIRTY, RowBlock
 from kvemb.store_state import StoreState
 from kvemb.tiers.fetch import Fetch
@@ -37,7 +38,7 @@ class Flight:
     """Rows in flight with a pool of their own. landed: what was promoted, and whether by score."""
 
     def __init__(self, total: int = 1 << 20) -> None:
-        self.memory, self.state, self.landed = Holding(Pool(2 * total)), StoreState("test"), []
+        self.memory, self.state, self.landed = Holding(GrowingPart(2 * total)), StoreState("test"), []
         self.rows = RowsInFlight(self.memory, self.state, lambda *given: self.landed.append(given))
 
     def read(self, *keys: int) -> tuple[list[bool], list[bool], dict[int, float]]:
@@ -58,7 +59,7 @@ def found(keys: Any, exists: Any, value: float = 1.0) -> Located:
 def test_rows_that_are_kept_are_found_until_they_are_discarded():
     flight = Flight()
     assert flight.read(1, 2) == ([False, False], [False, False], {})
-    assert flight.rows.keep(found([3, 1, 7], [True, False, True]), by_score=False, unpaid=False) is None
+    assert flight.rows.keep(found([3, 1, 7], [True, False, True]), by_score=False, briefly=False) is None
     assert flight.rows.left == 3
     assert flight.read(7, 2, 1, 3) == ([True, False, True, True], [True, False, False, True], {7: 1.0, 3: 1.0})
     flight.rows.discard(np.array([3, 2]))
@@ -75,7 +76,7 @@ def test_rows_that_are_kept_are_found_until_they_are_discarded():
 @pytest.mark.parametrize("count", [8, 9, 1000, 1023, 1024, 1025])
 def test_what_is_kept_takes_no_more_memory_than_is_paid(count):
     flight = Flight()
-    flight.rows.keep(found(range(count), np.ones(count)), by_score=False, unpaid=False)
+    flight.rows.keep(found(range(count), np.ones(count)), by_score=False, briefly=False)
     flight.read(0)
     kept, index = flight.rows._found, flight.rows._index
     columns = [kept.rows.keys, kept.rows.scores, kept.rows.steps, kept.rows.flags, kept.rows.words]
@@ -87,22 +88,21 @@ def test_what_is_kept_takes_no_more_memory_than_is_paid(count):
 def test_what_cannot_be_paid_is_returned_a_quarter_at_a_time():
     row = RowBlock.bytes_per_row(SCHEMA) + BESIDE
     flight = Flight(5 * row)
-    rest = flight.rows.keep(found(range(8), np.ones(8)), by_score=False, unpaid=False)
+    rest = flight.rows.keep(found(range(8), np.ones(8)), by_score=False, briefly=False)
     assert flight.memory.held == 4 * row
     assert flight.read(3, 4)[0] == [True, False]
     assert rest.rows.keys.tolist() == [4, 5, 6, 7]
 
 
-@pytest.mark.parametrize("unpaid", [False, True])
-def test_without_memory_nothing_is_kept_unless_another_thread_is_about_to_take_it(unpaid):
-    flight = Flight()
-    assert flight.memory.pool.take(flight.memory.pool.free, -flight.memory.pool.free)
+@pytest.mark.parametrize("briefly", [False, True])
+def test_without_memory_nothing_is_kept_unless_another_thread_is_about_to_take_it(briefly):
+    flight = Flight(total=0)
     given = found([1, 2], [True, True])
-    rest = flight.rows.keep(given, by_score=True, unpaid=unpaid)
-    assert rest is (None if unpaid else given)
-    assert flight.read(1, 5)[0] == [unpaid, False]
+    rest = flight.rows.keep(given, by_score=True, briefly=briefly)
+    assert rest is (None if briefly else given)
+    assert flight.read(1, 5)[0] == [briefly, False]
     flight.rows.land()
-    assert [by_score for _, by_score in flight.landed] == ([True] if unpaid else [])
+    assert [by_score for _, by_score in flight.landed] == ([True] if briefly else [])
     assert flight.memory.held == 0
 
 
@@ -110,7 +110,7 @@ def test_an_update_is_expected_unless_one_took_nothing():
     flight = Flight()
     for taken, expected in (([1], True), ([], False), ([1, 2], True), ([2], True)):
         flight.rows.expected = True
-        flight.rows.keep(found([1, 2], [True, True]), by_score=False, unpaid=False)
+        flight.rows.keep(found([1, 2], [True, True]), by_score=False, briefly=False)
         flight.rows.discard(np.array(taken, np.int64))
         flight.rows.land()
         assert flight.rows.expected is expected
@@ -119,7 +119,7 @@ def test_an_update_is_expected_unless_one_took_nothing():
 def test_a_failure_to_land_poisons_and_raises_nothing():
     flight = Flight()
     flight.rows._promote = lambda *given: 1 / 0
-    flight.rows.keep(found([1], [True]), by_score=False, unpaid=False)
+    flight.rows.keep(found([1], [True]), by_score=False, briefly=False)
     flight.rows.land()
     assert isinstance(flight.state.cause, ZeroDivisionError)
     assert flight.memory.held == 0

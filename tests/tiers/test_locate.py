@@ -10,8 +10,9 @@ from blocks import SCHEMA, Later, Watched, hot_tables_of, rows_of, values_of
 
 from kvemb.errors import Closed, ColdStoreError
 from kvemb.limits import DEFAULT
+from kvemb.memory.budget import GrowingPart
 from kvemb.memory.memtables import MemtableMemory, Memtables
-from kvemb.memory.staging import Holding, Pool
+from kvemb.memory.staging import Holding
 from kvemb.rows.block import DIRTY, REMOVED, RowBlock
 from kvemb.stats import Stats
 from kvemb.store_state import StoreState
@@ -26,7 +27,7 @@ class Place:
 
     def __init__(self):
         self.hot, self.cold, self.state = hot_tables_of(), Watched(), StoreState("test")
-        pool = Pool(1 << 20)
+        pool = GrowingPart(1 << 20)
         self.in_flight = RowsInFlight(Holding(pool), self.state, lambda found, by_score: None)
         self.access = TableAccess(self.state, self.in_flight)
         made = MemtableMemory(1 << 20), 100, Later(), self.cold.write, lambda keys: None, self.state.poison

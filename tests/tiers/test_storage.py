@@ -168,7 +168,7 @@ def test_every_change_is_told_to_the_log_and_acknowledged_after():
         storage.log.located(storage.locate(np.array([1])), 1)
     with storage.writing():
         storage.remove(np.array([], np.int64))
-    with storage.writing(without_snapshot=True):
+    with storage.writing_without_snapshot():
         storage.clear()
     storage.log.commit()
     assert log.lines == ["rows", "removed", "cleared", "commit"]
@@ -181,7 +181,7 @@ def test_what_reaches_the_cold_store_is_recorded_first():
     assert changes.lines == []
     assert storage.check() == []
     assert changes.lines == ["record"]
-    with storage.writing(without_snapshot=True):
+    with storage.writing_without_snapshot():
         storage.clear()
     assert changes.lines == ["record", "record_cleared"]
 
@@ -239,7 +239,7 @@ def test_what_a_clear_does_is_one_block(monkeypatch, held):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(owner, held, interrupted_after)
-    with pytest.raises(KeyboardInterrupt), storage.writing(without_snapshot=True):
+    with pytest.raises(KeyboardInterrupt), storage.writing_without_snapshot():
         storage.clear()
     assert ends == [0]
     assert rows(storage, range(20)) == {}
