@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -16,37 +15,14 @@ from kvemb.rows.codec import order_keys, unordered_keys
 from kvemb.tiers.storage import TieredStorage
 
 
-def keep_highest(
-    storage: TieredStorage, scoring: Scorer, rows: int, scratch: Path | None, progress: Progress | None
-) -> None:
-    """Keep the `rows` rows that the policy ranks highest, but none that have expired; of equal ranks, the larger keys.
-
-    Dirty rows are written first, so that one scan of the cold store sees every score. The scan spools 16 bytes a row to
-    a temporary file in scratch, from which the limit is found. REQUIRES: writing_without_snapshot().
-    """
-    meter = Meter(2 * storage.size - min(rows, storage.size), progress)
-    with closing(Restriction(storage, scoring, scratch)) as restriction:
-        restriction.rank(meter)
-        keep = min(rows, restriction.alive)
-        if keep < restriction.rows:
-            restriction.remove_below(restriction.limit(keep) if keep else None, meter)
-
-
-def count_removals(
-    storage: TieredStorage, scoring: Scorer, rows: int, scratch: Path | None, progress: Progress | None
-) -> int:
-    """Return how many rows keep_highest would remove now. Takes the lock; changes nothing."""
-    with closing(Restriction(storage, scoring, scratch)) as restriction:
-        restriction.rank_without_writing(Meter(storage.size, progress))
-        return max(0, restriction.rows - min(rows, restriction.alive))
-
-
 class Restriction:
     """Ranks all rows of a variable, spools the ranks to disk, and removes the rows below a limit.
 
-    One limit may apply to several variables that share a table's rows: see kvemb.operations.selection.lowest_kept.
-    alive: how many of the ranked rows have not expired. counts, matching: the methods of the spool. ended: called by
-    close(). REQUIRES: no row changes from rank() to remove_below().
+    Dirty rows are written first, so that one scan of the cold store sees every score. The scan spools 16 bytes a row to
+    a temporary file in scratch, from which the limit is found. One limit may apply to several variables that share a
+    table's rows: see kvemb.operations.selection.lowest_kept. alive: how many of the ranked rows have not expired.
+    counts, matching: the methods of the spool. ended: called by close(). REQUIRES: no row changes from rank() to
+    remove_below().
     """
 
     def __init__(
@@ -66,14 +42,27 @@ class Restriction:
         """How many rows were ranked."""
         return len(self._spool)
 
+    def keep_highest(self, rows: int, progress: Progress | None) -> None:
+        """Keep the `rows` rows that rank highest, but none that have expired; of equal ranks, the larger keys.
+
+        REQUIRES: writing_without_snapshot().
+        """
+        size = self._storage.size
+        meter = Meter(2 * size - min(rows, size), progress)
+        self.rank(meter)
+        keep = min(rows, self.alive)
+        if keep < self.rows:
+            self.remove_below(self.limit(keep) if keep else None, meter)
+
+    def count_removals(self, rows: int, progress: Progress | None) -> int:
+        """Return how many rows keep_highest would remove now. Takes the lock; changes nothing."""
+        self._rank(self._storage.scan(self._storage.limits.call_rows), Meter(self._storage.size, progress))
+        return max(0, self.rows - min(rows, self.alive))
+
     def rank(self, meter: Callable[[int], None]) -> None:
         """Rank every row, dirty ones included. REQUIRES: writing_without_snapshot()."""
         self._storage.write_dirty()
         self._rank(self._storage.cold.scan(self._storage.limits.call_rows), meter)
-
-    def rank_without_writing(self, meter: Callable[[int], None]) -> None:
-        """Rank every row as it is now, in a scan that takes the lock. Changes nothing."""
-        self._rank(self._storage.scan(self._storage.limits.call_rows), meter)
 
     def _rank(self, scan: Iterator[RowBlock], meter: Callable[[int], None]) -> None:
         least = self._scoring.min_score(self._storage.step)

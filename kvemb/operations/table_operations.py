@@ -86,7 +86,8 @@ class TableOperations(TableUpdates):
             rule, now = self._begin_use(touch)
             given = [array for array in (exists, None if counts is None else counts.array) if array is not None]
             with device_rows.on(keys, out, *given):
-                self._copy_before_change(keys, rule)
+                if rule is not None:
+                    self._copy_before_change(keys)
                 missing = device_rows.lookup(keys, out, exists, rule, now, None if counts is None else counts.array)
                 wanted, first = missing.keys, np.arange(len(missing.keys))
                 if counts is not None and len(wanted):  # each occurrence of the few keys that are not on the device
@@ -130,9 +131,9 @@ class TableOperations(TableUpdates):
             self._scoring.use_hot(np.delete(keys, absent), now)
         return absent
 
-    def _copy_before_change(self, keys: DeviceArray, rule: ScoreRule | None = ScoreRule.LAST_USE) -> None:
-        """Let a snapshot copy rows that may change. rule: how uses are recorded; None: nothing changes."""
-        if rule is not None and self._storage.snapshot.under_way:
+    def _copy_before_change(self, keys: DeviceArray) -> None:
+        """Let a snapshot copy rows that may change."""
+        if self._storage.snapshot.under_way:
             copied = self._copied(keys)
             self._storage.snapshot.copy_before_change(copied, None, self._hot_tables.owners(copied))
 

@@ -9,6 +9,7 @@ Arguments have been checked by kvemb.variable: keys are int64 (n,), values conti
 from __future__ import annotations
 
 import math
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from kvemb.operations.admission_counters import AdmissionCounters
 from kvemb.operations.bounding import Bounding, Pause
 from kvemb.operations.constraining import Constraint, ConstraintProjector, StepUndone
 from kvemb.operations.reads import TableReads
-from kvemb.operations.restricting import Restriction, count_removals, keep_highest
+from kvemb.operations.restricting import Restriction
 from kvemb.operations.row_factory import RowFactory
 from kvemb.operations.scoring import Scorer
 from kvemb.operations.selection import ScoreLimit
@@ -324,7 +325,8 @@ class TableUpdates(TableReads):
             before = storage.size
             expire = self._scoring.min_score(storage.step) > -math.inf
             if (keep_rows < before or expire) and (trigger_rows is None or before > trigger_rows):
-                keep_highest(storage, self._scoring, keep_rows, self._scratch, progress)
+                with closing(Restriction(storage, self._scoring, self._scratch)) as restriction:
+                    restriction.keep_highest(keep_rows, progress)
             removed = before - storage.size
         storage.log.commit()
         return removed
@@ -343,7 +345,8 @@ class TableUpdates(TableReads):
 
     def count_removals(self, keep_rows: int, progress: Progress | None = None) -> int:
         """Return how many rows restrict would remove now."""
-        return count_removals(self._storage, self._scoring, keep_rows, self._scratch, progress)
+        with closing(Restriction(self._storage, self._scoring, self._scratch)) as restriction:
+            return restriction.count_removals(keep_rows, progress)
 
     # Restriction of a table that is spread over several variables. REQUIRES: no row changes between these calls.
 

@@ -40,38 +40,35 @@ def make_tables(
     """
     kinds = [registry.hot_table(device) for device in devices]
     memories = [kind.memory(device) for kind, device in zip(kinds, devices, strict=True)]
-    copies = budgets.staging.reserve_bytes(schema, limits)
     host_tier = hot_rows is None and HOST not in memories
     if host_tier:
         devices, kinds, memories = (*devices, "cpu"), [*kinds, registry.hot_table("cpu")], [*memories, HOST]
+    min_rows: int | None
     if hot_rows is not None:
-        what, wanted = "hot_rows of ", -(-hot_rows // len(devices))
-        first = most = [_buckets(wanted, kind) for kind in kinds]
-        min_rows = None
+        what, min_rows = "hot_rows of ", None
+        fixed = [_whole_buckets(-(-hot_rows // len(devices)), kind) for kind in kinds]
+        sizes = list(zip(fixed, fixed, strict=True))
     else:
         what = "init_size of " if init_size else ""
-        sizes = _growing(schema, kinds, memories, init_size, copies, budgets, limits, host_tier=host_tier)
-        first, most = [begin for begin, _ in sizes], [limit for _, limit in sizes]
-        min_rows = min(
-            limits.init_rows, *(count * kind.cells_per_bucket for count, kind in zip(first, kinds, strict=True))
-        )
+        sizes = _growing(schema, kinds, memories, init_size, budgets, limits, host_tier=host_tier)
+        min_rows = min(limits.init_rows, *(first for first, _ in sizes))
+    needed = dict.fromkeys(memories, 0)
+    needed[HOST] = budgets.staging.reserve_bytes(schema, limits)
+    for kind, memory, (first, _) in zip(kinds, memories, sizes, strict=True):
+        needed[memory] += first * kind.bytes_per_cell(schema)
     with ExitStack() as undo:
-        paying = [budgets.of(memory) for memory in memories]
-        needed = [count * _bucket_bytes(kind, schema) for count, kind in zip(first, kinds, strict=True)]
-        for memory in dict.fromkeys([HOST, *memories]):
-            nbytes = sum(size for size, used in zip(needed, memories, strict=True) if used == memory)
-            nbytes += copies if memory == HOST else 0
+        for memory, nbytes in needed.items():
             budgets.of(memory).reserve(nbytes, f"{what}variable {variable!r}", below_min=not init_size)
             undo.callback(budgets.of(memory).give_back, nbytes)
         tables = [
-            kind(schema, start * kind.cells_per_bucket, limit * kind.cells_per_bucket, limits, device)
-            for kind, start, limit, device in zip(kinds, first, most, devices, strict=True)
+            kind(schema, first, most, limits, device)
+            for kind, device, (first, most) in zip(kinds, devices, sizes, strict=True)
         ]
         undo.pop_all()
     on_gpu = any(table.device_rows is not None for table in tables)
     seen_as_one = TieredGpuTables if host_tier else GpuTables if on_gpu else HotTables
     partition = Partition(partitioner, schema.key_dtype, len(tables) - host_tier)
-    return seen_as_one(tables, partition, paying, min_rows=min_rows)
+    return seen_as_one(tables, partition, [budgets.of(memory) for memory in memories], min_rows=min_rows)
 
 
 def _growing(
@@ -79,43 +76,31 @@ def _growing(
     kinds: list[type[HotTable]],
     memories: list[Memory],
     init_size: int,
-    copies: int,
     budgets: Budgets,
     limits: Limits,
     *,
     host_tier: bool,
 ) -> list[tuple[int, int]]:
-    """Return the initial and the largest number of buckets of each growing table. Tables in one memory share it.
+    """Return the initial and the largest number of cells of each growing table. Tables in one memory share it.
 
     init_size: rows that the devices' tables have room for at first; 0: a default, which is smaller for a small budget.
-    copies: bytes of the host's budget for a snapshot's copies.
     With host_tier, the last table, below them, always has the default.
     """
     wanted = -(-(init_size or limits.init_rows) // (len(kinds) - host_tier))
     sizes = []
     for number, (kind, memory) in enumerate(zip(kinds, memories, strict=True)):
-        sharing = memories.count(memory)
-        free = max(0, budgets.of(memory).free - (copies if memory == HOST else 0)) // sharing
+        rows, cell_bytes = wanted, kind.bytes_per_cell(schema)
         below = host_tier and number == len(kinds) - 1
-        rows = wanted
         if below or not init_size:
-            affordable = free // (_FIRST_SHARE * kind.bytes_per_cell(schema))
-            rows = min(limits.init_rows if below else wanted, affordable)
-        sizes.append(_sizes(kind, schema, rows, budgets.for_cells(memory)))
+            copies = budgets.staging.reserve_bytes(schema, limits) if memory == HOST else 0
+            free = max(0, budgets.of(memory).free - copies) // memories.count(memory)
+            rows = min(limits.init_rows if below else wanted, free // (_FIRST_SHARE * cell_bytes))
+        least, bucket = _whole_buckets(rows, kind), kind.cells_per_bucket
+        most = max(least, budgets.for_cells(memory) // (bucket * cell_bytes) * bucket)
+        sizes.append((kind.first_rows(least, most), most))
     return sizes
 
 
-def _sizes(kind: type[HotTable], schema: Schema, rows: int, most_bytes: int) -> tuple[int, int]:
-    """Return the number of buckets that one device's table has at first, for `rows` rows, and at most."""
-    least = _buckets(rows, kind)
-    limit, cells = max(least, most_bytes // _bucket_bytes(kind, schema)), kind.cells_per_bucket
-    return kind.first_rows(least * cells, limit * cells) // cells, limit
-
-
-def _bucket_bytes(kind: type[HotTable], schema: Schema) -> int:
-    return kind.cells_per_bucket * kind.bytes_per_cell(schema)
-
-
-def _buckets(rows: int, kind: type[HotTable]) -> int:
-    """Return the number of buckets that hold `rows` rows."""
-    return max(1, -(-rows // kind.cells_per_bucket))
+def _whole_buckets(rows: int, kind: type[HotTable]) -> int:
+    """Return the number of cells of the buckets that hold `rows` rows."""
+    return max(1, -(-rows // kind.cells_per_bucket)) * kind.cells_per_bucket

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import numpy as np
 import pytest
 from blocks import SCHEMA, hot_tables_of, rows_of, values_of
@@ -12,7 +14,7 @@ from kvemb.backends.memory_store import MemoryStore
 from kvemb.handle import inside
 from kvemb.limits import Limits
 from kvemb.memory.staging import Staging
-from kvemb.operations.restricting import count_removals, keep_highest
+from kvemb.operations.restricting import Restriction
 from kvemb.operations.scoring import Scorer
 from kvemb.operations.selection import ScoreSpool
 from kvemb.rows.block import DIRTY
@@ -34,12 +36,14 @@ def test_the_highest_scores_of_both_tiers_stay_and_of_equal_ones_the_larger_key(
         at.rows.scores[:] = keys // 10  # ten of each score
         storage.promote(at)
     assert 0 < storage.stats().rows_hot < 100
-    assert count_removals(storage, Scorer(None, storage.hot_tables), 25, tmp_path, None) == 75
+    with closing(Restriction(storage, Scorer(None, storage.hot_tables), tmp_path)) as restriction:
+        assert restriction.count_removals(25, None) == 75
     assert storage.size == 100
-    with storage.writing_without_snapshot():
-        keep_highest(
-            storage, Scorer(None, storage.hot_tables), 25, tmp_path, lambda done, total: told.append((done, total))
-        )
+    with (
+        closing(Restriction(storage, Scorer(None, storage.hot_tables), tmp_path)) as restriction,
+        storage.writing_without_snapshot(),
+    ):
+        restriction.keep_highest(25, lambda done, total: told.append((done, total)))
     assert storage.size == 25
     assert sorted(key for rows in storage.scan(10) for key in values_of(rows)) == [*range(75, 100)]
     assert told[-1] == (175, 175)
