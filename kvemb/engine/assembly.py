@@ -115,13 +115,11 @@ def _make_table(engine: Engine, specification: Specification, variable: Handle[T
     )
     undo.callback(storage.give_back_staging)
     policy = None if specification.policy is None else specification.policy.bind(variable)
-    kernels, optimizer = registry.row_kernels(engine.limits), specification.optimizer
+    kernels = registry.row_kernels(engine.limits)
     operations = TableOperations(
         storage,
-        RowFactory(schema, specification.initializer, optimizer, kernels),
+        RowFactory(schema, specification.initializer, specification.optimizer, kernels),
         Scorer(policy, hot_tables),
-        kernels,
-        optimizer,
         scratch=None if engine.state.read_only else engine.path,
         constraint=specification.constraint,
         admission_counters=admission_counters_of(engine, specification),

@@ -82,7 +82,7 @@ class MemtableMemory(GrowingPart):
 
     def _taken(self, nbytes: int, *, although_full: bool) -> bool:
         with uninterrupted(), self.lock:
-            fits = although_full or nbytes <= self.free or not self.used
+            fits = although_full or not self.used or self.used + nbytes <= self.total
             self.used += nbytes if fits else 0
             return fits
 

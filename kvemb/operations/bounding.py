@@ -54,6 +54,7 @@ class Bounding:
         """
         removed = 0
         with closing(ScoreSpool(self._scratch, block_pairs=_SPOOL_PAIRS, between=lambda: self._pause(0.0))) as spool:
+            began = time.perf_counter()
             for rows in self._all_rows():
                 ranks = self._scoring.ranking(rows)
                 old, ordered = self._has_expired(rows, ranks, expired), order_keys(rows.keys, self._schema)
@@ -61,6 +62,7 @@ class Bounding:
                     removed += self._remove(ordered[old], lambda rows, ranks: self._has_expired(rows, ranks, expired))
                 if max_rows is not None:
                     spool.append(ranks[~old], ordered[~old])
+                began = self._rest(began)
             if max_rows is not None and (excess := min(self._storage.size - max_rows, len(spool))) > 0:
                 limit = None
                 if excess < len(spool):
@@ -96,19 +98,14 @@ class Bounding:
             storage.flush_memtables()
             keys, scan = storage.hot_tables.keys(), storage.cold.scan(self._batch_rows)
         in_memory = np.sort(order_keys(keys, self._schema))  # without the lock, as there may be millions of keys
-        at, began = 0, time.perf_counter()
+        at = 0
         for stored in scan:
             ordered = order_keys(stored.keys, self._schema)
             stop = int(np.searchsorted(in_memory, ordered[-1], "right"))
             yield self._as_now(stored)
-            began = self._rest(began)
-            for rows in self._of_memory(np.setdiff1d(in_memory[at:stop], ordered)):
-                yield rows
-                began = self._rest(began)
+            yield from self._of_memory(np.setdiff1d(in_memory[at:stop], ordered))
             at = stop
-        for rows in self._of_memory(in_memory[at:]):
-            yield rows
-            began = self._rest(began)
+        yield from self._of_memory(in_memory[at:])
 
     def _of_memory(self, ordered: Ordered) -> Iterator[RowBlock]:
         """Yield those of these rows that are in memory, or were left out of the scan because they were there."""

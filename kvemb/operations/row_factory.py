@@ -15,12 +15,16 @@ from kvemb.rows.schema import Schema
 
 
 class RowFactory:
-    """Makes rows of one schema."""
+    """Makes rows of one schema.
+
+    optimizer: that of the variable, None for none. matching: the same, if it has slots that must be set whenever an
+    embedding is set (Optimizer.match), else None.
+    """
 
     def __init__(
         self, schema: Schema, initializer: Initializer, optimizer: Optimizer | None, kernels: RowKernels
     ) -> None:
-        self._schema, self._kernels = schema, kernels
+        self._schema, self.kernels = schema, kernels
         self.set_initializer(initializer)
         self.set_optimizer(optimizer)
 
@@ -33,8 +37,9 @@ class RowFactory:
             self._every_row = self._unnamed(initializer.rows(first, self._schema.dim, self._schema.value_dtype))
 
     def set_optimizer(self, optimizer: Optimizer | None) -> None:
-        """Use this optimizer's initial slots for new rows from now on."""
-        self._optimizer, self._slots = optimizer, optimizer.slots if optimizer else ()
+        """Use this optimizer from now on, and its initial slots for new rows."""
+        self.optimizer, self._slots = optimizer, () if optimizer is None else optimizer.slots
+        self.matching = None if optimizer is None or optimizer.match is None else optimizer
 
     def embeddings(self, keys: Keys) -> Values:
         """Return the initializer's rows of keys (n, schema.width); their names are zeros."""
@@ -54,10 +59,10 @@ class RowFactory:
         """
         rows = RowBlock(self._schema, len(keys))
         rows.keys[:] = keys
-        self._kernels.assign(rows, np.arange(len(keys)), values, step)
+        self.kernels.assign(rows, np.arange(len(keys)), values, step)
         for number, slot in enumerate(self._slots):
             rows.slot(number)[:] = slot.initial
-        if self._optimizer is not None and self._optimizer.match is not None:
-            self._kernels.match(rows, np.arange(len(keys)), self._optimizer, step)
+        if self.matching is not None:
+            self.kernels.match(rows, np.arange(len(keys)), self.matching, step)
         rows.scores[:] = score
         return rows

@@ -199,12 +199,12 @@ class TableOperations(TableUpdates):
             self._copy_before_change(keys)
             missing = device_rows.find(keys)
             rows = device_rows.take(values, missing.positions)
-            self._prepare_missing(len(rows), PlannedChange(embeddings=1, matching=self._matching))
-            device_rows.prepare(matching=self._matching)
+            self._prepare_missing(len(rows), PlannedChange(embeddings=1, matching=self._factory.matching))
+            device_rows.prepare(matching=self._factory.matching)
             with storage.access.poisoning():
                 device_rows.assign(values, storage.step)
-                if self._matching is not None:
-                    device_rows.match(self._matching, storage.step)
+                if self._factory.matching is not None:
+                    device_rows.match(self._factory.matching, storage.step)
         self.give_back(keys, values)
         if len(missing.keys):
             self.upsert(missing.keys, rows)
@@ -219,20 +219,20 @@ class TableOperations(TableUpdates):
             self._copy_before_change(keys)
             missing = device_rows.find(keys)
             rest = [device_rows.take(array, missing.positions) for array in (old, new, exists)]
-            self._prepare_missing(len(missing.keys), PlannedChange(embeddings=2, matching=self._matching))
-            device_rows.prepare(matching=self._matching)
+            self._prepare_missing(len(missing.keys), PlannedChange(embeddings=2, matching=self._factory.matching))
+            device_rows.prepare(matching=self._factory.matching)
             with storage.access.poisoning():
                 device_rows.only(exists)
                 device_rows.add(old, new, storage.step)
-                if self._matching is not None:
-                    device_rows.match(self._matching, storage.step)
+                if self._factory.matching is not None:
+                    device_rows.match(self._factory.matching, storage.step)
         self.give_back(keys, old, new, exists)
         if len(missing.keys):
             self.accum(missing.keys, *rest)
 
     def apply_gradients_on_device(self, keys: DeviceArray, grads: DeviceArray, *, acknowledge: bool = True) -> None:
         """Do what apply_gradients does. The steps on the device and those on the host have the same number."""
-        storage, device_rows, optimizer = self._storage, self.device_rows, self.optimizer
+        storage, device_rows, optimizer = self._storage, self.device_rows, self._factory.optimizer
         assert optimizer is not None
         if self._by_host:
             self.apply_gradients(self.keys_to_host(keys), *self.to_host(grads), acknowledge=acknowledge)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvemb.contracts import Mask, PlannedChange, RowKernels, Values
+from kvemb.contracts import Mask, PlannedChange, Values
 from kvemb.operations.admission_counters import AdmissionCounters
 from kvemb.operations.bounding import Bounding, Pause
 from kvemb.operations.constraining import Constraint, ConstraintProjector, StepUndone
@@ -40,7 +40,7 @@ class TableUpdates(TableReads):
     """The calls that change one variable's rows. scratch: a folder for temporary files.
 
     Signal handlers wait until a call has changed all of its rows, because one that saves would save half of it.
-    kernels: for rows that are not hot. admission_counters: decide which missing keys training gives a row; None: all.
+    admission_counters: decide which missing keys training gives a row; None: all.
     bounds: what kvemb.engine.keeping_bounds restricts the table to.
     """
 
@@ -49,19 +49,28 @@ class TableUpdates(TableReads):
         storage: TieredStorage,
         factory: RowFactory,
         scoring: Scorer,
-        kernels: RowKernels,
-        optimizer: Optimizer | None,
         scratch: Path | None,
         constraint: Constraint | None = None,
         admission_counters: AdmissionCounters | None = None,
         bounds: Bounds = Bounds(),  # noqa: B008 -- a frozen value
     ) -> None:
         super().__init__(storage, factory, scoring)
-        self._kernels, self._scratch, self.admission_counters = kernels, scratch, admission_counters
-        self.optimizer, self.bounds = optimizer, bounds
+        self._scratch, self.admission_counters, self.bounds = scratch, admission_counters, bounds
+        self._kernels = factory.kernels  # for rows that are not hot
         self._rankings = 0  # of ranked(), whose rows must not change
         storage.counts.bytes_sightings = 0 if admission_counters is None else admission_counters.nbytes
-        self._constraining = None if constraint is None else ConstraintProjector(constraint, self._hot_tables, kernels)
+        self._constraining = (
+            None if constraint is None else ConstraintProjector(constraint, self._hot_tables, self._kernels)
+        )
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """The optimizer; None: there is none. Set it with the variable's lock."""
+        return self._factory.optimizer
+
+    @optimizer.setter
+    def optimizer(self, optimizer: Optimizer | None) -> None:
+        self._factory.set_optimizer(optimizer)
 
     # Of string keys, the rows' names (kvemb.rows.names) stand behind values and gradients. Equal keys have equal names.
 
@@ -80,12 +89,12 @@ class TableUpdates(TableReads):
         with storage.updating():
             score, owners = self._scoring.first(storage.step), self._hot_tables.owners(keys)
             storage.snapshot.copy_before_change(keys, None, owners)
-            self._hot_tables.prepare(owners, len(keys), PlannedChange(embeddings=1, matching=self._matching))
+            self._hot_tables.prepare(owners, len(keys), PlannedChange(embeddings=1, matching=self._factory.matching))
             with storage.access.poisoning():
                 missing = self._hot_tables.upsert(keys, owners, values, storage.step)
-                if self._matching is not None:
+                if self._factory.matching is not None:
                     cells = self._hot_tables.find(keys, owners)
-                    self._hot_tables.match(cells, owners, self._matching, storage.step)
+                    self._hot_tables.match(cells, owners, self._factory.matching, storage.step)
                 storage.log.hot(keys, owners, missing, storage.step)
         if len(missing):
             self._upsert_located(keys[missing], values[missing], score)
@@ -98,7 +107,7 @@ class TableUpdates(TableReads):
             found = storage.locate(distinct.keys)
             self._check_names(found, values)
             self._create(found, self._scoring.first(storage.step) if score is None else score)
-            change = PlannedChange(embeddings=1, matching=self._matching)
+            change = PlannedChange(embeddings=1, matching=self._factory.matching)
             self._hot_tables.prepare(found.owners, len(found.keys), change)
             with storage.access.poisoning():
                 self._hot_tables.assign(found.cells, found.owners, values, storage.step)
@@ -134,12 +143,12 @@ class TableUpdates(TableReads):
             row_of = np.full(len(found.keys), -1, np.int64)
             row_of[found.cold] = np.arange(len(found.cold))
             self._hot_tables.prepare(found.owners_of(added), len(added), PlannedChange(embeddings=2))
-            self._hot_tables.prepare(found.owners, len(found.keys), PlannedChange(matching=self._matching))
+            self._hot_tables.prepare(found.owners, len(found.keys), PlannedChange(matching=self._factory.matching))
             with storage.access.poisoning():
                 self._hot_tables.add(found.cells[added], found.owners_of(added), old[adding], new[adding], storage.step)
                 self._kernels.assign(found.rows, made, new[inserted_at[found.cold[made]]], storage.step)
                 self._kernels.add(found.rows, row_of[added], old[adding], new[adding], storage.step)
-                if self._matching is not None:
+                if self._factory.matching is not None:
                     self._match(found, np.union1d(added, found.cold[made]))
                 storage.log.located(found, storage.step)
                 storage.promote(found)
@@ -149,7 +158,7 @@ class TableUpdates(TableReads):
 
         acknowledge=False: the caller calls storage.log.commit(), once for several variables.
         """
-        optimizer = self.optimizer  # the same for all chunks, even if another thread sets it meanwhile
+        optimizer = self._factory.optimizer  # the same for all chunks, even if another thread sets it meanwhile
         assert optimizer is not None
         distinct, count = self._storage.ahead.distinct(keys), 0
         with uninterrupted():
@@ -175,7 +184,7 @@ class TableUpdates(TableReads):
             change = PlannedChange(optimizer=optimizer, grads=grads, sums=sums)
             self._hot_tables.prepare(found.owners, len(found.keys), change)
             if self._constraining is not None:
-                projection = PlannedChange(rows=True, embeddings=1, matching=self._matching)
+                projection = PlannedChange(rows=True, embeddings=1, matching=self._factory.matching)
                 self._hot_tables.prepare(found.owners, len(found.keys), projection)
             with storage.access.poisoning():
                 self._hot_tables.apply(found.cells, found.owners, optimizer, grads, storage.step, sums, number)
@@ -196,14 +205,9 @@ class TableUpdates(TableReads):
                 raise undone.__cause__ or undone
         return number
 
-    @property
-    def _matching(self) -> Optimizer | None:
-        """The optimizer, if it has slots that must be set whenever an embedding is set (Optimizer.match), else None."""
-        return self.optimizer if self.optimizer is not None and self.optimizer.match is not None else None
-
     def _match(self, found: Located, changed: Positions) -> None:
         """Set those slots of the rows at positions `changed` of found.keys, whose embeddings were set."""
-        if (optimizer := self._matching) is not None:
+        if (optimizer := self._factory.matching) is not None:
             self._hot_tables.match(found.cells[changed], found.owners_of(changed), optimizer, self._storage.step)
             rows = np.flatnonzero(np.isin(found.cold, changed))
             self._kernels.match(found.rows, rows, optimizer, self._storage.step)
@@ -225,7 +229,6 @@ class TableUpdates(TableReads):
             if writable:
                 self._storage.state.check_writable()
             self.optimizer = optimizer
-            self._factory.set_optimizer(optimizer)
 
     def set_policy(self, policy: RestrictPolicy | None) -> None:
         """Replace the policy by one of the same class."""

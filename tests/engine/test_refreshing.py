@@ -42,6 +42,21 @@ def test_a_follower_shows_the_point_it_was_opened_on_until_it_is_refreshed(open_
         follower.refresh()
 
 
+def test_slots_of_missing_keys_are_those_of_the_refreshed_optimizer(open_store, tmp_path):
+    """They stayed those of the optimizer that the follower was opened with."""
+    trainer = open_store(tmp_path / "store")
+    table = trainer.get_variable("table", dim=2, optimizer=kvemb.optimizers.RowWiseAdagrad(0.1, 0.25))
+    trainer.flush()
+    follower = open_store(tmp_path / "store", follow=True)
+    (slot,) = follower.variables["table"].get_slot_variables()
+    assert slot.lookup([5]).tolist() == [[0.25]]
+    table.optimizer = kvemb.optimizers.RowWiseAdagrad(0.1, 0.5)
+    table.upsert([1], np.ones((1, 2), np.float32))
+    trainer.flush()
+    assert follower.refresh()
+    assert slot.lookup([5]).tolist() == [[0.5]]
+
+
 @pytest.mark.parametrize(
     ("how", "shown"), [({"read_only": True}, "what it showed when it was opened"), ({}, "its own changes at once")]
 )

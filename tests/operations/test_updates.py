@@ -23,14 +23,13 @@ from tests.histories import small_spill
 @pytest.fixture(params=[65_536, 2], ids=["whole", "in chunks"])
 def table(request):
     """Operations on a table of 16 hot rows; missing keys read as 0.5."""
-    hot, kernels = hot_tables_of(16), registry.row_kernels()
+    hot = hot_tables_of(16)
     storage = TieredStorage(
         SCHEMA, hot, MemoryStore(SCHEMA), state=StoreState("test"), executor=Here(), readers=Here(),
         memtable_rows=64, staging=Staging(1 << 24), limits=Limits(**small_spill(8), call_rows=request.param),
     )  # fmt: skip
-    optimizer = kvemb.optimizers.SGD(0.5)
-    factory = RowFactory(SCHEMA, kvemb.Constant(0.5), optimizer, kernels)
-    return TableUpdates(storage, factory, Scorer(None, hot), kernels, optimizer, None)
+    factory = RowFactory(SCHEMA, kvemb.Constant(0.5), kvemb.optimizers.SGD(0.5), registry.row_kernels())
+    return TableUpdates(storage, factory, Scorer(None, hot), None)
 
 
 def values(numbers):

@@ -132,7 +132,7 @@ def test_memory_that_is_short_for_what_a_checkpoint_keeps_fails_the_checkpoint(
 
         patched.setattr(snapshot.DirtySnapshot, "write", later)
         pending = store.checkpoint(tmp_path / "checkpoint", block=False)
-        short_of_memory(patched, snapshot.DirtySnapshot, "_buffer")
+        short_of_memory(patched, snapshot.DirtySnapshot, "_copy")
         with pytest.raises(MemoryError):
             variable.upsert(np.arange(1000, 1100), np.ones((100, 1), np.float32))
         gate.set()

@@ -59,7 +59,7 @@ class Place:
         policy = TimestampRestrictPolicy(clock="steps")
         factory = RowFactory(SCHEMA, Constant(7), SGD(1.0), row_kernels())
         scoring = Scorer(policy, self.hot)
-        self.operations = TableOperations(self.storage, factory, scoring, row_kernels(), SGD(1.0), None)
+        self.operations = TableOperations(self.storage, factory, scoring, None)
 
     def given(self, array: Any) -> Any:
         return self.operations.device_rows.given(there(array))
