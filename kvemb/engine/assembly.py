@@ -96,7 +96,6 @@ def _make_table(engine: Engine, specification: Specification, variable: Handle[T
     if recorded and specification.joins_checkpoints:
         record_whole(engine, specification, cold)
     storage = storage_class(hot_tables)(
-        schema,
         hot_tables,
         cold,
         state=engine.state,

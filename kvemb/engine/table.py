@@ -143,7 +143,7 @@ class Table:
         """Raise ValueError if the variable cannot be trained."""
         if not self.specification.trainable:
             raise ValueError(f"variable {self.name!r} is not trainable; create it with trainable=True to train it")
-        if self.operations.optimizer is None:
+        if self.specification.optimizer is None:  # a variable without one never gets one
             raise ValueError(
                 f"variable {self.name!r} has no optimizer; create it with optimizer=kvemb.optimizers.Adagrad(); "
                 "kvemb migrate --optimizer adds one to a stored variable"

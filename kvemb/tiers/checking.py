@@ -12,7 +12,6 @@ import numpy as np
 from kvemb.contracts import ColdStore
 from kvemb.rows.block import PENDING, WRITING, RowBlock
 from kvemb.rows.codec import order_keys
-from kvemb.rows.schema import Schema
 from kvemb.tiers.hot_tables import HotTables
 
 BATCH_ROWS = 65_536
@@ -29,7 +28,7 @@ def order_findings(rows: RowBlock, last: int) -> Iterator[str]:
         yield f"the record of key {rows.keys[strange[0]]} has unknown flags"
 
 
-def tier_findings(hot_tables: HotTables, cold: ColdStore, size: int, schema: Schema) -> Iterator[str]:
+def tier_findings(hot_tables: HotTables, cold: ColdStore, size: int) -> Iterator[str]:
     """Yield a line for each fault in the tiers of a variable. size: the variable's count of its rows.
 
     REQUIRES: the variable's lock, no dirty row, and no snapshot in progress.
@@ -50,7 +49,7 @@ def tier_findings(hot_tables: HotTables, cold: ColdStore, size: int, schema: Sch
     count, last = 0, -1
     for rows in cold.scan(BATCH_ROWS):
         yield from (f"cold rows: {line}" for line in order_findings(rows, last))
-        last = int(order_keys(rows.keys, schema)[-1])
+        last = int(order_keys(rows.keys, rows.schema)[-1])
         count += len(rows)
     if count != size:
         yield f"the cold store has {count:,} rows, but {size:,} are counted"

@@ -46,11 +46,6 @@ class Located:
         """Return the tables of the keys at these positions."""
         return owners_at(self.owners, positions)
 
-    @property
-    def cold_owners(self) -> Owners:
-        """The table of each of the rows (m,)."""
-        return self.owners_of(self.cold)
-
     def cold_only(self, chosen: Mask) -> Located:
         """Return what `only` returns, but of the chosen keys alone, which are not hot."""
         rows, count = self.rows, int(np.count_nonzero(chosen))

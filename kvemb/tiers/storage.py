@@ -28,7 +28,6 @@ from kvemb.memory.staging import Holding, Staging
 from kvemb.rows.block import DIRTY, REMOVED, RowBlock
 from kvemb.rows.codec import LAST_KEY, Ordered, order_keys
 from kvemb.rows.hashing import Keys
-from kvemb.rows.schema import Schema
 from kvemb.stats import DISK, Stats, TierSize
 from kvemb.store_state import StoreState
 from kvemb.threads.interrupts import uninterrupted
@@ -79,7 +78,6 @@ class TieredStorage:
 
     def __init__(
         self,
-        schema: Schema,
         hot_tables: HotTables,
         cold: ColdStore,
         *,
@@ -97,7 +95,8 @@ class TieredStorage:
         step: int = 0,
         optimizer_steps: int = 0,
     ) -> None:
-        self.schema, self.hot_tables, self.cold, self.state = schema, hot_tables, cold, state
+        self.hot_tables, self.cold, self.state = hot_tables, cold, state
+        self.schema = schema = hot_tables.schema
         self.size, self.step, self.optimizer_steps, self.limits = size, step, optimizer_steps, limits
         self.counts, self.refreshes, self.changed = Stats(), 0, False
         self._record, self._record_cleared = record, record_cleared
@@ -246,7 +245,7 @@ class TieredStorage:
         left: list[RowBlock] = []
         with self.access.poisoning():
             try:
-                for keys, leaving in self.hot_tables.insert(found.rows, found.cold_owners, by_score=by_score):
+                for keys, leaving in self.hot_tables.insert(found.rows, found.owners_of(found.cold), by_score=by_score):
                     left.append(leaving)
                     self.in_flight.discard(keys)  # not before they are hot or in `left`
                 self.size += len(found.exists) - int(np.count_nonzero(found.exists))
@@ -539,7 +538,7 @@ class TieredStorage:
         with self.access.held_without_snapshot():
             self.state.check_writable()
             self.write_dirty()
-            return list(tier_findings(self.hot_tables, self.cold, self.size, self.schema))
+            return list(tier_findings(self.hot_tables, self.cold, self.size))
 
     def stats(self) -> Stats:
         """Return a copy of the counts so far, with the present size of each tier. Takes the lock."""

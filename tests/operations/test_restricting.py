@@ -26,7 +26,7 @@ from tests.histories import small_spill
 
 def test_the_highest_scores_of_both_tiers_stay_and_of_equal_ones_the_larger_key(tmp_path):
     storage = TieredStorage(
-        SCHEMA, hot_tables_of(16), MemoryStore(SCHEMA), state=StoreState("test"), executor=Here(), readers=Here(),
+        hot_tables_of(16), MemoryStore(SCHEMA), state=StoreState("test"), executor=Here(), readers=Here(),
         memtable_rows=64, staging=Staging(1 << 24), limits=Limits(**small_spill(8)),
     )  # fmt: skip
     keys, told = np.arange(100), []

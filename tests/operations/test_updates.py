@@ -25,7 +25,7 @@ def table(request):
     """Operations on a table of 16 hot rows; missing keys read as 0.5."""
     hot = hot_tables_of(16)
     storage = TieredStorage(
-        SCHEMA, hot, MemoryStore(SCHEMA), state=StoreState("test"), executor=Here(), readers=Here(),
+        hot, MemoryStore(SCHEMA), state=StoreState("test"), executor=Here(), readers=Here(),
         memtable_rows=64, staging=Staging(1 << 24), limits=Limits(**small_spill(8), call_rows=request.param),
     )  # fmt: skip
     factory = RowFactory(SCHEMA, kvemb.Constant(0.5), kvemb.optimizers.SGD(0.5), registry.row_kernels())

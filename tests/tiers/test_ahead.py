@@ -45,7 +45,7 @@ class Place:
         self.cold.write(rows_of(range(100)))
         self.hot = hot_tables_of(16)
         self.storage = TieredStorage(
-            SCHEMA, self.hot, self.cold, state=self.state, executor=writer or Here(), readers=readers or Here(),
+            self.hot, self.cold, state=self.state, executor=writer or Here(), readers=readers or Here(),
             memtable_rows=64, staging=self.staging, limits=Limits(**small_spill(16)), size=100,
         )  # fmt: skip
         factory = RowFactory(SCHEMA, None, None, None)

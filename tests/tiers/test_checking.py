@@ -21,7 +21,7 @@ def tiers():
 
 
 def findings(tiers, size=5):
-    return list(tier_findings(*tiers, size, SCHEMA))
+    return list(tier_findings(*tiers, size))
 
 
 def test_nothing_is_wrong_with_sound_tiers(tiers):

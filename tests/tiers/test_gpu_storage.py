@@ -52,7 +52,7 @@ class Place:
         self.hot = seen_as_one(tables, partition, [Budget(1 << 24)] * len(tables), min_rows=None)
         self.readers = readers or Here()
         self.storage = GpuStorage(
-            SCHEMA, self.hot, self.cold, state=self.state, executor=Here(), readers=self.readers,
+            self.hot, self.cold, state=self.state, executor=Here(), readers=self.readers,
             memtable_rows=64, staging=Staging(1 << 24), limits=Limits(**{**small_spill(16), "ahead_rows": 200}),
             size=ROWS,
         )  # fmt: skip

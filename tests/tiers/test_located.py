@@ -17,7 +17,7 @@ def answer() -> Located:
 
 def test_what_is_there_is_hot_or_has_a_row():
     at = answer()
-    assert (at.present.tolist(), at.hot.tolist(), at.cold_owners.tolist()) == ([True, True, False], [0], [1, 1])
+    assert (at.present.tolist(), at.hot.tolist(), at.owners_of(at.cold).tolist()) == ([True, True, False], [0], [1, 1])
 
 
 def test_hot_keys_stay_in_a_part():

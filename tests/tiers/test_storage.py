@@ -41,7 +41,7 @@ def storage_of(cold=None, cells=16, **arguments):
     }
     cold = cold or MemoryStore(SCHEMA)
     sizes = {"memtable_rows": 64}
-    return TieredStorage(SCHEMA, hot_tables_of(cells), cold, readers=Here(), **sizes, **(given | arguments))
+    return TieredStorage(hot_tables_of(cells), cold, readers=Here(), **sizes, **(given | arguments))
 
 
 def put(storage, keys, value=1.0):
