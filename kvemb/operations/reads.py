@@ -1,7 +1,7 @@
 """The calls that read rows of one variable, hot or cold: lookups, scores, reads ahead, warming.
 
-A call is processed in chunks of limits.call_rows distinct keys, each atomic. Thread-safe. Arguments have been checked
-by kvemb.variable: keys are int64 (n,).
+A call is processed in chunks of limits.call_rows distinct keys, and is atomic for each key, not for all of them.
+Thread-safe. Arguments have been checked by kvemb.variable: keys are int64 (n,).
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ class TableReads:
             if len(absent):
                 values[absent] = self._factory.embeddings(keys[absent])[:, :width]
             if len(absent) < len(found.cold):
-                cold = found.only(found.exists)
+                cold = found.with_cold(found.exists)
                 values[cold.cold] = cold.rows.named_embeddings()[:, :width]
         if len(found.cold):
             storage.stage(found, by_score=now is None)
@@ -339,4 +339,4 @@ class TableReads:
         for chunk in self._chunks(len(keys)):
             with self._storage.reading():
                 found = self._storage.locate(keys[chunk])
-                self._storage.promote(found.only(found.exists), by_score=True)
+                self._storage.promote(found.with_cold(found.exists), by_score=True)

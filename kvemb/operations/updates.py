@@ -137,7 +137,7 @@ class TableUpdates(TableReads):
             inserted_at[inverse[inserting][::-1]] = inserting[::-1]
             inserted_at[present] = -1
             adding = np.flatnonzero(exists & (np.arange(n) > inserted_at[inverse]))
-            found, added = found.only(found.exists | (inserted_at[found.cold] < n)), inverse[adding]
+            found, added = found.with_cold(found.exists | (inserted_at[found.cold] < n)), inverse[adding]
             made = np.flatnonzero(~found.exists)
             self._create(found, score)
             row_of = np.full(len(found.keys), -1, np.int64)
@@ -221,7 +221,7 @@ class TableUpdates(TableReads):
         self._storage.counts.refused += int(counts[absent[~enough]].sum())
         chosen = found.exists.copy()
         chosen[~found.exists] = enough
-        return found.only(chosen)
+        return found.with_cold(chosen)
 
     def set_optimizer(self, optimizer: Optimizer, *, writable: bool = True) -> None:
         """Replace the optimizer by one with the same slots. writable: whether to raise if rows may not change."""
@@ -313,7 +313,7 @@ class TableUpdates(TableReads):
                     found = storage.locate(distinct.keys[chunk])
                     self._scoring.use(found, distinct.counts[chunk], self._scoring.now(storage.step))
                     with storage.access.poisoning():
-                        there = found.only(found.exists)
+                        there = found.with_cold(found.exists)
                         storage.log.located(there, storage.step)
                         storage.promote(there)
         storage.log.commit()

@@ -104,7 +104,7 @@ class GpuStorage(TieredStorage):
                         for leaving in self.hot_tables.move_up(part):
                             self._spill([leaving])
                     found = self.in_memory(part)
-                    self.promote(found.only(found.known & found.exists))
+                    self.promote(found.with_cold(found.known & found.exists))
 
 
 def storage_class(hot_tables: HotTables) -> type[TieredStorage]:

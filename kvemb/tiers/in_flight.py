@@ -60,9 +60,9 @@ class RowsInFlight:
             return found
         try:
             kept = np.arange(total) < count
-            self._found, self._by_score = found.cold_only(kept), by_score
+            self._found, self._by_score = found.cold_alone(kept), by_score
             self._here = np.ones(count, np.bool_)
-            left = found.only(~kept) if count < total else None
+            left = found.with_cold(~kept) if count < total else None
         except BaseException:
             self.clear()  # what was paid is given back
             raise
@@ -116,7 +116,7 @@ class RowsInFlight:
         if self._found is None or self._state.cause is not None:
             return
         with suppress(Exception), Poisoning(self._state):
-            found, by_score = self._found.only(self._here & self._found.exists), self._by_score
+            found, by_score = self._found.with_cold(self._here & self._found.exists), self._by_score
             self.expected = self.followed or self.left < len(self._here)
             self.clear()
             self._promote(found, by_score)

@@ -46,8 +46,8 @@ class Located:
         """Return the tables of the keys at these positions."""
         return owners_at(self.owners, positions)
 
-    def cold_only(self, chosen: Mask) -> Located:
-        """Return what `only` returns, but of the chosen keys alone, which are not hot."""
+    def cold_alone(self, chosen: Mask) -> Located:
+        """Return the chosen ones of the keys that are not hot, and no hot keys. chosen (m,): which of them."""
         rows, count = self.rows, int(np.count_nonzero(chosen))
         if count == len(self.keys):  # but not with the caller's array of keys, which may change
             return Located(rows.keys, self.owners, self.cells, self.cold, rows, self.exists, self.known)
@@ -57,8 +57,8 @@ class Located:
         cells = np.full(count, -1, np.int64)
         return Located(rows.keys, owners, cells, at, rows, self.exists[chosen], self.known[chosen])
 
-    def only(self, chosen: Mask) -> Located:
-        """Return the same without some of the keys that are not hot. chosen (m,): which of these stay."""
+    def with_cold(self, chosen: Mask) -> Located:
+        """Return the same with only the chosen ones of the rows that are not hot; hot keys stay. chosen (m,)."""
         if np.count_nonzero(chosen) == len(chosen):
             return self
         cold, rows = self.cold[chosen], self.rows.select(chosen)

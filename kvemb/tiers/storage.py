@@ -272,7 +272,7 @@ class TieredStorage:
                 with suppress(MemoryError):  # then they are offered to the hot tier at once
                     left = self.in_flight.keep(found, by_score, briefly=moved)
             if left is not None and np.count_nonzero(left.exists):
-                self._promote_if_sound(left.only(left.exists), by_score)
+                self._promote_if_sound(left.with_cold(left.exists), by_score)
 
     def _promote_if_sound(self, found: Located, by_score: bool) -> None:
         """Promote existing rows, unless the store is poisoned."""

@@ -51,7 +51,7 @@ class Place(test_ahead.Place):
     def values(self, *keys: int) -> dict[int, float]:
         with self.storage.reading():
             found = self.storage.locate(np.array(keys))
-            return values_of(found.only(found.exists).rows)
+            return values_of(found.with_cold(found.exists).rows)
 
 
 @pytest.mark.parametrize("call", ["remove", "replace"])
@@ -83,7 +83,7 @@ def test_rows_that_cannot_be_kept_for_lack_of_memory_go_hot_and_what_was_paid_fo
         raise MemoryError
 
     with monkeypatch.context() as patched:
-        patched.setattr(Located, "cold_only", fail)
+        patched.setattr(Located, "cold_alone", fail)
         place.lookup(1, 2)
     assert place.storage.state.cause is None
     with place.storage.access.held():

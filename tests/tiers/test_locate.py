@@ -48,7 +48,7 @@ class Place:
     def found(self, keys):
         with self.access.held():
             at = self.locate(*keys)
-            there = at.only(at.exists)
+            there = at.with_cold(at.exists)
             return at, values_of(there.rows)
 
 

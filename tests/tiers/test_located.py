@@ -21,16 +21,16 @@ def test_what_is_there_is_hot_or_has_a_row():
 
 
 def test_hot_keys_stay_in_a_part():
-    part = answer().only(np.array([True, False]))
+    part = answer().with_cold(np.array([True, False]))
     assert (part.keys.tolist(), part.present.tolist()) == ([5, 6, 7], [True, True, False])
     assert (part.cold.tolist(), part.rows.keys.tolist(), part.exists.tolist()) == ([1], [6], [True])
     whole = answer()
-    assert whole.only(np.ones(2, bool)) is whole
+    assert whole.with_cold(np.ones(2, bool)) is whole
 
 
 def test_nothing_but_chosen_cold_keys_is_in_a_cold_part():
-    part = answer().cold_only(np.array([False, True]))
+    part = answer().cold_alone(np.array([False, True]))
     assert (part.keys.tolist(), part.owners.tolist(), part.cells.tolist()) == ([7], [1], [-1])
     assert (part.cold.tolist(), part.rows.keys.tolist(), part.exists.tolist()) == ([0], [7], [False])
     whole = answer()
-    assert whole.cold_only(np.ones(2, bool)).rows is whole.rows, "it is not copied"
+    assert whole.cold_alone(np.ones(2, bool)).rows is whole.rows, "it is not copied"

@@ -55,7 +55,7 @@ def put(storage, keys, value=1.0):
 def rows(storage, keys):
     with storage.reading():
         at = storage.locate(np.array(keys))
-        found = values_of(at.only(at.exists).rows)
+        found = values_of(at.with_cold(at.exists).rows)
         for block in storage.hot_tables.read(at.cells, at.owners):
             found |= values_of(block)
         return found
