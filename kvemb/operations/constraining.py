@@ -23,10 +23,6 @@ from kvemb.tiers.located import Located
 Constraint = Callable[[npt.NDArray[Any]], npt.ArrayLike]
 
 
-class StepUndone(Exception):
-    """The constraint failed, which is this error's cause; all rows are as before the step."""
-
-
 class ConstraintProjector:
     """Applies a constraint to rows: hot rows in their cells, other rows in blocks."""
 
@@ -40,19 +36,19 @@ class ConstraintProjector:
         whole.put(hot[np.argsort(found.keys[hot])], rows.select(np.argsort(rows.keys)))
         return whole
 
-    def project(self, found: Located, before: RowBlock, step: int) -> Positions:
+    def project(self, found: Located, before: RowBlock, step: int) -> tuple[Positions, Exception | None]:
         """Project rows that were just changed; return the positions in found.keys of those that this changed.
 
-        If the constraint fails, hot rows are restored from `before`, and it raises StepUndone.
+        If the constraint fails, hot rows are restored from `before`; returns its error, too.
         """
         try:
             values, moved = self._projected(found)
         except Exception as error:
             self._hot_tables.put(found.cells, found.owners, before)
-            raise StepUndone from error
+            return np.empty(0, np.int64), error
         self._hot_tables.assign(found.cells, found.owners, values, step)
         self._kernels.assign(found.rows, np.arange(len(found.rows)), values[found.cold], step)
-        return moved
+        return moved, None
 
     def _projected(self, found: Located) -> tuple[Values, Positions]:
         schema = self._hot_tables.schema

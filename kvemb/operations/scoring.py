@@ -62,15 +62,15 @@ class Scorer:
             found.rows.flags[there] |= DIRTY
         if len(found.cold) < len(found.keys):
             hot = found.hot
-            self.use_cells(found.cells[hot], found.owners_of(hot), counts[hot], now)
+            self._use_cells(found.cells[hot], found.owners_of(hot), counts[hot], now)
 
     def use_hot(self, keys: Keys, now: float, counts: Positions | None = None) -> None:
         """Record the uses of keys, which are all hot. counts (n,): how many each occurrence is; None: one."""
         distinct = Unique(keys)
         owners = self._hot_tables.owners(distinct.keys)
-        self.use_cells(self._hot_tables.find(distinct.keys, owners), owners, distinct.uses(counts), now)
+        self._use_cells(self._hot_tables.find(distinct.keys, owners), owners, distinct.uses(counts), now)
 
-    def use_cells(self, cells: Positions, owners: Owners, counts: Positions, now: float) -> None:
+    def _use_cells(self, cells: Positions, owners: Owners, counts: Positions, now: float) -> None:
         """Record counts (n,) uses of the rows in distinct cells."""
         if len(cells):
             scores = self._used(self._hot_tables.scores(cells, owners), counts, now)

@@ -17,7 +17,7 @@ import numpy as np
 from kvemb.contracts import Mask, PlannedChange, Values
 from kvemb.operations.admission_counters import AdmissionCounters
 from kvemb.operations.bounding import Bounding, Pause
-from kvemb.operations.constraining import Constraint, ConstraintProjector, StepUndone
+from kvemb.operations.constraining import Constraint, ConstraintProjector
 from kvemb.operations.reads import TableReads
 from kvemb.operations.restricting import Restriction
 from kvemb.operations.row_factory import RowFactory
@@ -180,7 +180,7 @@ class TableUpdates(TableReads):
             self._create(found, self._scoring.first(storage.step), names)
             before = None if self._constraining is None else self._constraining.copies(found)
             number = count or storage.next_optimizer_step()
-            undone: StepUndone | None = None
+            failure: Exception | None = None
             change = PlannedChange(optimizer=optimizer, grads=grads, sums=sums)
             self._hot_tables.prepare(found.owners, len(found.keys), change)
             if self._constraining is not None:
@@ -191,18 +191,17 @@ class TableUpdates(TableReads):
                 if len(found.rows):
                     cold = np.arange(len(found.rows))
                     self._kernels.apply(found.rows, cold, optimizer, grads, storage.step, sums.of(found.cold), number)
-                try:
-                    if self._constraining is not None and before is not None:
-                        self._match(found, self._constraining.project(found, before, storage.step))
-                except StepUndone as error:
-                    undone = error
-                else:
+                if self._constraining is not None and before is not None:
+                    moved, failure = self._constraining.project(found, before, storage.step)
+                    if failure is None:
+                        self._match(found, moved)
+                if failure is None:
                     if optimizer.counts_steps and count == 0:
                         storage.count_optimizer_step(number)
                     storage.log.located(found, storage.step)
                     storage.promote(found)
-            if undone is not None:
-                raise undone.__cause__ or undone
+            if failure is not None:
+                raise failure
         return number
 
     def _match(self, found: Located, changed: Positions) -> None:
