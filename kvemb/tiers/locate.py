@@ -146,15 +146,12 @@ class Locator:
         self._access.state.check_open()
         if search.failure is not None:
             raise search.failure
-        moved = self.version != search.version
-        if own is not None and own.rows is found.rows:
-            if not moved and (exists := own.sound) is not None:
-                found.exists = exists
-                found.known.fill(True)
-                return found
-            moved = True  # rows of which none may stay
-        if moved:
-            found = self._look(found.keys)
+        if self.version != search.version:
+            found = self._look(found.keys)  # into other rows: what was read may have changed
+        elif own is not None and own.rows is found.rows and (exists := own.sound) is not None:
+            found.exists = exists
+            found.known.fill(True)
+            return found
         unknown = self._take(found, self.ahead if own is None else [own, *self.ahead])
         if len(unknown):
             again = Fetch(RowBlock.with_keys(self._schema, found.rows.keys[unknown]))

@@ -96,6 +96,22 @@ def test_rows_that_changed_during_the_read_are_read_again():
     assert place.cold.reads == [[3], [3]]
 
 
+def test_of_rows_that_were_removed_during_the_read_nothing_stays():
+    place = Place()
+
+    def change():
+        place.cold.meanwhile = lambda: None
+        with place.access.held():
+            place.cold.write(rows_of([3], flags=DIRTY | REMOVED))
+            place.locator.forget(np.array([3]))
+
+    place.cold.meanwhile = change
+    at, _ = place.found([3])
+    assert at.exists.tolist() == [False]
+    assert at.known.tolist() == [True]
+    assert not any(column.any() for column in at.rows.columns[1:])
+
+
 def test_rows_that_went_hot_during_the_read_are_hot():
     place = Place()
 
