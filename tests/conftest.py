@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def pytest_configure() -> None:
     PyTorch's threads sleep while they wait: they would spin on cores that other tests need.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    settings.register_profile("kvemb", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("kvemb", max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("kvemb")
     if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > MEMORY_BYTES:
         os.environ["TMPDIR"] = str(MEMORY)
@@ -61,9 +62,41 @@ def is_installed(module: str) -> bool:
     return False
 
 
+def combined(case: Any) -> set[tuple[Any, ...]]:
+    """The combinations of values of which a case is one: all pairs, or each value where a test has `independent`."""
+    values = [(name, id(value)) for name, value in case.callspec.params.items()]
+    return set(combinations(values, 1 if case.get_closest_marker("independent") else 2))
+
+
+def cases_of_every_day(cases: list[Any]) -> list[Any]:
+    """Choose a few cases of a test, in which each combination is."""
+    of_case = [combined(case) for case in cases]
+    chosen, lacking = [], set().union(*of_case)
+    while lacking:
+        at = max(range(len(cases)), key=lambda at: len(of_case[at] & lacking))
+        chosen.append(cases[at])
+        lacking -= of_case[at]
+    return chosen
+
+
+def mark_other_cases_slow(items: list[pytest.Item]) -> None:
+    """Give each test with several parameters a few cases of every day; the others get the marker slow."""
+    tests: dict[str, list[Any]] = {}
+    for item in items:
+        parameters = len(item.callspec.params) if hasattr(item, "callspec") else 0
+        if parameters > (1 if item.get_closest_marker("independent") else 2) and not item.get_closest_marker("slow"):
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in tests.values():
+        chosen = cases_of_every_day(cases)
+        for case in cases:
+            if case not in chosen:
+                case.add_marker(pytest.mark.slow)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what needs a package that is not installed; .ci/run selects the same tests, and has all packages."""
+    mark_other_cases_slow(items)
     for item in items:
         folder = folder_of(item.path)
         if folder == PYTORCH and item.path.stem != "test_missing":
@@ -75,6 +108,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for module in (module for mark in item.iter_markers("needs") for module in mark.args):
             if not is_installed(module):
                 item.add_marker(pytest.mark.skip(reason=f"{module} is not installed; it is of kvemb[test-all]"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Run the tests of a file in one process: what they parse, open or compile for all of them is made once."""
+    from xdist.scheduler import LoadFileScheduling
+
+    return LoadFileScheduling(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)

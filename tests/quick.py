@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 
-def quick(values: Iterable[Any], first: int = 1) -> list[Any]:
-    """Return the parameters of a test, with all but the first few marked slow."""
-    return [value if at < first else pytest.param(value, marks=pytest.mark.slow) for at, value in enumerate(values)]
+def quick(values: Iterable[Any], first: int = 1, *, several: bool = False) -> list[Any]:
+    """Return the cases of a test, with all but the first few marked slow. several: each is a tuple of parameters."""
+    cases = [pytest.param(*(value if several else (value,))) for value in values]
+    return [*cases[:first], *(case._replace(marks=[pytest.mark.slow]) for case in cases[first:])]

@@ -206,6 +206,7 @@ ARGUMENTS = [
 ]
 
 
+@pytest.mark.independent
 @pytest.mark.parametrize(("argument", "value", "error"), ARGUMENTS, ids=lambda v: repr(v)[:40])
 def test_a_variable_that_cannot_be_made(store, tmp_path, argument, value, error):
     free = store.budget.free

@@ -54,6 +54,7 @@ def test_the_default_variable_reads_zeros(store):
     assert variable.lookup([1, 2]).tolist() == [[0.0], [0.0]]
 
 
+@pytest.mark.independent
 @pytest.mark.parametrize("key", KEY_DTYPES)
 @pytest.mark.parametrize("value", VALUE_DTYPES)
 def test_every_pair_of_dtypes_keeps_its_rows(make, key, value):
@@ -110,6 +111,7 @@ def test_the_number_of_devices_may_change(open_store, tmp_path):
         store.close()
 
 
+@pytest.mark.independent
 @pytest.mark.parametrize(
     ("spec", "row"),
     [(None, [0, 0, 0]), (2, [2, 2, 2]), (0.5, [0.5] * 3), ([1, 2, 3], [1, 2, 3]), (np.arange(3.0), [0, 1, 2])],
@@ -189,6 +191,7 @@ MISMATCHES = [
 ]
 
 
+@pytest.mark.independent
 @pytest.mark.parametrize(("field", "asked", "stored_value", "asked_value"), MISMATCHES, ids=lambda v: repr(v)[:40])
 @pytest.mark.parametrize("reopened", [False, True])
 def test_a_mismatch_names_the_field(open_store, tmp_path, field, asked, stored_value, asked_value, reopened):
@@ -207,6 +210,7 @@ def test_a_mismatch_names_the_field(open_store, tmp_path, field, asked, stored_v
     assert store.get_variable("x", dim=3).lookup([1]).tolist() == values_of(1).tolist()
 
 
+@pytest.mark.independent
 @pytest.mark.parametrize(
     ("stored", "asked"),
     [

@@ -7,6 +7,7 @@ import logging
 
 import numpy as np
 import pytest
+from quick import quick
 
 import kvemb
 from kvemb.errors import CheckpointNotFound, Corruption
@@ -116,7 +117,8 @@ def test_a_restored_store_that_cannot_be_opened_is_removed(store, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:unclosed file.*LOCK:ResourceWarning")
 @pytest.mark.parametrize(
-    ("arguments", "told"), [({}, True), ({"durability": "write"}, False), ({"read_only": True}, False)]
+    ("arguments", "told"),
+    quick([({}, True), ({"durability": "write"}, False), ({"read_only": True}, False)], several=True),
 )
 def test_a_store_that_is_dropped_open_is_told(tmp_path, caplog, arguments, told):
     kvemb.open(tmp_path / "store", memory_budget="8MiB").close()

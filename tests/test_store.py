@@ -91,6 +91,7 @@ def test_a_second_opener_of_this_process_is_told_at_once(store, monkeypatch):
     assert store.variables["users"].size() == 1000
 
 
+@pytest.mark.slow
 def test_another_process_is_told_at_once(store):
     done = run_python(
         """

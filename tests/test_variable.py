@@ -32,6 +32,7 @@ def table(make):
 # lookup, upsert.
 
 
+@pytest.mark.independent
 @pytest.mark.parametrize("shape", [(), (0,), (5,), (2, 3), (0, 4), (2, 0), (1, 2, 3)])
 def test_keys_have_any_shape(table, shape):
     keys = np.arange(math.prod(shape)).reshape(shape) * 7
@@ -163,6 +164,7 @@ HISTORIES = [
 ]
 
 
+@pytest.mark.independent
 @pytest.mark.parametrize(("policy", "optimizer"), HISTORIES, ids=lambda value: type(value).__name__)
 @pytest.mark.parametrize(
     "pieces",
@@ -236,6 +238,7 @@ def test_exports_count_as_no_use_and_are_copies(table):
     np.testing.assert_array_equal(table.lookup(np.arange(100)), values_of(100))
 
 
+@pytest.mark.independent
 @pytest.mark.parametrize("value", ["float32", "float64", "float16", "bfloat16"])
 def test_an_empty_table_exports_empty_arrays_of_its_dtypes(make, value):
     if value == "bfloat16":
@@ -255,6 +258,7 @@ def test_an_empty_table_exports_empty_arrays_of_its_dtypes(make, value):
 # apply_gradients.
 
 
+@pytest.mark.independent
 @pytest.mark.parametrize("value", ["float32", "float64", "float16"])
 def test_values_and_gradients_are_cast_as_numpy_assigns_them(make, value):
     variable = make(optimizer=SGD(1.0), value_dtype=value)

@@ -56,6 +56,7 @@ def test_a_row_of_zeros_is_a_row(kind):
     assert table.find(np.array([0, 1])).tolist() == [table.occupied()[0], -1]
 
 
+@pytest.mark.independent
 @pytest.mark.parametrize("name", VALUE_DTYPES)
 @pytest.mark.parametrize("dim", [1, 3, 33])
 def test_rows_of_every_dtype_are_copied_out(kind, name, dim):

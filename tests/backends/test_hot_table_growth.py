@@ -32,7 +32,7 @@ from kvemb.rows.schema import Schema
 
 @pytest.mark.parametrize("name", KINDS)
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_one_bucket_keeps_the_highest_scores(name, data):
     # All keys of a table of one bucket share it, so a dict that evicts its least (score, key) is the exact model.
     schema = schema_of(dim=1, widths=())
@@ -108,6 +108,7 @@ def test_clean_rows_that_are_evicted_are_returned_if_they_are_asked_for(kind):
     assert table.insert(rows_of(schema, [3000, 3001], 1e9)).keys.tolist() == [4]
 
 
+@pytest.mark.independent
 @pytest.mark.parametrize("by_score", quick([True, False]))
 @pytest.mark.parametrize(("capacity", "inserted"), [(16, 500), (256, 300), (256, 5000), (1024, 30_000)])
 def test_no_dirty_row_is_ever_dropped(kind, capacity, inserted, by_score):
@@ -152,6 +153,7 @@ def full_table(kind: Any, schema: Schema, capacity: int, load: float) -> Any:
     return table
 
 
+@pytest.mark.independent
 @pytest.mark.parametrize("capacity", [16, 48, 80, 1024])
 @pytest.mark.parametrize("load", [0.0, 0.1, 0.5, 0.9, 1.0])
 def test_growing_keeps_every_row(kind, capacity, load):
@@ -187,6 +189,7 @@ def test_a_table_grows_before_a_row_has_to_leave(kind):
     assert table.nbytes == table.capacity_rows * type(table).bytes_per_cell(schema)
 
 
+@pytest.mark.independent
 @pytest.mark.parametrize("cells", quick([40, 1, 100_000]))
 @pytest.mark.parametrize("load", [0.0, 0.3, 0.9, 1.0])
 def test_shrinking_lets_only_dirty_rows_out_and_keeps_the_highest_scores(kind, load, cells):

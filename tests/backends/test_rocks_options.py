@@ -90,6 +90,7 @@ def test_filters_and_indexes_are_whole_while_they_fit_and_stay_bounded_beyond(tm
         database.close()
 
 
+@pytest.mark.slow
 def test_mapped_filters_and_indexes_take_no_memory_of_the_process(tmp_path):
     database = opened(tmp_path / "rows")
     store = database.create("rows", SCHEMA, RocksDBCreator())

@@ -53,6 +53,7 @@ def test_a_scratch_that_cannot_be_written_to_is_named(tmp_path):
         kvemb.cluster.open(shards=2, scratch=tmp_path / "file", transport="local")
 
 
+@pytest.mark.slow
 def test_kvemb_does_not_import_it():
     done = subprocess.run(
         [sys.executable, "-c", "import kvemb, sys; print('kvemb.cluster' in sys.modules)"],

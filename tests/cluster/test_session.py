@@ -282,6 +282,7 @@ def test_a_scan_that_is_given_up_ends_on_the_shards_with_the_next_call(cluster):
     wait_until(lambda: [len(shard._scans._scans) for shard in shards] == [0, 0, 0])
 
 
+@pytest.mark.slow
 def test_many_clients_lose_no_update(two, connect):
     first, _ = two
     first.get_variable("table", dim=1, optimizer=kvemb.optimizers.SGD(1.0))

@@ -20,6 +20,7 @@ def array(keys: list[int]) -> np.ndarray:
     return np.array(sorted(keys), np.uint64)
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(st.data())
 def test_keys_come_back_and_files_merge(tmp_path_factory, data):

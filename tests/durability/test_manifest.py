@@ -190,6 +190,7 @@ def test_of_format_2_too_a_damaged_field_is_named(field, value, message):
         manifest.parse(hostile.signed(hostile.changed(data, (*USERS, field), value)), "there")
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_is_named_or_changes_nothing(tmp_path):
     manifest.write(EXAMPLE, tmp_path)
     path = tmp_path / "manifest.json"

@@ -272,6 +272,7 @@ def test_a_kill_while_the_copy_is_amended_loses_nothing(open_store, tmp_path):
     assert len(points_of(store)) == 1, "what was left is deleted"
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_a_spent_budget_has_few_files(tmp_path):
     """Each took the rows of a slot, as all other memory held hot or waiting rows: 2,735 files, and minutes."""
     chance = np.random.default_rng(0)

@@ -207,6 +207,7 @@ BETWEEN = [
 ]  # fmt: skip
 
 
+@pytest.mark.independent
 @pytest.mark.parametrize(("between", "rows"), BETWEEN)
 @pytest.mark.parametrize("admitted", [True, False])
 def test_a_replica_counts_on_and_forgets_as_the_delta_that_was_applied(open_store, tmp_path, admitted, between, rows):

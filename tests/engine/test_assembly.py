@@ -63,6 +63,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.independent
 @pytest.mark.parametrize(("place", "name", "error"), STEPS, ids=lambda value: getattr(value, "__name__", str(value)))
 @pytest.mark.parametrize("stored", [False, True], ids=["new", "stored"])
 @pytest.mark.parametrize("creator", [kvemb.RocksDBCreator(), kvemb.MemoryCreator()], ids=["rocks", "memory"])

@@ -12,7 +12,8 @@ import pytest
 from arrays_on_device import there
 from cuda_devices import device_of
 from cuda_on_cpu import CudaOnCpuTable
-from every_optimizer import EVERY
+from every_optimizer import EVERY, QUICK
+from quick import quick
 from short_device import ShortDevice
 
 import kvemb
@@ -209,7 +210,7 @@ def short(table: Any) -> None:
 
 
 @pytest.mark.parametrize("device", ["CudaOnCpuTable"], indirect=True, ids=["one"])
-@pytest.mark.parametrize("optimizer", EVERY, ids=repr)
+@pytest.mark.parametrize("optimizer", quick([*QUICK, *EVERY], len(QUICK)), ids=repr)
 def test_a_change_that_is_prepared_asks_for_no_memory(device: ShortDevice, optimizer: Any) -> None:
     schema = Schema(dtype_of("int64"), dtype_of("float32"), DIM, optimizer.shapes(DIM))
     for name in changes_of(CudaOnCpuTable(schema, 128, 128), optimizer):

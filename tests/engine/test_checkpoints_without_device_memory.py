@@ -15,7 +15,7 @@ import kvemb
 from kvemb.handle import inside
 from kvemb.optimizers import LAMB
 
-DIM, ROWS, FEW = 5, 6000, 100
+DIM, ROWS, FEW = 5, 2000, 100
 EACH = np.arange(ROWS)
 
 

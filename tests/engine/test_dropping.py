@@ -51,6 +51,7 @@ def test_a_dropped_variable_leaves_no_object(open_store, tmp_path):
     assert [part() for part in left] == [None] * len(left)
 
 
+@pytest.mark.independent
 @pytest.mark.parametrize("durability", ["checkpoint", "write"])
 @pytest.mark.parametrize("when", ["new", "flushed", "not opened"])
 def test_a_dropped_variable_is_gone_and_all_it_took_is_free(open_store, tmp_path, durability, when):

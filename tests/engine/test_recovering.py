@@ -134,6 +134,7 @@ def test_a_write_that_fails_behind_all_calls_poisons_the_store(
     assert trained.store.state.halfway is None
 
 
+@pytest.mark.independent
 @pytest.mark.parametrize(
     ("owner", "name", "error"),
     [

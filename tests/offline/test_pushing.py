@@ -161,6 +161,7 @@ def test_a_new_number_does_not_follow_what_lacks_a_file(store, manager, url):
     assert manager.push(url, number=2).deltas == 0
 
 
+@pytest.mark.slow
 def test_a_new_number_does_not_follow_what_is_damaged(store, manager, url, tmp_path):
     last = chain_of(manager, store, url, 3)[-1]
     files, root = fsspec.core.url_to_fs(url)

@@ -109,6 +109,7 @@ kvemb.CheckpointManager(sys.argv[1]).resume(sys.argv[2], memory_budget="4MiB")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", quick(["set_current", "unpack"]))
 def test_training_goes_on_after_a_resume_that_was_killed(tmp_path, manager, at):
     with kvemb.open(tmp_path / "first", **BUDGET) as store:

@@ -88,6 +88,7 @@ def test_a_model_in_use_stays_until_its_last_call_is_done(series, save):
     model.close()
 
 
+@pytest.mark.slow
 def test_no_call_beside_refreshes_mixes_two_checkpoints(series, save):
     save(0)
     seen: list[tuple[list[float], float]] = []

@@ -202,6 +202,7 @@ def test_what_is_verified_by_its_number_is_not_sound_once_it_is_deleted(monkeypa
 HARM = [(kind, how) for kind in ("*.sst", "MANIFEST-*") for how in ("flipped", "cut", "longer", "empty", "missing")]
 
 
+@pytest.mark.independent
 @pytest.mark.parametrize(
     ("place", "kind", "how"),
     [

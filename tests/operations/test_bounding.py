@@ -47,6 +47,7 @@ def rows(variable):
     return keys.tolist(), values.tolist(), scores.tolist()
 
 
+@pytest.mark.independent
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("seed", range(4))
 def test_if_nobody_uses_the_table_the_rows_of_a_restriction_stay(make, policy, seed):
@@ -85,6 +86,7 @@ def test_rows_whose_last_change_is_older_than_a_step_go_whatever_their_rank(make
     assert table.export()[0].tolist() == [*range(50), *range(290, 300)]
 
 
+@pytest.mark.independent
 @pytest.mark.parametrize("seed", range(6))
 def test_rows_that_others_change_meanwhile_stay_as_they_left_them(make, seed):
     """Between two batches others insert, remove, use, train and save. No row differs from what they left."""
@@ -158,6 +160,7 @@ def test_if_more_rows_came_meanwhile_than_may_stay_all_that_were_ranked_go(make)
     assert table.export()[0].tolist() == [*range(1000, 1100)]
 
 
+@pytest.mark.independent
 @pytest.mark.parametrize("pauses", [0, 1, 5, 15, 20])
 def test_what_the_pause_raises_ends_it_and_leaves_whole_rows(make, pauses):
     table, left = make(), [None] * pauses

@@ -43,6 +43,7 @@ POLICIES = [None, kvemb.FrequencyRestrictPolicy(), kvemb.TimestampRestrictPolicy
 
 
 # No row is written: an unused one that waits for it becomes hot again, one that was written only by its score.
+@pytest.mark.independent
 @pytest.mark.limits(min_own_copies=1000)
 @pytest.mark.parametrize("policy", POLICIES, ids=["none", "frequency", "last use", "custom"])
 def test_uses_that_are_told_are_those_of_repeated_keys(make, policy):

@@ -12,6 +12,7 @@ from arrays_on_device import ArrayOnDevice, DlpackOnly, there
 from counting_device import CountingDevice
 from cuda_devices import device_of
 from cuda_on_cpu import CudaOnCpuTable, cpu_device
+from quick import quick
 
 import kvemb
 from kvemb import registry
@@ -104,7 +105,7 @@ class Sums(kvemb.RestrictPolicy):
         return old_score + count
 
 
-@pytest.mark.parametrize("policy", [None, Sums()])
+@pytest.mark.parametrize("policy", quick([Sums(), None]))
 def test_keys_may_be_given_with_the_numbers_of_their_uses(opened: Any, policy: Any) -> None:
     """On the device, in the host tier, on disk and nowhere; a key may occur twice."""
     store = still(opened(limits=Limits(**small_spill(8))))
@@ -156,6 +157,7 @@ def test_what_needs_rows_on_the_host_brings_them(opened: Any, how: Any) -> None:
     assert_equal(plain, var)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_is_written_meanwhile_has_one_instants_rows(opened: Any, tmp_path: Path) -> None:
     store, pending = opened(limits=Limits(**small_spill(8))), []
     plain, var = made(store, "plain"), made(store, "rows", devices="gpu:0", hot_rows=128)
@@ -208,6 +210,7 @@ def test_arrays_on_the_gpu_are_used_on_the_callers_thread(opened: Any, monkeypat
     assert_equal(plain, var)
 
 
+@pytest.mark.independent
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("hot_rows", [128, None], ids=["two tiers", "three tiers"])

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from crashes import copy_of_open
+from quick import quick
 
 import kvemb
 from kvemb import bulk
@@ -25,13 +26,10 @@ pytest.importorskip("pyarrow")
 BUDGET = "4MiB"
 DIM = 5
 WIDTHS: dict[str, tuple[Optimizer, dict[str, int]]] = {
+    "partial_row_wise_adam": (PartialRowWiseAdam(0.5, bias_correction="global"), {"m": DIM, "v": 1}),
     "row_wise_adagrad": (RowWiseAdagrad(0.5, 0.25), {"accumulator": 1}),
     "adam": (Adam(0.5), {"m": DIM, "v": DIM, "steps": 1}),
     "amsgrad": (AMSGrad(0.5), {"m": DIM, "v": DIM, "v_max": DIM, "steps": 1}),
-    "partial_row_wise_adam": (
-        PartialRowWiseAdam(0.5, bias_correction="global"),
-        {"m": DIM, "v": 1},
-    ),
 }
 KEYS = np.arange(-200, 400)
 
@@ -50,7 +48,7 @@ def whole(store: kvemb.Store | Path) -> dict[str, Any]:
     return {"key": keys, "value": values, "score": scores, **slots}
 
 
-@pytest.fixture(params=WIDTHS)
+@pytest.fixture(params=quick(WIDTHS, 2))
 def kind(request: pytest.FixtureRequest) -> Any:
     """An optimizer, and the widths of its slots."""
     return WIDTHS[request.param]
@@ -178,6 +176,7 @@ def test_a_slot_alone_is_a_difference(tmp_path, kind):
     assert (found.changed, found.moved) == (1, 0)
 
 
+@pytest.mark.independent
 @pytest.mark.parametrize("name", WIDTHS)
 @pytest.mark.parametrize("width", [0, 2, DIM, DIM + 1])
 def test_slots_are_loaded_with_their_own_width(tmp_path, name, width):
@@ -214,6 +213,7 @@ def test_migrate_keeps_what_both_have_and_nothing_of_another_width(place, tmp_pa
         assert not after[name][:, width:].any()
 
 
+@pytest.mark.independent
 @pytest.mark.parametrize("other", [SGD(), Adagrad(), RowWiseAdagrad(), Adam()], ids=repr)
 def test_an_optimizer_with_other_slots_is_refused(place, kind, other):
     with kvemb.open(place / "store", memory_budget=BUDGET) as store:

@@ -43,6 +43,7 @@ KINDS = [
 ]
 
 
+@pytest.mark.independent
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("max_norm", [None, 1.2])
 def test_gradients_are_those_of_finite_differences(table, kind, max_norm):

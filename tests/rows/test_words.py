@@ -218,6 +218,7 @@ def test_words_of_a_list_are_their_bytes_one_after_the_other():
     assert (len(as_words([])), as_words([""]).word(0)) == (0, b"")
 
 
+@pytest.mark.independent
 @pytest.mark.parametrize("kind", [list, tuple, partial(np.array, dtype=object)])
 @pytest.mark.parametrize("count", [32_767, 32_768, 32_769, 70_000])
 def test_objects_longer_than_a_piece_have_the_keys_of_a_column(kind: Callable[[Any], Any], count: int) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from programs import run_python
+from quick import quick
 
 import kvemb
 from kvemb.backends import cpu
@@ -133,6 +134,7 @@ def test_a_handler_that_comes_as_a_block_ends_may_run_those_that_were_due(caught
     assert caught == []
 
 
+@pytest.mark.slow
 def test_where_the_module_signal_works_differently_each_block_looks_for_handlers() -> None:
     code = """
         import os
@@ -189,6 +191,7 @@ ENDING = """
 """
 
 
+@pytest.mark.slow
 def test_a_pool_whose_first_thread_began_at_ctrl_c_works_and_lets_the_program_end() -> None:
     assert run_python(ENDING, check=True).stdout == "[1, 2]\n"
 
@@ -230,7 +233,7 @@ class Writer:
             self.var.lookup(self.chance.choice(KEYS, BATCH))
 
 
-@pytest.mark.parametrize("seed", range(ROUNDS))
+@pytest.mark.parametrize("seed", quick(range(ROUNDS), 6))
 def test_no_acknowledged_row_is_lost_to_ctrl_c(seed: int, tmp_path: Path) -> None:
     chance = np.random.default_rng(seed)
     small = Limits(**small_spill(32))

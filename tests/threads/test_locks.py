@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
+from quick import quick
 
 from kvemb.threads.locks import Condition, Event, Future, HeldLock, Lock
 from kvemb.threads.pool import Threads
@@ -93,7 +94,7 @@ CASES = [setting_an_event, waiting_for_an_event, asking_a_future, waiting_for_a_
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one that came in a destructor
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+@pytest.mark.parametrize("case", quick(CASES, 3), ids=lambda case: case.__name__)
 def test_no_lock_stays_taken(case):
     for _ in range(ROUNDS):
         call, afterwards = case()

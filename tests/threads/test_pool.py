@@ -145,6 +145,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", quick(PROGRAMS))
 def test_a_store_can_be_used_until_the_program_has_ended(tmp_path, how) -> None:
     program, rows = PROGRAMS[how]

@@ -316,6 +316,7 @@ def test_a_lookup_during_a_snapshot_makes_its_rows_hot_itself():
     place.storage.snapshot.end()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hot_rows", quick([None, 1000]))
 def test_reads_ahead_get_memory_while_rows_wait_for_the_disk(
     open_store: Callable[..., kvemb.Store], tmp_path: Path, hot_rows: int | None

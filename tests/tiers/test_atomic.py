@@ -92,6 +92,7 @@ def check_nothing_is_wrong(store: kvemb.Store, open_store: Opener) -> None:
     assert again.variables["table"].size() == len(KEYS)
 
 
+@pytest.mark.independent
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize(("devices", "nth"), [(1, 1), (2, 2)])
 def test_memory_that_is_short_while_rows_go_hot(

@@ -74,6 +74,7 @@ def assert_equal(store: kvemb.Store) -> None:
         np.testing.assert_equal(mine, theirs)
 
 
+@pytest.mark.slow
 def test_rows_move_up_and_down_and_are_the_same_also_in_checkpoints_that_are_written_meanwhile(
     store: kvemb.Store, tmp_path: Path
 ) -> None:

@@ -42,6 +42,7 @@ def table(store: kvemb.Store, dim: int, **arguments: Any) -> LockstepChecker:
     return LockstepChecker(variable, Model(KEYS, variable.value_dtype, dim, initializer=start, optimizer=optimizer))
 
 
+@pytest.mark.slow
 def test_a_table_of_wide_rows_stops_growing_at_its_budget_and_still_equals_its_model(
     open_store: Opener, tmp_path: Path
 ) -> None:

@@ -60,6 +60,7 @@ def there_at(array: Any, stream: int) -> Any:
     return found
 
 
+@pytest.mark.independent
 @pytest.mark.parametrize("seed", quick(range(4), 2))
 @pytest.mark.parametrize("below", [64, 0], ids=["three tiers", "two tiers"])
 def test_callers_arrays_on_any_streams_are_theirs_when_a_call_ends(seed: int, below: int) -> None:

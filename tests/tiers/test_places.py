@@ -110,6 +110,7 @@ def test_the_table_has_every_place_and_all_that_happens():
     assert {what for _, what, _ in LINES} == set(HAPPENS)
 
 
+@pytest.mark.independent
 @pytest.mark.parametrize(("before", "what", "after"), LINES)
 def test_a_row_goes_where_the_table_says(store, before, what, after):
     walk = Walk(store)

@@ -136,6 +136,7 @@ def assert_nothing_acknowledged_is_lost(twin: LockstepChecker, keys: Any = (), g
     assert twin.variable.size() == int(exists.sum())
 
 
+@pytest.mark.independent
 @pytest.mark.parametrize(
     ("after", "error", "halfway"),
     [(0, None, False), (1, Corruption("damaged"), True), (2, RuntimeError("so"), False), (5, MemoryError(), True)],

@@ -67,6 +67,7 @@ def hot_bytes(*variables: kvemb.Variable) -> list[int]:
     return [variable.stats.bytes_hot for variable in variables]
 
 
+@pytest.mark.slow
 @pytest.mark.limits(**SMALL_PILES)
 @pytest.mark.parametrize("devices", quick([["cpu"], ["cpu"] * 2]))
 def test_histories_of_a_table_that_grows_and_shrinks_survive_checkpoints_under_way(
@@ -116,6 +117,7 @@ def test_memory_follows_a_popularity_that_changes_half_way(open_store: Opener, t
         np.testing.assert_array_equal(table.lookup(np.arange(ROWS), touch=False), rows_of(np.arange(ROWS)))
 
 
+@pytest.mark.slow
 def test_a_variable_opened_last_in_a_full_store_gets_what_it_needs(open_store: Opener, tmp_path: Path) -> None:
     store, chance = open_store(tmp_path / "store", memory_budget="8MiB"), np.random.default_rng(5)
     first = filled(store, "first", 3 * ROWS)
@@ -200,6 +202,7 @@ def test_a_failure_while_a_table_shrinks_poisons_and_loses_nothing(
         variable.upsert([1], np.zeros((1, 16), np.float32))
 
 
+@pytest.mark.slow
 def test_threads_on_variables_that_take_each_others_memory_lose_no_update(open_store: Opener, tmp_path: Path) -> None:
     store = open_store(tmp_path / "store", memory_budget="4MiB", limits=Limits(**small_spill(64)))
     tables = [filled(store, f"field{number}", 8000) for number in range(3)]

@@ -276,6 +276,7 @@ def test_restrict_beside_eight_threads_leaves_an_exact_size(open_store: Any, tmp
     assert variable.size() == len(variable.export()[0]) == 100
 
 
+@pytest.mark.slow
 def test_closing_beside_calls_leaves_what_was_acknowledged(open_store: Any, tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     variable = table(store, kvemb.RocksDBCreator)

@@ -410,6 +410,7 @@ class TieringOfArraysMovedAtOnce(TieringOfArraysOnCuda):
         return LockstepChecker(given, model)
 
 
+@pytest.mark.slow
 def test_a_history_of_a_table_with_next_to_no_hot_rows_equals_its_model() -> None:
     check(Tiering, 1)
 

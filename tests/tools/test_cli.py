@@ -113,6 +113,7 @@ def test_keep_leaves_a_store_that_opens_and_tells_where(
     assert "\x1b" not in shown, "there is no bar without a terminal"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), pytest.param(15, 143, marks=pytest.mark.slow)])
 def test_an_interrupted_demo_leaves_nothing(tmp_path: Path, number: int, code: int) -> None:
     process = subprocess.Popen(

@@ -257,6 +257,7 @@ def test_a_store_pays_for_what_its_tables_share_of_its_memory_budget(tmp_path: P
         assert host.free == before - taken
 
 
+@pytest.mark.slow
 def test_rows_cross_without_pinned_memory_which_is_said_once(tmp_path: Path, monkeypatch, caplog) -> None:
     device = SharedDevice()
     monkeypatch.setitem(registry.hot_backends, "gpu", "cuda_on_cpu:SmallCudaTable")

@@ -60,6 +60,7 @@ def in_order(parts: Any, keys: Any, key: int) -> Any:
     return total
 
 
+@pytest.mark.independent
 @pytest.mark.parametrize("where", ["device", "host", "host, some of the keys"])
 @pytest.mark.parametrize(("dtype", "dim"), [("float32", 3), ("float64", 39)])
 @pytest.mark.parametrize("optimizer", [SGD(1.0), SGD(1.0, clip_value=0.5)], ids=["one in place", "a copy of each"])

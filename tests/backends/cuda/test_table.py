@@ -18,6 +18,7 @@ from cuda_devices import DEVICES, device_of, table_on
 from cuda_life import Life
 from cuda_on_cpu import CpuDevice
 from every_optimizer import single
+from quick import quick
 
 from kvemb.backends.cuda.device import Memory
 from kvemb.backends.cuda.table import CudaTable
@@ -30,7 +31,7 @@ SCHEMA = Schema(dtype_of("int64"), dtype_of("float32"), 1, (SlotShape("a", 1),))
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 4, 7))])
+@pytest.mark.parametrize("seed", quick([0, 1, 2, 4, 7]))
 def test_a_table_lives_as_its_model_does(seed, device):
     Life(seed, device_of(device, seed)).run(30)
 

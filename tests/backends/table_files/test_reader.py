@@ -212,6 +212,7 @@ def test_a_table_that_nobody_reads_keeps_no_files(modelled):
     modelled.check(KEYS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [1, pytest.param(5, marks=pytest.mark.slow)])
 def test_a_read_sees_at_least_what_was_written_before_it(tmp_path, seconds):
     """Threads read while one writes, with flushes, merges and ingests behind: no row is older than the last write."""

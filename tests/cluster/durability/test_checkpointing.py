@@ -144,6 +144,7 @@ def test_whatever_changes_is_saved_by_close(open_cluster, tmp_path):
     assert ClusterSeries(url).numbers()[-1] == len(changes) + 1, "a cluster that went back has nothing to save"
 
 
+@pytest.mark.slow
 def test_close_loses_no_call_of_other_threads(open_cluster, tmp_path):
     cluster = open_cluster(2, url=tmp_path / "series")
     table = cluster.get_variable("table", dim=1, optimizer=kvemb.optimizers.SGD(1.0))
@@ -289,6 +290,7 @@ def test_an_earlier_checkpoint_can_be_gone_on_from(open_cluster, tmp_path, shard
     assert open_cluster(None, url=url).variables["table"].size() == 100
 
 
+@pytest.mark.slow
 def test_later_ones_send_what_changed_and_old_ones_are_deleted(open_cluster, tmp_path):
     cluster = open_cluster(2, url=tmp_path / "series")
     table = cluster.get_variable("table", dim=16)

@@ -99,6 +99,7 @@ def test_only_what_changed_is_transferred(open_cluster, tmp_path):
     assert rows_of(pulled(tmp_path / "elsewhere", tmp_path / "copy", 4)[0]) == rows_of(found[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [pytest.param(3, marks=pytest.mark.slow), 1])
 def test_rows_and_changes_are_those_of_one_store(open_cluster, tmp_path, single, shards):
     with open_cluster(shards, url=tmp_path / "series") as cluster:

@@ -149,6 +149,7 @@ def test_recovery_while_one_is_written_goes_back_to_what_is_complete(cluster, tm
     assert values_at(tmp_path, later.number) == [expected[1]] * 3
 
 
+@pytest.mark.slow
 def test_files_are_beside_the_rows_of_one_checkpoint(cluster, tmp_path):
     large = np.random.default_rng(0).bytes((8 << 20) + 77)
     (tmp_path / "path").write_bytes(large)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from quick import quick
 from told import json_of
 
 import kvemb
@@ -27,7 +28,7 @@ def series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "series"
 
 
-@pytest.fixture(params=["directory", "URL"])
+@pytest.fixture(params=quick(["directory", "URL"]))
 def place(request, tmp_path, monkeypatch) -> Iterator[str]:
     """The same in a directory, or at a URL."""
     monkeypatch.chdir(tmp_path)
@@ -54,6 +55,7 @@ def save(url: str) -> None:
         cluster.close(flush=False)
 
 
+@pytest.mark.parametrize("place", ["directory", "URL"], indirect=True)
 def test_it_is_described(place, capsys):
     found = json_of(capsys, "info", place)
     assert found["kind"] == "checkpoint 2 of a cluster of 2 shards"
@@ -112,6 +114,7 @@ def test_two_are_compared(place, capsys):
         assert users["recorded"] == (one != "before"), "a store that was opened has a point of its own"
 
 
+@pytest.mark.slow
 def test_those_of_other_shards_are_compared(series, capsys):
     assert run(["cluster", "reshard", "series", "series", "--shards", "3"]) == 0
     capsys.readouterr()
@@ -137,6 +140,7 @@ def test_damage_is_found(series, capsys):
     assert any(line.endswith("is missing") and "00000001" in line for line in findings)
 
 
+@pytest.mark.slow
 def test_it_is_written_again_for_other_shards(series, capsys):
     done = json_of(capsys, "cluster", "reshard", "series", "other", "--shards", "3")
     assert (done["number"], done["shards"], done["rows"]) == (1, 3, 101)

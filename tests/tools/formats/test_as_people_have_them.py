@@ -70,11 +70,15 @@ def test_text_of_word_vectors_comes_in_as_it_is_written(tmp_path, text):
     expected = ([-3, 7], [[0.25, 2], [0.5, -1]])
     assert imported(tmp_path / "a", tmp_path / "in.vec") == expected
     assert imported(tmp_path / "b", io.BytesIO(text), format="word2vec") == expected
+
+
+def test_text_of_word_vectors_comes_in_compressed(tmp_path):
+    text = b"2 2\n7 0.5 -1\n-3 0.25 2\n"
     (tmp_path / "in.vec.gz").write_bytes(gzip.compress(text[:9]) + gzip.compress(text[9:]))
     (tmp_path / "in.vec.bz2").write_bytes(bz2.compress(text))
     (tmp_path / "in.vec.zst").write_bytes(pa.compress(text, "zstd", asbytes=True))
     for ending in ("gz", "bz2", "zst"):
-        assert imported(tmp_path / ending, tmp_path / f"in.vec.{ending}") == expected
+        assert imported(tmp_path / ending, tmp_path / f"in.vec.{ending}") == ([-3, 7], [[0.25, 2], [0.5, -1]])
 
 
 def test_a_damaged_or_unsuited_compressed_file_is_refused(tmp_path):

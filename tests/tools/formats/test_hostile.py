@@ -215,6 +215,7 @@ def test_text_without_an_end_is_refused_soon(tmp_path, format, content, line):
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_as_many_columns_as_a_csv_may_have_come_in_soon(tmp_path):
     count = 16_383
     text = b"key," + b",".join(b"value_%d" % at for at in range(count)) + b"\n1" + b",0.5" * count + b"\n"

@@ -292,6 +292,7 @@ def test_a_browser_draws_it(text, tmp_path, width):
     assert least >= 12
 
 
+@pytest.mark.slow
 def test_lines_that_would_hide_each_other_are_one_and_a_long_fact_has_a_line_of_its_own(tmp_path: Path) -> None:
     names = ["items", "users", "words", *(f"t{number:02}" for number in range(12))]
     rule = kvemb.optimizers.AdamW(learning_rate=0.001, weight_decay=0.01)
