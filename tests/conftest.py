@@ -163,13 +163,15 @@ def bytecode_by_one() -> Iterator[None]:
 def kept_from_the_collector() -> Iterator[None]:
     """Let the garbage collector ignore what is made in the block: modules and tests, which stay until the end.
 
-    Going through them again and again took a third of the time of all tests.
+    Going through them again and again took a third of the time of all tests. Afterwards it looks for garbage less often
+    than by default: a compilation of a kernel makes as many objects as a thousand tests.
     """
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
+        gc.set_threshold(20_000, 20, 20)
         gc.enable()
 
 

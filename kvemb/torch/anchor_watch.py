@@ -7,15 +7,10 @@ of PyTorch need be replaced.
 
 from __future__ import annotations
 
-import functools
 import weakref
-from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
-
-from kvemb.torch.eager import never_compiled
 
 
 class AnchorWatch:
@@ -49,32 +44,3 @@ class AnchorWatch:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return AnchorWatch, ()
-
-
-class Fused(Protocol):
-    """A module whose rows take their steps in backward passes."""
-
-    def before_step(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Raise RuntimeError if rows missed what the step of an optimizer of these parameters has in its gradients."""
-
-
-_fused: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def check_before_steps(module: Fused) -> None:
-    """Call a module's before_step() before each step of an optimizer of torch.optim, as long as the module exists."""
-    _register()
-    _fused.add(module)
-
-
-@functools.cache
-def _register() -> None:
-    register_optimizer_step_pre_hook(_before_step)
-
-
-@never_compiled
-def _before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
-    # A kvemb.torch.Optimizer computes its groups, and has no such attribute; the one inside of it comes by itself.
-    groups = vars(optimizer).get("param_groups", [])
-    for module in list(_fused):
-        module.before_step(each for group in groups for each in group["params"])

@@ -6,16 +6,20 @@ backward passes, but not while another thread takes the optimizer's step, and on
 
 from __future__ import annotations
 
+import functools
 import warnings
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from kvemb.checks.brief import brief
 from kvemb.handle import inside
 from kvemb.torch import states
-from kvemb.torch.anchor_watch import AnchorWatch, check_before_steps
+from kvemb.torch.anchor_watch import AnchorWatch
+from kvemb.torch.eager import never_compiled
 from kvemb.torch.gradients import MAX_PASSES, PendingGradients
 from kvemb.torch.lookups import RowRequest, dtype_of_rows, fetch
 from kvemb.torch.weights import take_weights
@@ -96,7 +100,8 @@ class RowsModule(torch.nn.Module):
         self.anchor: torch.nn.Parameter = torch.nn.Parameter(torch.zeros(1), requires_grad=trainable)
         self.watch: AnchorWatch = AnchorWatch()
         if fused:
-            check_before_steps(self)
+            _check_steps()
+            _fused.add(self)
         # Where load_state_dict writes the weights of torch.nn's module, by their names there.
         self.destinations: dict[str, Variable] = {}
         self.register_load_state_dict_pre_hook(_take_weights)
@@ -295,3 +300,20 @@ def _take_weights(
 
 
 states.replace_load(lambda module: module.variables if isinstance(module, RowsModule) else None)
+
+
+# The modules with fused=True: those whose rows may miss what an optimizer of torch.optim steps with.
+_fused: weakref.WeakSet[RowsModule] = weakref.WeakSet()
+
+
+@functools.cache
+def _check_steps() -> None:
+    register_optimizer_step_pre_hook(_before_step)
+
+
+@never_compiled
+def _before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    # A kvemb.torch.Optimizer computes its groups, and has no such attribute; the one inside of it comes by itself.
+    groups = vars(optimizer).get("param_groups", [])
+    for module in list(_fused):
+        module.before_step(each for group in groups for each in group["params"])
