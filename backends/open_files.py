@@ -15,6 +15,8 @@ PLENTY = 1 << 14
 _MOST = 1 << 16
 # The most files that macOS lets a process open if its hard limit is infinite.
 _MACOS_MOST = 10_240
+# RocksDB's own number of threads that open a database's files, and the files for which it is worth to start one.
+_OPENING_THREADS, _FILES_OF_ONE = 16, 8
 _logger = logging.getLogger("kvemb")
 
 
@@ -52,3 +54,11 @@ def most_open(path: Path) -> int | None:
             limit,
         )
     return most
+
+
+def opening_threads(path: Path) -> int:
+    """Return how many threads RocksDB starts to open the files of the database in a folder.
+
+    With a few files it opens them sooner on one thread: to start 16, as it would, takes a fifth of the CPU time.
+    """
+    return min(_OPENING_THREADS, 1 + sum(1 for _ in path.glob("*.sst")) // _FILES_OF_ONE)

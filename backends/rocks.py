@@ -16,7 +16,7 @@ from pathlib import Path
 
 import rocksdict as rd
 
-from kvemb.backends.open_files import LEAST_OPEN, PLENTY, most_open, raise_limit
+from kvemb.backends.open_files import LEAST_OPEN, PLENTY, most_open, opening_threads, raise_limit
 from kvemb.backends.rocks_config import check_config
 from kvemb.backends.rocks_families import Families
 from kvemb.backends.rocks_files import RocksSortedFile
@@ -74,7 +74,9 @@ class RocksDatabase(ColdDatabase):
         past_cache = mapped and page_cache is not None and _bypasses(path, page_cache)
         cache = rd.Cache(INDEX_CACHE_BYTES if past_cache else cache_bytes - self._metadata_bytes)
         files = most_open(path) if compacting and not salvaging else LEAST_OPEN
-        self._options = DatabaseOptions(cache, mapped, read_only, compacting, salvaging, files, past_cache)
+        self._options = DatabaseOptions(
+            cache, mapped, read_only, compacting, salvaging, files, opening_threads(path), past_cache
+        )
         self._stores: dict[str, RocksStore] = {}
         self._naming = threading.Lock()  # of _stores and _partitioned: variables come and go while others are written
         self.threads = min(8, cores())

@@ -68,8 +68,9 @@ PARTITIONED = {
 class DatabaseOptions:
     """The options of one database. See rocks.RocksDatabase.
 
-    mapped: whether files are mapped. open_files: the most files that it keeps open; None: all. past_cache: whether what
-    RocksDB itself reads and writes, as when it merges, goes past the page cache, while lookups map the files.
+    mapped: whether files are mapped. open_files: the most files that it keeps open; None: all. opening_threads: how
+    many threads open them with the database. past_cache: whether what RocksDB itself reads and writes, as when it
+    merges, goes past the page cache, while lookups map the files.
     """
 
     cache: rd.Cache
@@ -78,6 +79,7 @@ class DatabaseOptions:
     compacting: bool
     salvaging: bool
     open_files: int | None
+    opening_threads: int
     past_cache: bool = False
 
     def of_family(self, creator: RocksDBCreator, *, partitioned: bool) -> rd.Options:
@@ -102,6 +104,7 @@ class DatabaseOptions:
             options.set_paranoid_checks(False)
         if self.open_files is not None:
             options.set_max_open_files(self.open_files)
+        options.set_max_file_opening_threads(self.opening_threads)
         options.set_max_background_jobs(creator.background_jobs)
         options.set_allow_mmap_reads(creator.read_mode == "mmap" and not self.past_cache)
         options.set_use_direct_reads(creator.read_mode == "direct" or self.past_cache)

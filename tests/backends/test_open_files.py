@@ -70,3 +70,12 @@ def test_fewer_files_than_there_are_is_said(limits, tmp_path, caplog):
     assert "has 80 files, but this process may open only 300" in caplog.text
     limits[:] = 20_000, 20_000
     assert open_files.most_open(tmp_path) is None
+
+
+def test_a_few_files_are_opened_on_one_thread_and_many_on_as_many_as_rocksdb_has(tmp_path):
+    found = []
+    for number in range(200):
+        if number in (0, 7, 8, 40, 199):
+            found.append(open_files.opening_threads(tmp_path))
+        (tmp_path / f"{number:06}.sst").touch()
+    assert found == [1, 1, 2, 6, 16]

@@ -297,3 +297,10 @@ def test_a_store_leaves_the_page_cache_what_its_budget_does_not_take(tmp_path, m
     with kvemb.open(tmp_path / "64MiB", memory_budget="64MiB", read_only=True):
         pass
     assert seen == [36 << 20, 0, None]
+
+
+def test_few_files_are_opened_on_one_thread(tmp_path):
+    database = opened(tmp_path / "rows")
+    (options,) = sorted((tmp_path / "rows").glob("OPTIONS-*"))[-1:]
+    assert "  max_file_opening_threads=1\n" in options.read_text()
+    database.close()

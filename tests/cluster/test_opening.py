@@ -72,6 +72,7 @@ def test_a_single_stores_series_is_no_place_for_a_cluster(tmp_path):
         kvemb.cluster.open(tmp_path / "a", shards=1, memory_budget="4MiB", transport="local")
 
 
+@pytest.mark.slow
 def test_one_that_is_dropped_open_is_told(tmp_path, caplog):
     gc.collect()  # what earlier tests left is told now
     caplog.clear()

@@ -47,6 +47,7 @@ def test_calls_that_its_end_overtakes_say_that_it_is_lost(store):
     assert released
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:unclosed file.*LOCK:ResourceWarning")
 def test_the_end_of_a_program_warns_of_a_cluster_not_of_its_shards(tmp_path, caplog):
     """A shard's store is scratch: its path says nothing to anyone, and the cluster's checkpoints have the rows."""

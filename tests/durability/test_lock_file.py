@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from quick import quick
 
 import kvemb
 from kvemb.durability import layout
@@ -58,7 +59,7 @@ def killed_owner(how: str, place: Path) -> Iterator[int]:
             os.kill(child, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("how", ["fork", "spawn"])
+@pytest.mark.parametrize("how", quick(["fork", "spawn"]))
 def test_a_killed_owners_lock_is_free_though_its_children_live(tmp_path, how):
     with killed_owner(how, tmp_path):
         layout.lock(tmp_path).close()

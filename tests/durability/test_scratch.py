@@ -69,6 +69,7 @@ def test_an_interrupt_while_it_is_made_leaves_nothing(tmp_path, monkeypatch):
     assert names(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_left_goes_with_the_next_one(tmp_path):
     code = (
         "import os, signal\nfrom kvemb.bulk import scratch\n"

@@ -134,7 +134,7 @@ def change_until_there_is_enough(
 
 @pytest.mark.parametrize(("name", "given"), [("step", there), pytest.param("upsert", at_host, marks=pytest.mark.slow)])
 def test_a_full_gpu_loses_no_row(device: ShortDevice, tmp_path: Path, name: str, given: Any) -> None:
-    change_until_there_is_enough(device, tmp_path, name, given, GIVE[::5])
+    change_until_there_is_enough(device, tmp_path, name, given, GIVE[::8])
 
 
 # Each shortage in each kind of table, and with arrays of each place.

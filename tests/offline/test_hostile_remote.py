@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from quick import quick
 from versions import fill
 
 import kvemb
@@ -125,7 +126,7 @@ REPLACED = [
 ]
 
 
-@pytest.mark.parametrize("what", REFUSED + REPLACED)
+@pytest.mark.parametrize("what", quick(REFUSED + REPLACED, 8))
 def test_a_store_with_a_name_that_leads_elsewhere_changes_nothing_there(open_store, tmp_path, outside, what):
     with open_store(tmp_path / "store", durability="write") as store:
         fill(store, 1)

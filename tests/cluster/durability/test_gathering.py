@@ -64,6 +64,7 @@ def pulled(url, root, *numbers):
         return [series.pull(url, number=number) for number in numbers]
 
 
+@pytest.mark.slow
 def test_only_what_changed_is_transferred(open_cluster, tmp_path):
     url, keys = tmp_path / "series", np.arange(2000)
     with open_cluster(2, url=url) as cluster:

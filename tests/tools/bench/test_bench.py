@@ -78,7 +78,7 @@ TINY: dict[str, tuple[str, int, set[str]]] = {
 }
 NEEDS_CXX = pytest.mark.skipif(which("g++") is None, reason="needs g++, which runs the GPU's kernels here")
 # They start processes, which import everything anew.
-SLOW = {"disk", "larger", "memory", "follow", "checkpoint", "marks", "train", "ranks"}
+SLOW = {"disk", "larger", "memory", "follow", "checkpoint", "marks", "train", "ranks", "spent", "series"}
 NEEDING = {each: ["torch"] for each in ("checkpoint", "marks", "torch", "features", "prefetch", "criteo")}
 NEEDING |= {"keras": ["keras", "torch"], "ranks": ["torch", "ray"]}
 

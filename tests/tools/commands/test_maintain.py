@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from quick import quick
 from told import json_of
 
 import kvemb
@@ -288,14 +289,18 @@ class TestInPlace:
 
     @pytest.mark.parametrize(
         ("change", "property_", "becomes"),
-        [
-            ({"optimizer": "adam:0.5"}, "optimizer", {**kvemb.optimizers.Adam(0.5).to_json()}),
-            ({"value_dtype": "float16"}, "value_dtype", "float16"),
-            ({"policy": "frequency:100"}, "policy", kvemb.FrequencyRestrictPolicy(100.0).to_json()),
-            ({"policy": "timestamp:steps"}, "policy", kvemb.TimestampRestrictPolicy("steps").to_json()),
-            ({"dim": 2}, "dim", 2),
-            ({"key_dtype": "int32"}, "key_dtype", "int32"),
-        ],
+        quick(
+            [
+                ({"optimizer": "adam:0.5"}, "optimizer", {**kvemb.optimizers.Adam(0.5).to_json()}),
+                ({"value_dtype": "float16"}, "value_dtype", "float16"),
+                ({"policy": "frequency:100"}, "policy", kvemb.FrequencyRestrictPolicy(100.0).to_json()),
+                ({"policy": "timestamp:steps"}, "policy", kvemb.TimestampRestrictPolicy("steps").to_json()),
+                ({"dim": 2}, "dim", 2),
+                ({"key_dtype": "int32"}, "key_dtype", "int32"),
+            ],
+            3,
+            several=True,
+        ),
     )
     def test_it_is_as_in_a_copy_and_all_other_variables_stay(self, store, tmp_path, change, property_, becomes):
         with kvemb.open(store, memory_budget=BUDGET) as open_store:

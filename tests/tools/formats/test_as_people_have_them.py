@@ -180,6 +180,7 @@ def test_checkpoints_of_pytorch_may_be_nested(tmp_path):
     assert imported(tmp_path / "b", tmp_path / "in.pt")[1] == VALUES.tolist()
 
 
+@pytest.mark.slow
 def test_lists_of_every_arrow_type_come_in(tmp_path):
     flat = pa.array(VALUES.reshape(-1))
     lists = pa.FixedSizeListArray.from_arrays(flat, 2)
