@@ -71,9 +71,11 @@ class RocksDatabase(ColdDatabase):
         self._creator, self._creators = creator, {name: family.creator for name, family in families.items()}
         mapped = creator.read_mode == "mmap"
         self._metadata_bytes = cache_bytes // 2
-        past_cache = mapped and page_cache is not None and _bypasses(path, page_cache)
-        cache = rd.Cache(INDEX_CACHE_BYTES if past_cache else cache_bytes - self._metadata_bytes)
         files = most_open(path) if compacting and not salvaging else LEAST_OPEN
+        # Not if RocksDB would read rows for lookups: it would read a whole index and filter from the disk for each.
+        by_kernels = mapped and files is None and {each.creator.compression for each in families.values()} == {"none"}
+        past_cache = by_kernels and page_cache is not None and _bypasses(path, page_cache)
+        cache = rd.Cache(INDEX_CACHE_BYTES if past_cache else cache_bytes - self._metadata_bytes)
         self._options = DatabaseOptions(
             cache, mapped, read_only, compacting, salvaging, files, opening_threads(path), past_cache
         )
@@ -249,9 +251,8 @@ class RocksDatabase(ColdDatabase):
 def _bypasses(path: Path, page_cache: int) -> bool:
     """Whether a database's files are larger than the page cache, and its file system can be read past it."""
     files = list(path.glob("*.sst"))
-    if not hasattr(os, "O_DIRECT") or sum(file.stat().st_size for file in files) <= page_cache:
-        return False
-    with suppress(OSError):  # as of tmpfs
-        os.close(os.open(files[0], os.O_RDONLY | os.O_DIRECT))
-        return True
+    with suppress(OSError):  # tmpfs has no direct reads; if a file is missing, RocksDB says so
+        if hasattr(os, "O_DIRECT") and sum(file.stat().st_size for file in files) > page_cache:
+            os.close(os.open(files[0], os.O_RDONLY | os.O_DIRECT))
+            return True
     return False

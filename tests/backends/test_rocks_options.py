@@ -18,6 +18,7 @@ import kvemb
 from kvemb.backends.rocks import RocksDatabase
 from kvemb.backends.rocks_options import LOG_BYTES, MANIFEST_BYTES, database_creator, holding_whole
 from kvemb.contracts import Family
+from kvemb.errors import Corruption
 from kvemb.handle import inside
 from kvemb.options import RocksDBCreator
 from tests.blocks import SCHEMA, rows_of
@@ -251,7 +252,7 @@ def test_merges_of_files_that_are_larger_than_the_page_cache_go_past_it(
     opening = os.open
 
     def os_open(path: Any, flags: int, *more: Any, **named: Any) -> int:
-        if flags & os.O_DIRECT and not takes_direct:
+        if flags & getattr(os, "O_DIRECT", 0) and not takes_direct:
             raise OSError(errno.EINVAL, "as on tmpfs")
         return opening(path, flags, *more, **named)
 
@@ -279,6 +280,36 @@ def test_merges_of_files_that_are_larger_than_the_page_cache_go_past_it(
     assert sum(map(len, store.scan(1000))) == 30_000
     assert store.metadata_bytes() < 10_000
     database.close()
+
+
+@pytest.mark.parametrize("read_by_rocksdb", ["compressed", "few files may be open"])
+def test_merges_do_not_go_past_the_page_cache_if_rocksdb_reads_rows_for_lookups(tmp_path, monkeypatch, read_by_rocksdb):
+    creator = RocksDBCreator(compression="lz4" if read_by_rocksdb == "compressed" else "none")
+    database = opened(tmp_path / "rows", creator=creator)
+    database.create("rows", SCHEMA, creator).write(rows_of(np.arange(1000)))
+    database.close()
+    if read_by_rocksdb == "few files may be open":
+        monkeypatch.setattr("kvemb.backends.open_files.raise_limit", lambda: 4096)
+        monkeypatch.setattr("kvemb.backends.rocks.raise_limit", lambda: 4096)
+    families = {"rows": Family(creator, 1000, 42)}
+    database = RocksDatabase(tmp_path / "rows", families, cache_bytes=2 * SHARE, read_only=False, page_cache=0)
+    assert not database._options.past_cache
+    store = database.attach("rows", SCHEMA)
+    assert_all_there(store, np.arange(1000))
+    assert not reads_by_kernels(store)
+    database.close()
+
+
+def test_a_missing_file_is_damage_also_if_merges_may_go_past_the_page_cache(tmp_path):
+    database = opened(tmp_path / "rows")
+    database.create("rows", SCHEMA, RocksDBCreator()).write(rows_of(np.arange(1000)))
+    database.close()
+    (file,) = (tmp_path / "rows").glob("*.sst")
+    file.unlink()
+    file.symlink_to(tmp_path / "nowhere")
+    families = {"rows": Family(RocksDBCreator(), 1000, 42)}
+    with pytest.raises(Corruption, match="nowhere"):
+        RocksDatabase(tmp_path / "rows", families, cache_bytes=2 * SHARE, read_only=False, page_cache=0)
 
 
 def test_a_store_leaves_the_page_cache_what_its_budget_does_not_take(tmp_path, monkeypatch):
