@@ -277,7 +277,8 @@ class TableReads:
             storage.counts.misses -= uses
         there = found.present
         if len(absent) == len(keys):
-            values = self._factory.embeddings(keys)[:, :width]
+            # Contiguous, because kernels would be compiled for other arrays.
+            values = np.ascontiguousarray(self._factory.embeddings(keys)[:, :width])
         else:
             values = np.empty((len(keys), width), self._schema.value_dtype)
             if len(found.cold) < len(keys):

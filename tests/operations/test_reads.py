@@ -9,6 +9,7 @@ import pytest
 
 import kvemb
 from kvemb.handle import inside
+from kvemb.operations import reads
 from kvemb.operations.reads import repeat_if_refreshed
 
 
@@ -65,3 +66,20 @@ def test_uses_that_are_told_are_those_of_repeated_keys(make, policy):
         assert np.array_equal(*scores, equal_nan=True)
     seen = [(table.stats.hits, table.stats.misses, table.stats.absent) for table in tables]
     assert seen[0] == seen[1]
+
+
+def test_pooling_missing_string_keys_compiles_no_other_kernel(store, monkeypatch):
+    """Their rows are without their names, which must not leave gaps: kernels are compiled anew for such arrays."""
+    contiguous = []
+
+    def spread(rows, at, out, to):
+        contiguous.append(rows.flags.c_contiguous)
+        out[to] = rows[at]
+
+    monkeypatch.setattr(reads, "spread", spread)
+    words = store.get_variable("words", key_dtype="string", dim=2, initializer=0.5)
+    assert kvemb.embedding_lookup_sparse(words, ["a", "b", "c"], [0, 1], combiner="sum").values.tolist() == [
+        [0.5, 0.5],
+        [1, 1],
+    ]
+    assert contiguous == [True]
