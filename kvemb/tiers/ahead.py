@@ -110,9 +110,11 @@ class ReadsAhead:
         wanted = self._locator.unknown(keys)[: self._max_rows]
         if len(self._kept) == READS_AHEAD:
             self._forget(next(fetch for fetch in self._kept if not fetch.reading))
-        if not len(wanted) or not self._memory.take(len(wanted) * self._row_bytes):
+        if not len(wanted):
             return None
-        fetch = Fetch(RowBlock.with_keys(self._schema, wanted))
+        fetch = Fetch(RowBlock.with_keys(self._schema, wanted))  # first, as it may fail
+        if not self._memory.take(len(wanted) * self._row_bytes):
+            return None
         self._kept.append(fetch)
         return fetch
 

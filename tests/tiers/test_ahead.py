@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -62,6 +63,19 @@ class Place:
     @property
     def kept(self):
         return [fetch.keys.tolist() for fetch in self.storage.ahead._kept]
+
+
+def test_a_read_for_which_the_system_has_no_memory_takes_none_of_the_budget(monkeypatch):
+    def with_keys(schema, keys):
+        raise MemoryError
+
+    place = Place()
+    with monkeypatch.context() as changed:
+        changed.setattr(ahead, "RowBlock", SimpleNamespace(with_keys=with_keys))
+        with pytest.raises(MemoryError):
+            place.prefetch(1, 2)
+    assert (place.kept, place.storage.staged.ahead.held) == ([], 0)
+    place.lookup(1, 2)
 
 
 def test_what_was_read_ahead_is_not_read_again_until_it_changes():
