@@ -35,13 +35,15 @@ TESTS = Path(__file__).parent
 PYTORCH, KERAS = TESTS / "pytorch", TESTS / "keras3"
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Make tests and their processes use a filesystem in memory; no test fails because the machine is busy.
 
     PyTorch's threads sleep while they wait: they would spin on cores that other tests need.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    settings.register_profile("kvemb", max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    examples = 30 if config.option.markexpr.endswith("not slow") else 100
+    health = [HealthCheck.too_slow]
+    settings.register_profile("kvemb", max_examples=examples, deadline=None, suppress_health_check=health)
     settings.load_profile("kvemb")
     if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > MEMORY_BYTES:
         os.environ["TMPDIR"] = str(MEMORY)

@@ -17,7 +17,6 @@ from kvemb.optimizers import Adagrad
 DIM = 64
 
 
-@pytest.mark.slow
 def test_a_store_takes_device_memory_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     device_of("cpu")
     device, limit = ShortDevice(), 4 << 20
