@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from kvemb.contracts import ColdStore, Mask
 from kvemb.limits import DEFAULT, Limits
 from kvemb.memory.memtables import MemtableMemory, Memtables
@@ -32,7 +34,8 @@ class BufferedStore:
 
     def have(self, keys: Keys) -> Mask:
         """Return which of some distinct keys have a row. Raises Corruption, ColdStoreError."""
-        known, exists = self._memtables.read(keys, RowBlock(self._schema, len(keys)))
+        known, exists = np.zeros((2, len(keys)), np.bool_)
+        self._memtables.read(RowBlock.with_keys(self._schema, keys), known, exists)
         if not known.all():
             exists[~known] = self._cold.read(keys[~known])[1]
         return exists

@@ -28,6 +28,7 @@ from kvemb.rows.schema import Schema
 from kvemb.threads.interrupts import result_of, uninterrupted
 
 _FIRST_ROWS = 256
+_KEPT_FLAGS = ~np.uint8(MEMORY_FLAGS)
 # Smaller files cost more merges, and more files to search, than the memory of larger ones saves misses.
 SMALL_FILE_BYTES = 1 << 20
 # Bytes of a row beside its block: at most eight cells of an index made for twice the rows.
@@ -230,26 +231,37 @@ class Memtables:
                 self._memory.give_back(nbytes)
                 raise
 
-    def read(self, keys: Keys, into: RowBlock) -> tuple[Mask, Mask]:
-        """Copy the rows of distinct keys that are here to the same positions of `into`; they are clean.
+    def has(self, keys: Keys) -> Mask:
+        """Return which of distinct keys have their latest row, or its removal, here (n,)."""
+        found = np.zeros(len(keys), np.bool_)
+        for rows in self._kept:
+            found |= np.isin(keys, rows.keys)
+        for table in self._tables:
+            found |= table.find(keys) >= 0
+        return found
 
-        Returns known (n,) bool: whether the key's latest row or its removal is here; exists (n,) bool: whether it is a
-        row.
+    def read(self, into: RowBlock, known: Mask, exists: Mask) -> None:
+        """Copy the rows of into.keys that are here, and not known yet, to their positions; they are clean.
+
+        Sets known at these positions, and exists to whether it is a row, not a removal.
         """
-        known, exists = np.zeros((2, len(keys)), np.bool_)
-        if not (self._tables or self._kept):
-            return known, exists
-        for table in reversed(self._tables):  # from the oldest to the latest
-            places = table.find(keys)
-            if len(here := (places >= 0).nonzero()[0]):
-                copy_rows(table.block, places[here], into, here)
-                known[here], exists[here] = True, into.flags[here] & REMOVED == 0
-        into.flags[known] &= ~np.uint8(MEMORY_FLAGS)
-        for rows in self._kept:  # dirty, because retry() drops those that are hot
-            _, source, here = np.intersect1d(rows.keys, keys, assume_unique=True, return_indices=True)
-            into.put(here, rows.select(source))
-            known[here], exists[here] = True, rows.flags[source] & REMOVED == 0
-        return known, exists
+        for rows in reversed(self._kept):  # the latest first; dirty, because retry() drops those that are hot
+            left = (~known).nonzero()[0]
+            _, source, here = np.intersect1d(rows.keys, into.keys[left], assume_unique=True, return_indices=True)
+            to = left[here]
+            into.put(to, rows.select(source))
+            known[to], exists[to] = True, rows.flags[source] & REMOVED == 0
+        for table in self._tables:
+            left = (~known).nonzero()[0]
+            if len(left) == 0:
+                return
+            places = table.find(into.keys[left])
+            here = (places >= 0).nonzero()[0]
+            if len(here):
+                to = left[here]
+                copy_rows(table.block, places[here], into, to)
+                flags = into.flags[to]
+                known[to], exists[to], into.flags[to] = True, flags & REMOVED == 0, flags & _KEPT_FLAGS
 
     def retry(self, are_hot: Callable[[Keys], Mask]) -> None:
         """Go on after a failure: kept rows are added again, and what could not be written is written again.

@@ -78,6 +78,12 @@ class RowsInFlight:
                 return count
         return 0
 
+    def has(self, keys: Keys) -> Mask:
+        """Return which of distinct keys are here (n,)."""
+        if self._found is None:
+            return np.zeros(len(keys), np.bool_)
+        return self._positions(keys) >= 0
+
     def read(self, into: RowBlock, known: Mask, exists: Mask) -> None:
         """Copy the rows of into.keys that are here to their positions; set known and exists at these positions."""
         if self._found is None:
@@ -102,6 +108,8 @@ class RowsInFlight:
         """Return the position of each key here, -1 if it is not here. REQUIRES: something is in flight."""
         assert self._found is not None
         rows = self._found.rows
+        if len(keys) == len(rows) and np.array_equal(keys, rows.keys):  # an update of what was looked up
+            return np.where(self._here, np.arange(len(rows)), -1)
         if self._index is None:  # made when the first call looks for rows here
             index = KeyIndex(len(rows))
             index.put(rows.keys, 0, len(rows))

@@ -172,8 +172,9 @@ class Locator:
         if len(cold) == 0:
             return Located(keys, owners, cells, cold, self._no_rows, _NONE, _NONE)
         rows = RowBlock.with_keys(self._schema, keys[cold] if hot else keys)
-        known, exists = self._memtables.read(rows.keys, rows)
-        self._in_flight.read(rows, known, exists)  # newer than those in memtables
+        known, exists = np.zeros((2, len(rows)), np.bool_)
+        self._in_flight.read(rows, known, exists)
+        self._memtables.read(rows, known, exists)  # older than those in flight
         return Located(keys, owners, cells, cold, rows, exists, known)
 
     def _take(self, found: Located, reads: Sequence[Fetch]) -> Positions:
@@ -199,8 +200,8 @@ class Locator:
 
     def unknown(self, keys: Keys) -> Keys:
         """Return those of distinct keys that are neither hot nor in flight nor in memtables."""
-        found = self._look(keys)
-        return found.rows.keys[~found.known]
+        cold = keys[self._hot_tables.find(keys, self._hot_tables.owners(keys)) < 0]
+        return cold[~(self._in_flight.has(cold) | self._memtables.has(cold))]
 
     def forget(self, keys: Keys | None) -> None:
         """Invalidate what reads saw of these keys (None: of all), because their rows changed in the cold store."""

@@ -56,8 +56,10 @@ class Waiting:
         self.memtables.add([rows_of(keys, value, flags=flags)])
 
     def read(self, keys):
-        into = RowBlock(SCHEMA, len(keys))
-        known, exists = self.memtables.read(np.array(keys, np.int64), into)
+        into = RowBlock.with_keys(SCHEMA, np.array(keys, np.int64))
+        known, exists = np.zeros((2, len(keys)), np.bool_)
+        self.memtables.read(into, known, exists)
+        assert np.array_equal(self.memtables.has(into.keys), known)
         assert self.memtables._kept or not into.flags.any(), "rows that are found in memtables are clean"
         return known.tolist(), exists.tolist(), values_of(into.select(exists))
 

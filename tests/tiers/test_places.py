@@ -39,7 +39,7 @@ class Walk:
             storage.in_flight.read(row, known, exists)
             if known[0]:
                 return "flight" if exists[0] else "nowhere"
-            known, exists = storage.memtables.read(KEY, row)
+            storage.memtables.read(row, known, exists)
             if known[0]:
                 return "a memtable" if exists[0] else "nowhere"
             return "a file" if storage.cold.read(KEY)[1][0] else "nowhere"
