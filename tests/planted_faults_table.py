@@ -24,8 +24,8 @@ FAULTS = [
     Fault(
         "a removed row that waits to be written is a row again",
         "kvemb/memory/memtables.py",
-        "known[here], exists[here] = True, into.flags[here] & REMOVED == 0",
-        "known[here], exists[here] = True, True",
+        "into.flags[to] = True, flags & REMOVED == 0, flags",
+        "into.flags[to] = True, True, flags",
         ("memory/test_memtables.py",),
     ),
     Fault(
@@ -38,8 +38,8 @@ FAULTS = [
     Fault(
         "of the memtables that have a key the oldest counts",
         "kvemb/memory/memtables.py",
-        "for table in reversed(self._tables):",
-        "for table in self._tables:",
+        "for table in self._tables:\n            left",
+        "for table in reversed(self._tables):\n            left",
         ("memory/test_memtables.py",),
     ),
     Fault(

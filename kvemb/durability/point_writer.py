@@ -180,6 +180,7 @@ class PointWriter:
         # Before the rows change in the open database: if a later step fails, the next delta must contain them.
         for part, snapshot in self._snapshots:
             self._changes.add(epochs, part.name, snapshot.keys())
+            self._relieve(self._snapshots)
         with Inventory(self._draft.path, self._points.folder, self._points.current.files) as inventory:
             inventory.begin(layout.ROWS, ".sst")  # of the copied database: merges made them since the last point
             self._describe(epochs)

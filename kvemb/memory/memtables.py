@@ -106,32 +106,29 @@ class MemtableMemory(GrowingPart):
 class Memtable:
     """At most `most` rows, in the order in which they came; of a key's rows the last one counts.
 
-    Rows are added by one thread, until it is sealed, and found by any. A row that is here does not change. block: all
-    rows, each where find() says.
+    Rows are added until it is sealed, and found, with the variable's lock. A row that is here does not change. block:
+    all rows, each where find() says.
     """
 
     def __init__(self, schema: Schema, most: int) -> None:
         self.rows, self.most, self.sealed = 0, most, False
         self.block = ReservedBlock(schema, most)
         self._index = KeyIndex(_FIRST_ROWS)
-        self._lock = threading.Lock()
 
     def put(self, rows: RowBlock) -> None:
         """Add rows. REQUIRES: there is room."""
         start, stop = self.rows, self.rows + len(rows)
         self.block.put(slice(start, stop), rows)
-        with uninterrupted(), self._lock:
-            index = self._index
-            if not index.has_room(len(rows)):
-                index = KeyIndex(max(stop, min(2 * stop, self.most)))
-                index.put(self.block.keys, 0, start)
-            index.put(self.block.keys, start, stop)
-            self._index, self.rows = index, stop
+        index = self._index
+        if not index.has_room(len(rows)):
+            index = KeyIndex(max(stop, min(2 * stop, self.most)))
+            index.put(self.block.keys, 0, start)
+        index.put(self.block.keys, start, stop)
+        self._index, self.rows = index, stop
 
     def find(self, keys: Keys) -> Positions:
         """Return the position of each key's row (n,), -1 if it has none here."""
-        with uninterrupted(), self._lock:
-            return self._index.find(self.block.keys, keys)
+        return self._index.find(self.block.keys, keys)
 
 
 class Memtables:

@@ -289,7 +289,7 @@ class TableReads:
                 cold = found.with_cold(found.exists)
                 values[cold.cold] = cold.rows.named_embeddings()[:, :width]
         if len(found.cold):
-            storage.stage(found, by_score=now is None)
+            storage.keep_or_promote(found, by_score=now is None)
         return values, there
 
     def read_missing_as(self, initializer: Initializer) -> None:
@@ -299,12 +299,12 @@ class TableReads:
 
     @repeat_if_refreshed
     def scores(self, keys: Keys) -> npt.NDArray[np.float64]:
-        """Return each key's score, NaN for missing keys. Does not count as a use; promotes nothing."""
+        """Return each key's score, NaN for missing keys. Does not count as a use; the rows stay where they are."""
         distinct = Unique(keys)
         scores = np.empty(len(distinct.keys))
         for chunk in self._chunks(len(distinct.keys)):
             with self._storage.reading():
-                found = self._storage.locate(distinct.keys[chunk])
+                found = self._storage.locate(distinct.keys[chunk], changing=False)
                 part = self._hot_tables.scores(found.cells, found.owners)
                 part[found.cold[found.exists]] = found.rows.scores[found.exists]
                 scores[chunk] = part
@@ -318,7 +318,7 @@ class TableReads:
         for chunk in self._chunks(len(distinct.keys)):
             part, wanted = values[chunk], distinct.keys[chunk]
             with self._storage.reading():
-                found = self._storage.locate(wanted)
+                found = self._storage.locate(wanted, changing=False)
                 self._hot_tables.read_slot(found.cells, found.owners, number, part)
                 part[found.cold[found.exists]] = found.rows.slot(number)[found.exists]
                 absent = found.cold[~found.exists]

@@ -2,7 +2,7 @@
 
 It changes no result: rows that change meanwhile are read again (kvemb.tiers.locate). The variable's lock guards
 everything here unless a docstring says otherwise. The threads are shared by the store's variables, so none waits for a
-lock longer than TURN_SECONDS: a variable may be locked for hours by a bulk load.
+lock longer than LOCK_SECONDS: a variable may be locked for hours by a bulk load.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from kvemb.tiers.fetch import Fetch
 from kvemb.tiers.locate import Locator
 
 # How long a thread that is shared by the store's variables waits for the lock of one of them.
-TURN_SECONDS = 0.05
+LOCK_SECONDS = 0.05
 # How many reads ahead are kept, and how many may wait: one for the present call, one for the next.
 READS_AHEAD = 2
+# Of the process, but others than of lookups: what is read ahead waits for the disk more often.
 _read_threads = ReadThreads()
 
 
@@ -85,10 +86,9 @@ class ReadsAhead:
         """Whether another thread takes the lock when the lookup has ended: a read waits for that."""
         return bool(self._waiting)
 
-    @property
-    def lands(self) -> bool:
-        """Whether such a thread lands the rows that the lookup left in flight: no update is expected to take them."""
-        return not self._access.in_flight.expected
+    def lands(self, *, awaited: bool) -> bool:
+        """Whether that thread lands what the lookup left in flight. awaited: an update is expected to take it."""
+        return not awaited
 
     def looked_up(self) -> None:
         """Start the read that waited for the end of a lookup, and forget reads whose rows have all been taken.
@@ -108,10 +108,10 @@ class ReadsAhead:
         if sum(fetch.reading for fetch in self._kept) >= READS_AHEAD:
             return None
         wanted = self._locator.unknown(keys)[: self._max_rows]
-        if len(self._kept) == READS_AHEAD:
-            self._forget(next(fetch for fetch in self._kept if not fetch.reading))
         if not len(wanted):
             return None
+        if len(self._kept) == READS_AHEAD:
+            self._forget(next(fetch for fetch in self._kept if not fetch.reading))
         fetch = Fetch(RowBlock.with_keys(self._schema, wanted))  # first, as it may fail
         if not self._memory.take(len(wanted) * self._row_bytes):
             return None
@@ -141,7 +141,8 @@ class ReadsAhead:
         """Read the cold rows of distinct keys, on this thread."""
         fetch = None
         with suppress(Exception):
-            with self._access.held_if_free(TURN_SECONDS, land=self.lands) as held:
+            land = self.lands(awaited=self._access.in_flight.awaited)
+            with self._access.held_if_free(LOCK_SECONDS, land=land) as held:
                 if held and not self._access.state.gone:
                     self.forget_spent()
                     fetch = self._begin(keys)

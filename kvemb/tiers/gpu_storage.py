@@ -14,7 +14,7 @@ from typing import Any
 
 from kvemb.errors import Poisoned
 from kvemb.rows.hashing import Keys, Unique
-from kvemb.tiers.ahead import READS_AHEAD, TURN_SECONDS, ReadsAhead
+from kvemb.tiers.ahead import LOCK_SECONDS, READS_AHEAD, ReadsAhead
 from kvemb.tiers.gpu_tables import GpuTables
 from kvemb.tiers.hot_tables import HotTables
 from kvemb.tiers.storage import TieredStorage
@@ -27,12 +27,16 @@ class ReadsOntoGpus(ReadsAhead):
     used; None: of no keys; in either case it makes the moves that are due.
     """
 
-    follows_lookup, lands = True, True
+    follows_lookup = True
 
     def __init__(self, *given: Any, hot_tables: GpuTables, move: Callable[[Keys | None], None]) -> None:
         super().__init__(*given)
         self._hot_tables, self._move, self._scheduled = hot_tables, move, False
         self._queued: deque[Callable[[], Keys]] = deque(maxlen=READS_AHEAD)
+
+    def lands(self, *, awaited: bool) -> bool:
+        """True: a GPU's rows are moved beside the caller's kernels."""
+        return True
 
     def start(self, given: Callable[[], Keys], *, after_lookup: bool) -> None:
         """See ReadsAhead. Takes no lock: a thread takes it."""
@@ -73,7 +77,7 @@ class ReadsOntoGpus(ReadsAhead):
 
         A failure has poisoned the store, whose rows can still be read.
         """
-        with suppress(Exception), self._access.held_if_free(TURN_SECONDS) as held:
+        with suppress(Exception), self._access.held_if_free(LOCK_SECONDS) as held:
             if held and not self._access.state.gone and self._access.has_room:
                 self._move(keys)
                 self.forget_spent()

@@ -47,6 +47,11 @@ class RowsInFlight:
         self._here: Mask = np.empty(0, np.bool_)
         self._index: KeyIndex | None = None
 
+    @property
+    def awaited(self) -> bool:
+        """Whether an update is expected to take what is here."""
+        return self.expected and not self._by_score
+
     def keep(self, found: Located, by_score: bool, *, briefly: bool) -> Located | None:
         """Keep what a lookup found, as far as memory pays for it; return what is not kept, or None.
 
@@ -116,16 +121,18 @@ class RowsInFlight:
             self._index = index  # complete, or else rows here would be passed over
         return self._index.find(rows.keys, keys, self._here)
 
-    def land(self) -> None:
+    def land(self, *, learn: bool = True) -> None:
         """Promote the rows that are left. If no update followed the lookup, none is expected from now on.
 
-        Raises nothing: a failure poisons the store. In a poisoned store they stay, so that recover() loses no use.
+        learn: False while no update can have followed. Raises nothing: a failure poisons the store. In a poisoned store
+        they stay, so that recover() loses no use.
         """
         if self._found is None or self._state.cause is not None:
             return
         with suppress(Exception), Poisoning(self._state):
             found, by_score = self._found.with_cold(self._here & self._found.exists), self._by_score
-            self.expected = self.followed or self.left < len(self._here)
+            if learn:
+                self.expected = self.followed or self.left < len(self._here)
             self.clear()
             self._promote(found, by_score)
 

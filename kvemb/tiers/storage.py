@@ -197,16 +197,16 @@ class TieredStorage:
             self._reclaimer.reclaim()
             self.state.check_sound()
 
-    def locate(self, keys: Keys) -> Located:
-        """Locate the rows of distinct keys, which the caller may then change. Releases the lock during cold reads.
+    def locate(self, keys: Keys, *, changing: bool = True) -> Located:
+        """Locate the rows of distinct keys. Releases the lock during cold reads.
 
-        Raises Closed, Corruption, ColdStoreError.
+        changing: whether the caller may then change them. Raises Closed, Corruption, ColdStoreError.
         """
         search = self.begin_locating(keys)
         if search.reads:
             with self.access.released():
                 read_together([search])
-        return self.end_locating(search)
+        return self.end_locating(search, changing=changing)
 
     def begin_locating(self, keys: Keys, *, hot: bool = True) -> Search:
         """Begin to locate rows of distinct keys. hot: whether any of them may be hot.
@@ -215,10 +215,11 @@ class TieredStorage:
         """
         return self._locator.begin(keys, hot=hot)
 
-    def end_locating(self, search: Search) -> Located:
+    def end_locating(self, search: Search, *, changing: bool = True) -> Located:
         """Do what locate() does, after the reads of a search. Keeps the lock."""
         found = self._locator.end(search)
-        self.snapshot.copy_before_change(found.keys, found.cells, found.owners)
+        if changing:
+            self.snapshot.copy_before_change(found.keys, found.cells, found.owners)
         return found
 
     def in_memory(self, keys: Keys) -> Located:
@@ -253,26 +254,26 @@ class TieredStorage:
             finally:
                 self._spill(left)
 
-    def stage(self, found: Located, *, by_score: bool) -> None:
+    def keep_or_promote(self, found: Located, *, by_score: bool) -> None:
         """Keep in flight what was looked up, or promote the rows of it that exist.
 
         What is kept waits for the update that is expected, or for another thread: one that reads ahead when the lookup
-        has ended. The next other call that takes the lock lands it.
+        has ended, and lands it. The next other call that takes the lock lands it.
         """
         if self.state.cause is not None:
             return  # rows stay where they are, and those in flight keep their uses
-        moved = self.ahead.follows_lookup
-        updated = self.in_flight.expected and not by_score
-        left: Located | None = found
+        awaited = self.in_flight.expected and not by_score
+        briefly = self.ahead.follows_lookup and self.ahead.lands(awaited=awaited)
+        not_kept: Located | None = found
         with self.access.poisoning():
             self.in_flight.discard(found.rows.keys)  # another lookup's uses of them are in found, too
-            self.in_flight.land()
+            self.in_flight.land(learn=False)  # an earlier part of this lookup, or of one beside it
             # Not during a snapshot: when they land, rows may have to be copied, for which callers must have waited.
-            if (moved or updated) and not self.snapshot.under_way:
+            if (briefly or awaited) and not self.snapshot.under_way:
                 with suppress(MemoryError):  # then they are offered to the hot tier at once
-                    left = self.in_flight.keep(found, by_score, briefly=moved)
-            if left is not None and np.count_nonzero(left.exists):
-                self._promote_if_sound(left.with_cold(left.exists), by_score)
+                    not_kept = self.in_flight.keep(found, by_score, briefly=briefly)
+            if not_kept is not None and np.count_nonzero(not_kept.exists):
+                self._promote_if_sound(not_kept.with_cold(not_kept.exists), by_score)
 
     def _promote_if_sound(self, found: Located, by_score: bool) -> None:
         """Promote existing rows, unless the store is poisoned."""

@@ -87,6 +87,15 @@ def test_what_was_read_ahead_is_not_read_again_until_it_changes():
     assert place.cold.reads == [[3, 1, 200], [3]]
 
 
+def test_a_prefetch_of_rows_in_memory_drops_nothing_that_was_read_ahead():
+    place = Place()
+    place.lookup(7)
+    place.prefetch(1, 2)
+    place.prefetch(3, 4)
+    place.prefetch(7)
+    assert place.kept == [[1, 2], [3, 4]]
+
+
 def test_a_lookup_does_a_read_ahead_that_waits_for_a_thread():
     busy = Later()
     place = Place(busy)

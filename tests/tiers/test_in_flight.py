@@ -557,9 +557,30 @@ def test_memory_in_flight_is_given_back_once(open_store, tmp_path, how):
 def test_chunks_of_a_large_lookup_are_landed_one_after_the_other(open_store, tmp_path):
     at = Trained(open_store(tmp_path / "store", limits=Limits(**small_spill(8), call_rows=4)))
     at.look(at.cold()[:10])
-    assert at.left <= 4
+    assert at.left == 2, "the last chunk waits: no update can have followed the others"
+    assert at.storage.in_flight.expected
     at.train()
     at.check(at.keys - 1, 2)
+
+
+def test_rows_that_no_memory_pays_for_do_not_wait_for_an_update_although_a_read_ahead_follows(at, monkeypatch):
+    monkeypatch.setattr(at.storage.staged.in_flight, "take", lambda nbytes: False)
+    at.variable.prefetch(at.keys, after_lookup=True)
+    at.look()
+    assert (at.left, at.storage.hot_tables.size > 0) == (0, True)
+    at.train()
+    at.check(at.keys - 1, 2)
+
+
+def test_reading_scores_copies_nothing_for_a_snapshot(at):
+    hot = ROWS[at.hot(ROWS)]
+    with at.storage.access.held():
+        snapshot = at.storage.snapshot.begin()
+    at.variable.restrict_policy.status(hot)
+    assert snapshot._copied_rows == 0
+    at.variable.apply_gradients(hot, column(np.ones(len(hot))))
+    assert snapshot._copied_rows == len(hot) > 0
+    at.storage.snapshot.end()
 
 
 def test_dirty_rows_in_flight_are_not_clean_when_they_land(at):

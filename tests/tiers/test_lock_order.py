@@ -17,7 +17,7 @@ from kvemb.durability.changes import ChangeLog
 from kvemb.engine.engine import Engine
 from kvemb.journal.journal import Journal
 from kvemb.memory.budget import Budget, GrowingPart
-from kvemb.memory.memtables import Memtable, Memtables
+from kvemb.memory.memtables import Memtables
 from kvemb.threads.pool import Threads
 from kvemb.tiers.access import TableAccess
 from tests.histories import small_spill
@@ -25,7 +25,7 @@ from tests.histories import small_spill
 PAGE = Path(kvemb.__file__).parents[1] / "ARCHITECTURE.md"
 ORDER = re.findall(r"^\| `(\w+\.\w*lock|\w+\._\w+ing)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
 OF_SEVERAL = {"TableAccess._lock", "Memtables._writing"}  # a thread may have those of several variables
-OWNERS = Engine, TableAccess, Memtables, Memtable, GrowingPart, Budget, Threads, TableReader, Journal, ChangeLog
+OWNERS = Engine, TableAccess, Memtables, GrowingPart, Budget, Threads, TableReader, Journal, ChangeLog
 
 
 class Watch:
