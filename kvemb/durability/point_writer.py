@@ -1,7 +1,7 @@
 """Writing one durable point, and the checkpoint made of it, in three steps.
 
 1. write_attached(): the caller's files.
-2. take_snapshots(), some milliseconds under all variables' locks: dirty rows are marked (kvemb.tiers.snapshot),
+2. take_snapshots(), some tens of milliseconds under all variables' locks: dirty rows are marked (kvemb.tiers.snapshot),
    and a native checkpoint of the cold database is queued after the writes of all rows in memtables.
 3. write(), in the background: the marked rows are written to files in key order, which are ingested into the open cold
    database and into its copy. A checkpoint is linked to the copy, complete but for its name. The copy becomes the

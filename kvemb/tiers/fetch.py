@@ -1,7 +1,8 @@
 """A read of cold rows that runs without the variable's lock.
 
 Between the start of the read and the use of its rows, another call may change a row and write it to the cold store; it
-then calls invalidate(), and that row is read again. Only begin(), read() and wait() are called without that lock.
+then calls invalidate(), and that row is read again. Only begin(), read(), cancel() and wait() are called without that
+lock.
 """
 
 from __future__ import annotations
