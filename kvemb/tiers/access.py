@@ -122,7 +122,8 @@ class TableAccess:
         """A block that poisons the store if it fails (kvemb.store_state). REQUIRES: held().
 
         Every statement that moves rows, or changes more of them than their scores, is in such a block, because after a
-        failure a row may be half-way between two tiers. What belongs together is in one block: between two, nothing would poison the store.
+        failure a row may be half-way between two tiers. What belongs together is in one block: between two, nothing
+        would poison the store.
         """
         return Moving(self)
 
