@@ -137,7 +137,7 @@ class DirtySnapshot:
         self._copies: list[RowBlock] = []
         self._copied_rows, self._room_rows = 0, room_rows
         self._keys: list[Keys] = []
-        self._lost: Exception | None = None
+        self._lost: BaseException | None = None
         self._ordered: Ordered | None = None
         self._earlier: Future[None] | None = None
 
@@ -153,9 +153,8 @@ class DirtySnapshot:
         """Copy the pending ones of these rows, because they may change now. cells: their cells, if known."""
         for table, positions in self._hot_tables.by_table(owners):
             at = table.find(keys[positions]) if cells is None else cells[positions]
-            pending = table.release_pending(at)
             with self._losing():
-                self._copy(pending)
+                self._copy(table.release_pending(at))
 
     def copy_before_leaving(self, rows: RowBlock) -> None:
         """Copy the pending ones of these rows, because they have left the hot tier, and clear all marks."""
@@ -166,11 +165,15 @@ class DirtySnapshot:
     @contextmanager
     def _losing(self) -> Iterator[None]:
         """A block that takes over rows that are marked in no table. If it fails, so does the snapshot."""
+        before = self._lost
+        # First, because an exception that another thread raises may come anywhere, even as another is handled.
+        self._lost = before or RuntimeError("the call was interrupted")
         try:
             yield
-        except Exception as error:
+        except BaseException as error:
             self._lost = error
             raise
+        self._lost = before
 
     def _copy(self, rows: RowBlock) -> None:
         if len(rows):
@@ -222,10 +225,12 @@ class DirtySnapshot:
             yield self._mark_written(adding.result())
         for file in self._write_copies(new_file, more_than=0):
             yield [file]
-        if self._lost is not None:
+        with self._access.held(land=False):  # as a call may be copying rows
+            lost = self._lost
+        if lost is not None:
             raise ColdStoreError(
-                f"the checkpoint failed: a row could not be copied before it changed: {self._lost!r}"
-            ) from self._lost
+                f"the checkpoint failed: a row could not be copied before it changed: {lost!r}"
+            ) from lost
 
     def before_write(self) -> None:
         """Prepare for a write to the cold store of rows that left the hot tier. REQUIRES: as check_written()."""

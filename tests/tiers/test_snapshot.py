@@ -145,6 +145,26 @@ def test_other_rows_are_written_after_those_that_were_taken_before():
     assert rows_in([first, *rest]) == taken.ingested == dict.fromkeys(range(9), 1.0)
 
 
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_an_exception_of_another_thread_as_rows_are_copied_fails_the_snapshot(monkeypatch, where):
+    taken = Taken()
+    (table,) = taken.hot.tables
+    release = table.release_pending
+
+    def interrupted(cells):
+        if where == "after":
+            release(cells)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(table, "release_pending", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            taken.change([3])
+    taken.change([4])
+    with pytest.raises(ColdStoreError, match=r"could not be copied before it changed: KeyboardInterrupt"):
+        taken.write()
+
+
 @pytest.mark.parametrize("stage", ["append", "finish"])
 def test_a_file_that_fails_is_not_ingested_and_fails_the_snapshot(monkeypatch, stage):
     taken = Taken(room_rows=4, part_rows=2)
