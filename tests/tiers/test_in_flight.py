@@ -563,6 +563,19 @@ def test_chunks_of_a_large_lookup_are_landed_one_after_the_other(open_store, tmp
     at.check(at.keys - 1, 2)
 
 
+def test_rows_that_were_evicted_again_are_not_taken_from_flight_with_those_that_are_still_there(at):
+    trained, others = at.keys[:2], np.setdiff1d(at.cold(), at.keys)[:24]
+    for _ in range(5):
+        at.variable.lookup(others)  # they have more uses
+        at.train(others)
+    at.look()
+    at.train(trained)
+    at.train(others)
+    assert (at.left, any(at.hot(trained))) == (3, False), "an update lands nothing"
+    at.train()
+    at.check(at.keys - np.where(np.isin(at.keys, trained), 2, 1), 2)
+
+
 def test_rows_that_no_memory_pays_for_do_not_wait_for_an_update_although_a_read_ahead_follows(at, monkeypatch):
     monkeypatch.setattr(at.storage.staged.in_flight, "take", lambda nbytes: False)
     at.variable.prefetch(at.keys, after_lookup=True)
