@@ -299,7 +299,7 @@ class TableReads:
 
     @repeat_if_refreshed
     def scores(self, keys: Keys) -> npt.NDArray[np.float64]:
-        """Return each key's score, NaN for missing keys. Does not count as a use; the rows stay where they are."""
+        """Return each key's score, NaN for missing keys. Is no use, and keeps no row that it read."""
         distinct = Unique(keys)
         scores = np.empty(len(distinct.keys))
         for chunk in self._chunks(len(distinct.keys)):
